@@ -77,7 +77,7 @@ async def follow_by_informer(client: KubeClient, version: str, events: int) -> i
         if seen == events:
             is_done.set()
 
-    informer = Informer(client, CONFIG_MAP, namespace="default", label_selector=LABEL, on_change=on_change)
+    informer = Informer(client, CONFIG_MAP, namespace="default", labels=LABEL, on_change=on_change)
     informer.resource_version = version
     running = asyncio.create_task(informer.run())
     await is_done.wait()

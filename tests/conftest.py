@@ -11,12 +11,13 @@ import signal
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No test fails because a machine is slow; pytest-timeout bounds those that hang. Properties get the same examples in
 # each run, so that a change is judged by what it changes; `make explore` looks for new ones.
-settings.register_profile("penstock", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("penstock", PATIENT, derandomize=True)
+settings.register_profile("explore", PATIENT, max_examples=1000, print_blob=True)
 settings.load_profile("penstock")
 
 # Under nohup SIGHUP is ignored, in a shell's background job SIGINT, and every process that a test starts inherits that.

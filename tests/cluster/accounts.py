@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.operator.rbac import PLANNER_RIGHTS, RULES
+
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 _GROUP = "rbac.authorization.k8s.io"
 
@@ -23,3 +25,19 @@ def account(plane, namespace, name, rules, *, cluster_wide=False):
         },
     )
     return plane.service_account_kubeconfig(namespace, name)
+
+
+def operators_rules():
+    """Return the rules that the table of the operator's rights makes."""
+    return [_rule(group, resource, *sorted(verbs)) for (group, resource), verbs in RULES.items()]
+
+
+def _rule(group, resource, *verbs):
+    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+
+
+PLANNER = [
+    *(_rule(each.group, each.resource, each.verb) for each in PLANNER_RIGHTS),
+    _rule("coordination.k8s.io", "leases", "create", "get", "patch", "update"),
+]
+"""What the doctor asks for, and the Lease."""

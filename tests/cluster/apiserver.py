@@ -253,8 +253,10 @@ class ControlPlane:
         """Install CustomResourceDefinitions, by default Penstock's, and wait until they are served."""
         for file in files or sorted(CRDS.glob("*.yaml")):
             self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
-            # kubectl's condition fails on an object whose status nobody has written yet.
-            self.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
+            # kubectl's condition fails on an object whose conditions are null, as a new definition's are.
+            self.kubectl(
+                "wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=30s", "-f", str(file)
+            )
             self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
 
     def audit_events(self, *, after: int = 0, user: str | None = None) -> list[dict[str, Any]]:

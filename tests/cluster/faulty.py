@@ -53,10 +53,8 @@ class Rule:
     Attributes:
         faults: One is drawn for each call.
         path: Matches anywhere in the path.
-        methods: HTTP methods.
         rate: Part of the calls, 0 to 1.
         times: Calls that are left to fail; None: no end.
-        message: Of statuses.
         seconds: That a delay lasts, a hang at most, and a watch before it is cut at most.
         retry_after_s: With 429 and 503.
     """
@@ -76,8 +74,6 @@ class FaultyProxy:
     """One proxy.
 
     Attributes:
-        server: Control plane behind it.
-        rng: Draws faults.
         rules: First match wins; none match: the call goes through.
         done: How often each fault was played.
         carried: Writes that the server answered: method, path, name of a created object, status.

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 from apiserver import free_port
 
+from penstock.core.errors import ClusterError
 from penstock.kube.informer import Informer
-from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
+from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, KINDS, POD, SCALING_ADAPTER
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import pod_view
@@ -49,33 +50,22 @@ def graph(namespace, name="g", **changes):
         "planner": {"maxGpuBudget": 4},
         **changes,
     }
-    return {
-        "apiVersion": "penstock.dev/v1alpha1",
-        "kind": "GraphDeployment",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }
+    return GRAPH_DEPLOYMENT.of({"name": name, "namespace": namespace}, spec=spec)
 
 
-class NoLoads:
-    """Workers that nobody can ask."""
-
-    async def read(self, pods):
-        """Know nothing."""
-        return {pod.name: None for pod in pods}
+IDLE = Load(0, 0, 0.0, idle_s=60.0)
 
 
 class Loads:
-    """Loads that a test sets by pod; others are idle for long."""
+    """Loads that a test sets by pod; others are idle for long, or unknown."""
 
-    def __init__(self):
+    def __init__(self, others=IDLE):
         self.busy = {}
-        self.asked = 0
+        self._others = others
 
     async def read(self, pods):
-        """Return the set load, or idleness."""
-        self.asked += 1
-        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod in pods}
+        """Return the set load, or the others'."""
+        return {pod.name: self.busy.get(pod.name, self._others) for pod in pods}
 
 
 class BudgetWatch:
@@ -85,7 +75,7 @@ class BudgetWatch:
         self.most = 0
         self.seen = 0
         self._pods = Informer(
-            client, POD, namespace=namespace, on_change=self._changed, label_selector="penstock.dev/graph"
+            client, POD, namespace=namespace, on_change=self._changed, labels="penstock.dev/graph"
         )
 
     @asynccontextmanager
@@ -123,7 +113,7 @@ async def running(client, namespace, *, loads=None, limits=None, resync_s=300.0)
     )
     metrics = OperatorMetrics()
     limits = limits or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
-    operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, limits=limits)
+    operator = Operator(client, settings, loads=loads or Loads(None), metrics=metrics, limits=limits)
     operator.task = task = asyncio.create_task(operator.run())
     operator.page = metrics.page
     try:
@@ -183,6 +173,77 @@ async def until(check, what, *, timeout_s=30.0):
     except TimeoutError:
         pytest.fail(f"waited {timeout_s} s for: {what}")
     return found
+
+
+async def edit(client, namespace, spec, *, name="g", kind=GRAPH_DEPLOYMENT, manager="test"):
+    """Merge a part of an object's specification into it."""
+    await client.patch(kind, name, {"spec": spec}, namespace=namespace, field_manager=manager)
+
+
+async def set_status(client, kind, name, namespace, status, *, manager="test"):
+    """Merge a part of an object's status into it, as its controller would."""
+    where = {"namespace": namespace, "subresource": "status", "field_manager": manager}
+    return await client.patch(kind, name, {"status": status}, **where)
+
+
+async def scale(client, namespace, service, replicas):
+    """Write an adapter's number."""
+    await edit(client, namespace, {"replicas": replicas}, name=f"g-{service}", kind=SCALING_ADAPTER)
+
+
+async def set_round(client, namespace, value):
+    """Give the workers another environment, which rolls them."""
+    await edit(client, namespace, {"env": [{"name": "ROUND", "value": str(value)}]})
+
+
+async def has_round(client, namespace, value):
+    """Return whether the decode workers' template has an environment of `set_round`."""
+    try:
+        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+    except ClusterError:
+        return False
+    [container] = live["spec"]["template"]["spec"]["containers"]
+    return {"name": "ROUND", "value": str(value)} in container["env"]
+
+
+async def pods_of(client, namespace, service):
+    """Return the views of a service's pods."""
+    found = await client.list(POD, namespace=namespace, labels={"penstock.dev/service": service})
+    return [pod_view(each) for each in found.items]
+
+
+def is_ready(client, namespace):
+    """Return a check of the graph's Ready condition."""
+
+    async def check():
+        return (await condition(client, namespace, "Ready")).get("status") == "True"
+
+    return check
+
+
+def no_graph(client, namespace):
+    """Return a check that no graph is left."""
+
+    async def check():
+        return not (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
+
+    return check
+
+
+async def events(client, namespace, reason):
+    """Return the Events with a reason."""
+    found = (await client.list(EVENT, namespace=namespace)).items
+    return [each for each in found if each["reason"] == reason]
+
+
+@asynccontextmanager
+async def at_rest(client, namespace, made=None, *, by=None, **options):
+    """Create a graph and run an operator, through the client ``by``; give it once all children are there and settled."""
+    await client.create(made or graph(namespace), field_manager="test")
+    async with running(by or client, namespace, **options) as operator:
+        await until(lambda: all_children(client, namespace), "all children", timeout_s=90)
+        await settled(client, namespace, operator)
+        yield operator
 
 
 async def names(client, kind, namespace):

@@ -10,6 +10,8 @@ import contextlib
 import itertools
 import os
 
+from operating import edit, set_status
+
 from penstock.core.errors import ClusterError
 from penstock.core.http.server import HttpServer
 from penstock.engine.profiles.performance import graph_performance
@@ -65,8 +67,6 @@ class World:
         """Stop serving it."""
         await self._server.close(grace_s=0)
 
-    # ------------------------------------------------------------------ objects
-
     async def make_graph(self, name="llama", **planner):
         """Create a graph, and what an operator would make of it: adapters and a ready pod per service."""
         scaling = {"minReplicas": 1, "maxReplicas": 4}
@@ -86,24 +86,14 @@ class World:
                 **planner,
             },
         }
-        graph = {
-            "apiVersion": "penstock.dev/v1alpha1",
-            "kind": "GraphDeployment",
-            "metadata": {"name": name, "namespace": self.namespace},
-            "spec": spec,
-        }
+        graph = GRAPH_DEPLOYMENT.of({"name": name, "namespace": self.namespace}, spec=spec)
         await self.client.create(graph, field_manager="test")
         for service in ("prefill", "decode"):
-            adapter = {
-                "apiVersion": "penstock.dev/v1alpha1",
-                "kind": "ScalingAdapter",
-                "metadata": {
-                    "name": f"{name}-{service}",
-                    "namespace": self.namespace,
-                    "labels": {"app.kubernetes.io/managed-by": "penstock", "penstock.dev/graph": name},
-                },
-                "spec": {"graph": name, "service": service, "replicas": 1},
-            }
+            labels = {"app.kubernetes.io/managed-by": "penstock", "penstock.dev/graph": name}
+            adapter = SCALING_ADAPTER.of(
+                {"name": f"{name}-{service}", "namespace": self.namespace, "labels": labels},
+                spec={"graph": name, "service": service, "replicas": 1},
+            )
             await self.client.create(adapter, field_manager="penstock-operator-init")
             await self.make_pod(service, graph=name)
         await self.make_pod("frontend", role="router", graph=name, address=self.address)
@@ -111,22 +101,15 @@ class World:
     async def make_pod(self, service, *, role=None, graph="llama", address="127.0.0.1", ready=True, **status):
         """Create a pod that is ready at once, or that the scheduler said something about."""
         name = f"{graph}-{service}-{next(self._names)}"
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": self.namespace,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "penstock",
-                    "penstock.dev/graph": graph,
-                    "penstock.dev/service": service,
-                    "penstock.dev/role": role or service,
-                    "penstock.dev/serving": "true",
-                },
-            },
-            "spec": {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0},
+        labels = {
+            "app.kubernetes.io/managed-by": "penstock",
+            "penstock.dev/graph": graph,
+            "penstock.dev/service": service,
+            "penstock.dev/role": role or service,
+            "penstock.dev/serving": "true",
         }
+        spec = {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0}
+        pod = POD.of({"name": name, "namespace": self.namespace, "labels": labels}, spec=spec)
         await self.client.create(pod, field_manager="test")
         if ready:
             status = {
@@ -136,23 +119,13 @@ class World:
                 "conditions": [{"type": "Ready", "status": "True"}],
             }
         if status:
-            await self.client.patch(
-                POD,
-                name,
-                {"status": status},
-                namespace=self.namespace,
-                subresource="status",
-                field_manager="t",
-            )
+            await set_status(self.client, POD, name, self.namespace, status)
         return name
 
     async def pods(self, service, graph="llama"):
         """Return the names of a service's pods."""
-        found = await self.client.list(
-            POD,
-            namespace=self.namespace,
-            labels={"penstock.dev/service": service, "penstock.dev/graph": graph},
-        )
+        labels = {"penstock.dev/service": service, "penstock.dev/graph": graph}
+        found = await self.client.list(POD, namespace=self.namespace, labels=labels)
         return sorted(pod["metadata"]["name"] for pod in found.items)
 
     async def delete_pod(self, name):
@@ -169,14 +142,13 @@ class World:
 
     async def edit(self, service, replicas, manager="kubectl-scale"):
         """Write an adapter's number in the name of ``manager``."""
-        await self.client.patch(
-            SCALING_ADAPTER,
-            f"llama-{service}",
-            {"spec": {"replicas": replicas}},
-            namespace=self.namespace,
-            subresource="scale",
-            field_manager=manager,
-        )
+        where = {"namespace": self.namespace, "subresource": "scale", "field_manager": manager}
+        patch = {"spec": {"replicas": replicas}}
+        await self.client.patch(SCALING_ADAPTER, f"llama-{service}", patch, **where)
+
+    async def change(self, **spec):
+        """Merge a part of the graph's specification into it."""
+        await edit(self.client, self.namespace, spec, name="llama")
 
     async def operate(self):
         """Make as many ready pods as are wished for, again and again."""
@@ -205,8 +177,6 @@ class World:
         # A scheduler on the same server has its own to say.
         own = [each for each in found.items if each.get("reportingComponent") == PLANNER]
         return {e["message"]: (e["reason"], e["type"], e["involvedObject"]["name"]) for e in own}
-
-    # ------------------------------------------------------------------ the planner
 
     @contextlib.asynccontextmanager
     async def planning(self, **settings):

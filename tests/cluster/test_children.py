@@ -11,7 +11,9 @@ import yaml
 from penstock.api import GraphDeployment
 from penstock.cli.graph import as_yaml, objects_of
 from penstock.core.errors import ForbiddenError
+from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
+from penstock.operator.plan.drift import differences, stamped
 from penstock.operator.resources import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
@@ -158,7 +160,7 @@ def is_restricted(template):
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
 async def test_children_are_accepted_and_settle(client, live, manifest):
-    """Each object is taken as it is, and applying it again changes nothing."""
+    """Each object is taken as it is, applying it again changes nothing, and read or listed it has not drifted."""
     graph, context = await live(manifest)
     objects = children(graph, context, replicas={}, unavailable={})
     objects += [
@@ -166,10 +168,15 @@ async def test_children_are_accepted_and_settle(client, live, manifest):
         for name, each in graph.spec.services.items()
         if each.scaling is not None
     ]
-    for each in objects:
+    for each in map(stamped, objects):
         first = await client.apply(each, field_manager=OPERATOR)
         second = await client.apply(each, field_manager=OPERATOR)
         assert without_others(first) == without_others(second)
+        kind, name = KINDS[each["kind"]], each["metadata"]["name"]
+        listed = (await client.list(kind, namespace=context.namespace)).items
+        read = await client.get(kind, name, namespace=context.namespace)
+        found = [first, read, *(one for one in listed if one["metadata"]["name"] == name)]
+        assert [list(differences(each, one)) for one in found] == [[]] * 3
 
 
 @pytest.mark.parametrize("manifest", [*MANIFESTS, wide(FULL)], ids=[*NAMES, "wide"])

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import ssl
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +12,7 @@ import httpx
 import pytest
 import yaml
 from manifest_table import SCHEMA, TABLE, breaks_rules_alone, cel_says, manifest_of, merged, python_says
+from operating import set_status
 
 from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
@@ -72,25 +71,6 @@ def made_judge(crds):
 
     with server:
         yield judge
-
-
-@pytest.fixture(name="kubectl")
-def made_kubectl(api_server, crds):
-    """Runs kubectl as the administrator; returns its exit code and all it printed."""
-
-    def run(*args, stdin=None):
-        program = Path(os.environ["KUBEBUILDER_ASSETS"]) / "kubectl"
-        done = subprocess.run(
-            [program, "--kubeconfig", str(api_server.kubeconfig), *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    return run
 
 
 def test_the_server_accepts_what_python_and_cel_accept(judge):
@@ -175,12 +155,8 @@ MINIMAL = {
 @pytest.mark.parametrize("services", MINIMAL.values(), ids=MINIMAL)
 async def test_a_stored_graph_stays_as_it_was_written(client, namespace, crds, services):
     """A later release may change a default; what may not change with it, and the budget, are written down."""
-    small = {
-        "apiVersion": GRAPH_DEPLOYMENT.api_version,
-        "kind": "GraphDeployment",
-        "metadata": {"name": "small", "namespace": namespace},
-        "spec": {"model": {"name": "m"}, "services": services, "nodePools": {"a100": {}}},
-    }
+    spec = {"model": {"name": "m"}, "services": services, "nodePools": {"a100": {}}}
+    small = GRAPH_DEPLOYMENT.of({"name": "small", "namespace": namespace}, spec=spec)
     await client.create(small, field_manager="test")
     live = await client.get(GRAPH_DEPLOYMENT, "small", namespace=namespace)
     stored = {"planner": {"maxGpuBudget": 8}, "runtime": "vllm", "operatorClass": "penstock"}
@@ -348,39 +324,26 @@ def test_models_and_server_agree_on_random_graphs(judge, seed):
     assert disagreements(judge, candidates) == []
 
 
-async def test_columns_show_what_the_status_says(client, namespace, kubectl):
+async def test_columns_show_what_the_status_says(crds, client, namespace):
     """As in `kubectl get gd` and its wide form."""
     await client.create(manifest({}, namespace), field_manager="test")
     since = (datetime.now(UTC) - timedelta(minutes=70)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ready = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "Serving",
-        "message": "",
-        "lastTransitionTime": since,
-    }
+    serving = {"type": "Ready", "status": "True", "reason": "Serving", "message": ""}
     status = {
         "phase": "Ready",
         "summary": {"prefill": "1/1", "decode": "2/3", "gpus": "3/8"},
-        "conditions": [ready],
+        "conditions": [{**serving, "lastTransitionTime": since}],
         "planner": {"lastDecision": "decode 2 -> 3"},
         "address": {"url": "http://llama-frontend.serving.svc:8000"},
     }
-    await client.patch(
-        GRAPH_DEPLOYMENT,
-        "llama",
-        {"status": status},
-        namespace=namespace,
-        subresource="status",
-        field_manager="t",
-    )
-    head, row = kubectl("get", "gd", "-n", namespace)[1].splitlines()
+    await set_status(client, GRAPH_DEPLOYMENT, "llama", namespace, status)
+    head, row = crds.kubectl("get", "gd", "-n", namespace).splitlines()
     assert head.split() == ["NAME", "PHASE", "SINCE", "PREFILL", "DECODE", "GPUS", "MODEL", "AGE"]
     assert row.split()[1:6] == ["Ready", "70m", "1/1", "2/3", "3/8"]
-    head, row = kubectl("get", "graphdeployments", "-o", "wide", "-n", namespace)[1].splitlines()
+    head, row = crds.kubectl("get", "graphdeployments", "-o", "wide", "-n", namespace).splitlines()
     assert head.split()[-2:] == ["REASON", "DECISION"]
     assert "Serving" in row
     assert "http://llama-frontend.serving.svc:8000" in row
     assert row.rstrip().endswith("decode 2 -> 3")
     for category in ("penstock", "all"):
-        assert "llama" in kubectl("get", category, "-n", namespace)[1]
+        assert "llama" in crds.kubectl("get", category, "-n", namespace)

@@ -15,10 +15,12 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 import pytest
+from accounts import EVERYTHING, account
 from apiserver import free_port, own_address
+from operating import edit, set_status
 
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, NODE, POD, SERVICE
 from penstock.operator.doctor.check import check
 from penstock.operator.doctor.facts import Severity
 from penstock.operator.doctor.gather import Scope, gather
@@ -44,54 +46,27 @@ def made_look(client, crds, namespace):
 
 def graph_object(namespace, **spec):
     """An aggregated graph."""
-    return {
-        "apiVersion": GRAPH_DEPLOYMENT.api_version,
-        "kind": "GraphDeployment",
-        "metadata": {"name": "llama", "namespace": namespace},
-        "spec": {
-            "model": {"name": "m", "servedName": "m"},
-            "runtime": "simulated",
-            "services": {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}},
-            **spec,
-        },
-    }
+    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
+    base = {"model": {"name": "m", "servedName": "m"}, "runtime": "simulated", "services": services}
+    return GRAPH_DEPLOYMENT.of({"name": "llama", "namespace": namespace}, spec={**base, **spec})
 
 
-def component(namespace, name, *, scope=None):
-    """A Deployment with the chart's labels."""
-    labels = {"app.kubernetes.io/part-of": "penstock", "app.kubernetes.io/component": name}
-    pod_labels = {**labels, "penstock.dev/scope": scope or namespace}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": f"penstock-{name}", "namespace": namespace, "labels": labels},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": pod_labels},
-                "spec": {
-                    "serviceAccountName": f"penstock-{name}",
-                    "containers": [{"name": "c", "image": "i"}],
-                },
-            },
-        },
-    }
+def operator_of(namespace):
+    """The operator's Deployment with the chart's labels."""
+    labels = {"app.kubernetes.io/part-of": "penstock", "app.kubernetes.io/component": "operator"}
+    spec = {"serviceAccountName": "penstock-operator", "containers": [{"name": "c", "image": "i"}]}
+    template = {"metadata": {"labels": {**labels, "penstock.dev/scope": namespace}}, "spec": spec}
+    return DEPLOYMENT.of(
+        {"name": "penstock-operator", "namespace": namespace, "labels": labels},
+        spec={"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    )
 
 
 def lease(namespace, renewed):
     """The operator's Lease, renewed at a time."""
-    spec = {
-        "holderIdentity": "operator-1",
-        "leaseDurationSeconds": 15,
-        "renewTime": renewed.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-    }
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "penstock-operator", "namespace": namespace},
-        "spec": spec,
-    }
+    at = renewed.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    spec = {"holderIdentity": "operator-1", "leaseDurationSeconds": 15, "renewTime": at}
+    return LEASE.of({"name": "penstock-operator", "namespace": namespace}, spec=spec)
 
 
 async def test_server_clock_and_definitions(look):
@@ -104,9 +79,9 @@ async def test_server_clock_and_definitions(look):
         assert finding.message == "is established and current"
 
 
-async def test_operator_lease_and_rights(look, client, namespace):
+async def test_operator_lease_and_rights(look, api_server, client, namespace):
     """A stale Lease, a Deployment that is not ready, and an account without rights are problems."""
-    await client.create(component(namespace, "operator"), field_manager=ME)
+    await client.create(operator_of(namespace), field_manager=ME)
     await client.create(lease(namespace, datetime.now(UTC) - timedelta(seconds=60)), field_manager=ME)
     found = await look()
     ((deployment),) = found[f"operator {namespace}/penstock-operator"]
@@ -118,12 +93,10 @@ async def test_operator_lease_and_rights(look, client, namespace):
     assert rights.severity is Severity.PROBLEM
     assert "list pods" in rights.message
 
-    status = {"status": {"replicas": 1, "readyReplicas": 1}}
-    options = {"namespace": namespace, "subresource": "status", "field_manager": ME}
-    await client.patch(DEPLOYMENT, "penstock-operator", status, **options)
+    status = {"replicas": 1, "readyReplicas": 1}
+    await set_status(client, DEPLOYMENT, "penstock-operator", namespace, status)
     await client.apply(lease(namespace, datetime.now(UTC)), field_manager=ME)
-    await client.create(role(namespace, "penstock-operator", ["*"], ["*"], ["*"]), field_manager=ME)
-    await client.create(binding(namespace, "penstock-operator"), field_manager=ME)
+    account(api_server, namespace, "penstock-operator", EVERYTHING)
     found = await look()
     for subject in (
         f"operator {namespace}/penstock-operator",
@@ -133,44 +106,11 @@ async def test_operator_lease_and_rights(look, client, namespace):
         assert [each.severity for each in found[subject]] == [Severity.OK], found[subject]
 
 
-def role(namespace, name, groups, resources, verbs):
-    """A Role with one rule."""
-    rule = {"apiGroups": groups, "resources": resources, "verbs": verbs}
-    metadata = {"name": name, "namespace": namespace}
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": metadata,
-        "rules": [rule],
-    }
-
-
-def binding(namespace, name):
-    """A RoleBinding of a Role to the ServiceAccount of its name."""
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": name, "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-    }
-
-
 async def test_a_user_with_few_rights_learns_what_is_unknown(look, api_server, client, namespace):
     """What may not be read is unknown, never a problem of the cluster."""
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": "viewer", "namespace": namespace},
-    }
-    await client.create(account, field_manager=ME)
-    await client.create(
-        role(namespace, "viewer", ["penstock.dev"], ["graphdeployments"], ["get", "list"]), field_manager=ME
-    )
-    await client.create(binding(namespace, "viewer"), field_manager=ME)
+    rule = {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["get", "list"]}
+    viewer = await KubeClient.connect(kubeconfig=account(api_server, namespace, "viewer", [rule]))
     await client.create(graph_object(namespace), field_manager=ME)
-    kubeconfig = api_server.service_account_kubeconfig(namespace, "viewer")
-    viewer = await KubeClient.connect(kubeconfig=kubeconfig)
     try:
         found = await look(using=viewer)
     finally:
@@ -195,17 +135,13 @@ async def test_node_pools(look, client, namespace):
     services = {"worker": {"role": "aggregated", "nodePool": "a100", "gpusPerReplica": 2}}
     await client.create(graph_object(namespace, nodePools=pools, services=services), field_manager=ME)
     name = f"{namespace}-node"
-    node = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": {"test/pool": namespace}},
-    }
+    node = NODE.of({"name": name, "labels": {"test/pool": namespace}})
     await client.create(node, field_manager=ME)
     try:
         amounts = {"cpu": "8", "nvidia.com/gpu": "4"}
         ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m"}
-        status = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
-        await client.patch(NODE, name, status, namespace=None, subresource="status", field_manager=ME)
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        await set_status(client, NODE, name, None, status)
         # The server taints a new node as not ready; the node controller, which may not run, takes that away.
         taints = {"spec": {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}}
         await client.patch(NODE, name, taints, namespace=None, field_manager=ME)
@@ -220,8 +156,8 @@ async def test_node_pools(look, client, namespace):
         ((empty),) = found[f"pool h100 of {namespace}/llama"]
         assert empty.message == f"no node carries test/pool={namespace}-h100"
 
-        patch = {"spec": {"nodePools": {"a100": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}}
-        await client.patch(GRAPH_DEPLOYMENT, "llama", patch, namespace=namespace, field_manager=ME)
+        tolerating = {"a100": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+        await edit(client, namespace, {"nodePools": tolerating}, name="llama")
         ((usable),) = (await look())[f"pool a100 of {namespace}/llama"]
         assert usable.message == "1 nodes with 4 nvidia.com/gpu: 1 taken, 3 free"
     finally:
@@ -236,17 +172,12 @@ def pod_object(namespace, name, role, port):
         "penstock.dev/role": role,
         "penstock.dev/serving": "true",
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "containers": [
-                {"name": "main", "image": "i", "ports": [{"name": "http", "containerPort": port}]}
-            ],
-        },
+    ports = [{"name": "http", "containerPort": port}]
+    spec = {
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "main", "image": "i", "ports": ports}],
     }
+    return POD.of({"name": name, "namespace": namespace, "labels": labels}, spec=spec)
 
 
 @pytest.fixture(name="processes")
@@ -306,8 +237,7 @@ async def run_pod(client, pod, address):
         "conditions": conditions,
         "containerStatuses": [container],
     }
-    options = {"namespace": pod["metadata"]["namespace"], "subresource": "status", "field_manager": ME}
-    await client.patch(POD, pod["metadata"]["name"], {"status": status}, **options)
+    await set_status(client, POD, pod["metadata"]["name"], pod["metadata"]["namespace"], status)
 
 
 async def test_router_and_worker_through_the_servers_proxy(look, client, namespace, processes):
@@ -373,29 +303,17 @@ async def test_prometheus_through_the_servers_proxy(look, client, api_server, na
     try:
         port = server.server_address[1]
         url = f"http://prometheus.{namespace}.svc.cluster.local:9090"
-        service = {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "prometheus", "namespace": namespace},
-            "spec": {"ports": [{"name": "web", "port": 9090, "targetPort": port}]},
-        }
+        about = {"name": "prometheus", "namespace": namespace}
+        ports = [{"name": "web", "port": 9090, "targetPort": port}]
         # The server's proxy goes to addresses of pods only.
         pod = pod_object(namespace, "prometheus-0", "other", port)
         pod["metadata"]["labels"] = {}
         await run_pod(client, pod, address)
         target = {"kind": "Pod", "name": "prometheus-0", "namespace": namespace}
-        endpoints = {
-            "apiVersion": "v1",
-            "kind": "Endpoints",
-            "metadata": {"name": "prometheus", "namespace": namespace},
-            "subsets": [
-                {
-                    "addresses": [{"ip": address, "targetRef": target}],
-                    "ports": [{"name": "web", "port": port}],
-                }
-            ],
-        }
-        api_server.apply(service, endpoints)
+        addresses = [{"ip": address, "targetRef": target}]
+        subsets = [{"addresses": addresses, "ports": [{"name": "web", "port": port}]}]
+        endpoints = {"apiVersion": "v1", "kind": "Endpoints", "metadata": about, "subsets": subsets}
+        api_server.apply(SERVICE.of(about, spec={"ports": ports}), endpoints)
         planner = {"metrics": {"prometheusUrl": url}}
         await client.create(graph_object(namespace, planner=planner), field_manager=ME)
         messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]

@@ -21,12 +21,8 @@ DYNAMO = {"runtime": "dynamo", "engine": {"mocker": True}, "router": {"policy": 
 
 def registration(name):
     """Return an object as a worker of Dynamo 1.6 applies it, with keys that no schema names."""
-    return {
-        "apiVersion": DYNAMO_WORKER_METADATA.api_version,
-        "kind": DYNAMO_WORKER_METADATA.kind,
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"data": {"endpoints": {"ns/backend/generate/1": {"instance_id": 2**52}}, "model_cards": {}}},
-    }
+    data = {"endpoints": {"ns/backend/generate/1": {"instance_id": 2**52}}, "model_cards": {}}
+    return DYNAMO_WORKER_METADATA.of({"name": name, "namespace": NAMESPACE}, spec={"data": data})
 
 
 async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alone(own):
@@ -49,7 +45,7 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
         kubeconfig = plane.service_account_kubeconfig(NAMESPACE, account)
         theirs = await KubeClient.connect(kubeconfig=kubeconfig, rng=random.Random(3))
         try:
-            written = await theirs.apply(registration(account), field_manager="dynamo-worker", force=True)
+            written = await theirs.apply(registration(account), field_manager="dynamo-worker")
             assert written["spec"] == registration(account)["spec"]
             with pytest.raises(ForbiddenError):
                 await theirs.list(CONFIG_MAP, namespace=NAMESPACE)

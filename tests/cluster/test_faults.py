@@ -9,15 +9,22 @@ from collections import Counter
 
 import pytest
 from faulty import EVERY_FAULT, WRITES, Fault
-from operating import CHILDREN, all_children, graph, running, settled, until
+from operating import (
+    CHILDREN,
+    all_children,
+    at_rest,
+    graph,
+    has_round,
+    running,
+    scale,
+    set_round,
+    set_status,
+    settled,
+    until,
+)
 
 from penstock.core.errors import NotFoundError
-from penstock.kube.kinds import (
-    DEPLOYMENT,
-    GRAPH_DEPLOYMENT,
-    KINDS,
-    SCALING_ADAPTER,
-)
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,
@@ -59,23 +66,13 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
         for number in range(30):
             if number >= 10 and len(proxy.done) >= 8:
                 break
-            last = str(number)
-            edit = {"spec": {"env": [{"name": "ROUND", "value": last}]}}
-            await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+            last = number
+            await set_round(client, namespace, last)
             for service in ("prefill", "decode"):
-                desired = {"spec": {"replicas": rng.randint(1, 3)}}
-                await client.patch(
-                    SCALING_ADAPTER, f"g-{service}", desired, namespace=namespace, field_manager="scaler"
-                )
+                await scale(client, namespace, service, rng.randint(1, 3))
             await pause(2.0)
         for service, desired in (("prefill", 1), ("decode", 3)):
-            await client.patch(
-                SCALING_ADAPTER,
-                f"g-{service}",
-                {"spec": {"replicas": desired}},
-                namespace=namespace,
-                field_manager="scaler",
-            )
+            await scale(client, namespace, service, desired)
         proxy.heal()
 
         async def right():
@@ -86,10 +83,7 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
 
         await until(right, "one prefill and three decode workers", timeout_s=WAIT_S)
         await settled(client, namespace, operator, quiet_s=2)
-        for service in ("prefill", "decode"):
-            live = await client.get(DEPLOYMENT, f"g-{service}", namespace=namespace)
-            [container] = live["spec"]["template"]["spec"]["containers"]
-            assert {"name": "ROUND", "value": last} in container["env"]
+        assert await has_round(client, namespace, last)
         mark = len(proxy.carried)
         await pause(3.0)
         assert proxy.carried[mark:] == []
@@ -127,24 +121,14 @@ async def test_an_answer_that_is_lost_repeats_nothing(crds, client, shaky, proxy
 )
 async def test_a_server_that_answers_nobody_changes_nothing(crds, client, shaky, proxy, namespace, fault):  # noqa: PLR0917 - fixtures
     """For eight seconds every call fails alike; a change made meanwhile is brought about afterwards."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(shaky, namespace) as operator:
-        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
-        await settled(client, namespace, operator)
+    async with at_rest(client, namespace, by=shaky) as operator:
         before = await uids(client, namespace)
         proxy.play(fault)
-        edit = {"spec": {"env": [{"name": "LATE", "value": "1"}]}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+        await set_round(client, namespace, "late")
         await pause(8.0)
         assert await uids(client, namespace) == before
         proxy.heal()
-
-        async def changed():
-            live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
-            [container] = live["spec"]["template"]["spec"]["containers"]
-            return {"name": "LATE", "value": "1"} in container["env"]
-
-        await until(changed, "the change", timeout_s=WAIT_S)
+        await until(lambda: has_round(client, namespace, "late"), "the change", timeout_s=WAIT_S)
         await settled(client, namespace, operator)
         assert operator.cluster.problem() is None
     assert await uids(client, namespace) == before
@@ -165,30 +149,15 @@ async def test_other_writers_storm_and_the_graph_converges(crds, client, namespa
                 what, name = ((GRAPH_DEPLOYMENT, "g"), (SCALING_ADAPTER, "g-decode"))[count % 2]
                 await client.patch(what, name, label, namespace=namespace, field_manager="storm")
             if count % 5 == 0:
-                wrong = {"status": {"phase": "Failed"}}
-                await client.patch(
-                    GRAPH_DEPLOYMENT,
-                    "g",
-                    wrong,
-                    namespace=namespace,
-                    subresource="status",
-                    field_manager="storm",
-                )
+                await set_status(client, GRAPH_DEPLOYMENT, "g", namespace, {"phase": "Failed"})
             await pause(0.02)
 
     tasks = [asyncio.create_task(storm()) for _ in range(3)]
     async with running(client, namespace) as operator:
         try:
             await until(there(client, namespace), "all children", timeout_s=WAIT_S)
-            edit = {"spec": {"env": [{"name": "STORM", "value": "1"}]}}
-            await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
-
-            async def changed():
-                live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
-                [container] = live["spec"]["template"]["spec"]["containers"]
-                return {"name": "STORM", "value": "1"} in container["env"]
-
-            await until(changed, "the change", timeout_s=WAIT_S)
+            await set_round(client, namespace, "storm")
+            await until(lambda: has_round(client, namespace, "storm"), "the change", timeout_s=WAIT_S)
             await pause(2.0)
         finally:
             stop.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
+from operating import CHILDREN, all_children, at_rest, condition, graph, names, running, settled, until
 
 from penstock.core.errors import ClusterError
 from penstock.kube.kinds import SCALING_ADAPTER
@@ -37,10 +37,7 @@ def there(client):
 async def test_adapters_without_their_kind_cost_no_child_and_come_back(own):
     """What runs goes on, the status says it, nothing needs a hand."""
     plane, client = own
-    await client.create(graph(NAMESPACE), field_manager="test")
-    async with running(client, NAMESPACE) as operator:
-        await until(there(client), "all children", timeout_s=WAIT_S)
-        await settled(client, NAMESPACE, operator)
+    async with at_rest(client, NAMESPACE) as operator:
         await asyncio.to_thread(plane.kubectl, "delete", "crd", ADAPTERS)
 
         async def told():
@@ -61,12 +58,9 @@ async def test_adapters_without_their_kind_cost_no_child_and_come_back(own):
 async def test_an_operator_without_the_graphs_kind_ends_and_the_next_waits_for_it(own):
     """The kind takes its objects along: the graph is drained and deleted in order first."""
     plane, client = own
-    await client.create(graph(NAMESPACE), field_manager="test")
 
     async def operate():
-        async with running(client, NAMESPACE) as operator:
-            await until(there(client), "all children", timeout_s=WAIT_S)
-            await settled(client, NAMESPACE, operator)
+        async with at_rest(client, NAMESPACE) as operator:
             await asyncio.to_thread(plane.kubectl, "delete", "crd", GRAPHS, "--timeout=50s")
             assert await names(client, "Deployment", NAMESPACE) == set()
             await asyncio.wait({operator.task}, timeout=WAIT_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from operating import condition, graph, running, until
+from operating import condition, graph, is_ready, running, set_status, until
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, POD
 
@@ -18,15 +18,6 @@ def says(client, namespace, kind, reason, *words):
     async def check():
         found = await condition(client, namespace, kind)
         return found.get("reason") == reason and all(each in found["message"] for each in words)
-
-    return check
-
-
-def is_ready(client, namespace):
-    """Return a check of the graph's Ready condition."""
-
-    async def check():
-        return (await condition(client, namespace, "Ready")).get("status") == "True"
 
     return check
 
@@ -51,14 +42,8 @@ async def kubelet_says(client, pod, *, ready, state):
     word = "True" if ready else "False"
     kept = [each for each in pod["status"]["conditions"] if each["type"] not in {"Ready", "ContainersReady"}]
     conditions = [*kept, *({"type": each, "status": word} for each in ("Ready", "ContainersReady"))]
-    await client.patch(
-        POD,
-        pod["metadata"]["name"],
-        {"status": {"containerStatuses": [container], "conditions": conditions}},
-        namespace=pod["metadata"]["namespace"],
-        subresource="status",
-        field_manager="kubelet",
-    )
+    status = {"containerStatuses": [container], "conditions": conditions}
+    await set_status(client, POD, pod["metadata"]["name"], pod["metadata"]["namespace"], status)
 
 
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -76,15 +61,8 @@ async def test_a_container_that_cannot_run_is_told_until_it_does(crds, kwok, mak
         await until(is_ready(client, namespace), "readiness", timeout_s=WAIT_S)
         pod = await pod_of(client, namespace, "decode")
         await kubelet_says(client, pod, ready=False, state=PULLING)
-        told = says(
-            client,
-            namespace,
-            "Degraded",
-            "ImagePull",
-            pod["metadata"]["name"],
-            "not found",
-            "correct the image",
-        )
+        words = (pod["metadata"]["name"], "not found", "correct the image")
+        told = says(client, namespace, "Degraded", "ImagePull", *words)
         await until(told, "the condition", timeout_s=WAIT_S)
         assert (await condition(client, namespace, "Ready"))["status"] == "False"
         assert (await pod_of(client, namespace, "decode"))["metadata"]["uid"] == pod["metadata"]["uid"]
@@ -102,15 +80,9 @@ async def test_a_node_pool_without_nodes_is_told_in_the_schedulers_words(
     wanted["spec"]["services"]["decode"]["nodePool"] = "big"
     await client.create(wanted, field_manager="test")
     async with running(client, namespace):
-        told = says(
-            client,
-            namespace,
-            "Schedulable",
-            "Unschedulable",
-            "g-decode-",
-            "nodes are available",
-            "label the nodes as the node pool's nodeSelector says",
-        )
+        remedy = "label the nodes as the node pool's nodeSelector says"
+        words = ("g-decode-", "nodes are available", remedy)
+        told = says(client, namespace, "Schedulable", "Unschedulable", *words)
         await until(told, "the condition", timeout_s=WAIT_S)
         live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
         assert live["status"]["phase"] in {"Pending", "Degraded"}

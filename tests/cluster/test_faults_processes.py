@@ -18,16 +18,19 @@ from operating import (
     all_children,
     condition,
     graph,
+    has_round,
     operate,
     process,
     running,
     says,
+    scale,
+    set_round,
     settled,
     until,
 )
 
 from penstock.core.errors import ClusterError, NotFoundError
-from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, POD
 
 pytestmark = [
     pytest.mark.cluster,
@@ -40,29 +43,10 @@ WAIT_S = 120.0
 KILLS = 20
 
 
-async def edit(client, namespace, number):
-    """Give the workers another environment, which rolls them."""
-    patch = {"spec": {"env": [{"name": "ROUND", "value": str(number)}]}}
-    await client.patch(GRAPH_DEPLOYMENT, "g", patch, namespace=namespace, field_manager="test")
-
-
-async def scale(client, namespace, service, replicas):
+async def try_to_scale(client, namespace, service, replicas):
     """Write an adapter's number, once there is one."""
-    patch = {"spec": {"replicas": replicas}}
     with contextlib.suppress(NotFoundError):
-        await client.patch(
-            SCALING_ADAPTER, f"g-{service}", patch, namespace=namespace, field_manager="scaler"
-        )
-
-
-async def has_round(client, namespace, number):
-    """Return whether the decode workers' template has an environment of `edit`."""
-    try:
-        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
-    except ClusterError:
-        return False
-    [container] = live["spec"]["template"]["spec"]["containers"]
-    return {"name": "ROUND", "value": str(number)} in container["env"]
+        await scale(client, namespace, service, replicas)
 
 
 async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, client, namespace):
@@ -76,14 +60,14 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
         for number in range(KILLS):
             operator = server.Process(target=operate, args=(str(crds.kubeconfig), namespace), daemon=True)
             operator.start()
-            await scale(client, namespace, "decode", rng.randint(1, 3))
+            await try_to_scale(client, namespace, "decode", rng.randint(1, 3))
             await asyncio.sleep(rng.uniform(0.2, 2.5))
-            await scale(client, namespace, "prefill", rng.randint(1, 3))
+            await try_to_scale(client, namespace, "prefill", rng.randint(1, 3))
             if number == KILLS // 2:
                 await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
             elif number % 3 == 0:
                 with contextlib.suppress(NotFoundError):
-                    await edit(client, namespace, number)
+                    await set_round(client, namespace, number)
             await asyncio.sleep(rng.uniform(0.0, 1.0))
             assert operator.exitcode is None
             operator.kill()
@@ -97,7 +81,7 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
             await until(gone, "the deleted graph to go", timeout_s=WAIT_S)
             await client.apply(graph(namespace), field_manager="test")
             await until(lambda: all_children(client, namespace), "all children", timeout_s=WAIT_S)
-            await edit(client, namespace, KILLS)
+            await set_round(client, namespace, KILLS)
             await scale(client, namespace, "prefill", 1)
             await scale(client, namespace, "decode", 3)
 
@@ -152,7 +136,7 @@ async def test_both_processes_survive_twenty_seconds_without_an_api_server(own, 
         await asyncio.sleep(20.0)
         assert (operator.poll(), planning.poll()) == (None, None)
         await asyncio.to_thread(plane.start_api_server)
-        await edit(client, NAMESPACE, 1)
+        await set_round(client, NAMESPACE, 1)
         await until(lambda: has_round(client, NAMESPACE, 1), "the change", timeout_s=WAIT_S)
         await until(current, "both statuses again", timeout_s=WAIT_S)
         await until(says(port, "/readyz"), "readiness", timeout_s=WAIT_S)

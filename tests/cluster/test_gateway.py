@@ -6,9 +6,9 @@ import json
 import os
 
 import pytest
-from operating import condition, graph, names, running, until
+from operating import condition, edit, graph, names, running, until
 
-from penstock.kube.kinds import GRAPH_DEPLOYMENT, INFERENCE_POOL
+from penstock.kube.kinds import INFERENCE_POOL
 
 pytestmark = pytest.mark.cluster
 
@@ -67,9 +67,8 @@ async def test_a_pool_comes_with_its_kind_and_goes_with_the_gateway(own):
         await until(made, "the pool is made without a change of the graph")
         pool = await client.get(INFERENCE_POOL, "g-pool", namespace=NAMESPACE)
         assert pool["spec"]["endpointPickerRef"]["port"] == {"number": 9002}
-        other = {"spec": {"endpointPickerRef": {"name": "other"}}}
-        await client.patch(INFERENCE_POOL, "g-pool", other, namespace=NAMESPACE, field_manager="test")
+        other = {"endpointPickerRef": {"name": "other"}}
+        await edit(client, NAMESPACE, other, name="g-pool", kind=INFERENCE_POOL)
         await until(mended, "the pool is as the graph says again")
-        off = {"spec": {"router": {"gateway": {"enabled": False}}}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", off, namespace=NAMESPACE, field_manager="test")
+        await edit(client, NAMESPACE, {"router": {"gateway": {"enabled": False}}})
         await until(gone, "the pool is deleted")

@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.core.errors import ClusterError
 from penstock.kube import informer as informer_module
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
-from penstock.kube.kinds import CONFIG_MAP, LEADER_WORKER_SET
+from penstock.kube.kinds import CONFIG_MAP
 
 pytestmark = [
     pytest.mark.cluster,
@@ -141,32 +140,6 @@ async def test_a_watch_that_ends_goes_on_without_another_list(api_server, client
         assert followed.informer.problem is None
 
 
-async def test_relist_shows_what_was_written_before_it(client, namespace):
-    """After relist() a write made before the call is in the copy, with and without run()."""
-    async with following(client, namespace) as followed:
-        await followed.informer.synced.wait()
-        for number in range(5):
-            await client.create(config_map(namespace, f"item-{number}"), field_manager=ME)
-            await followed.informer.relist()
-            assert (namespace, f"item-{number}") in followed.informer.objects
-        await client.create(config_map(namespace, "last"), field_manager=ME)
-        await followed.until(lambda: (namespace, "last") in followed.informer.objects)
-    alone = Informer(client, CONFIG_MAP, namespace=namespace)
-    await alone.relist()
-    assert len(alone.objects) == 6
-    assert alone.synced.is_set()
-
-
-async def test_waiting_for_a_list_ends_with_the_informer(client, namespace):
-    """A caller of relist() is not left waiting when the informer is stopped."""
-    async with following(client, namespace, LEADER_WORKER_SET) as followed:
-        await followed.until(lambda: followed.informer.problem is not None)
-        waiting = asyncio.create_task(followed.informer.relist())
-        await asyncio.sleep(0)
-    with pytest.raises(ClusterError, match="stopped"):
-        await waiting
-
-
 async def test_the_copy_survives_a_killed_server(own_api_server):
     """The copy stays while the server is away and says so; then it catches up, without telling a change twice."""
     client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
@@ -193,16 +166,21 @@ async def test_the_copy_survives_a_killed_server(own_api_server):
 
 async def test_a_callback_that_fails_ends_nothing(client, namespace, caplog):
     """One object that cannot be handled is logged; the others still arrive."""
-    seen = []
+    seen, all_seen = [], asyncio.Event()
 
     def handle(what, obj):
         seen.append(obj["metadata"]["name"])
+        if len(seen) == 2:
+            all_seen.set()
         if obj["metadata"]["name"] == "bad":
             raise ValueError("cannot handle this")
 
-    informer = Informer(client, CONFIG_MAP, namespace=namespace, on_change=handle)
-    await client.create(config_map(namespace, "bad"), field_manager=ME)
-    await client.create(config_map(namespace, "good"), field_manager=ME)
-    await informer.relist()
+    for name in ("bad", "good"):
+        await client.create(config_map(namespace, name), field_manager=ME)
+    running = asyncio.create_task(Informer(client, CONFIG_MAP, namespace=namespace, on_change=handle).run())
+    async with asyncio.timeout(15):
+        await all_seen.wait()
+    running.cancel()
+    await asyncio.wait([running])
     assert sorted(seen) == ["bad", "good"]
     assert "change not handled" in caplog.text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from operating import all_children, graph, running, settled, until
+from operating import at_rest, edit, settled, until
 
 from penstock.api import Role
 from penstock.api.manifests import load_graph
-from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT
+from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.router.server import RouterServer
@@ -27,23 +27,14 @@ async def test_a_changed_threshold_reaches_a_running_router_and_rolls_none(crds,
         fresh.write_text(data["graph.yaml"], encoding="utf-8")
         fresh.replace(file)
 
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
+    async with at_rest(client, namespace) as operator:
         before = await client.get(DEPLOYMENT, "g-frontend", namespace=namespace)
         await mounted()
         router = started(file)
         await router.start()
         try:
-            edit = {
-                "spec": {
-                    "router": {"admission": {"mode": "token-capacity", "activeDecodeBlocksThreshold": 0.7}}
-                }
-            }
-            await client.patch(
-                GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="kubectl-apply"
-            )
+            admission = {"mode": "token-capacity", "activeDecodeBlocksThreshold": 0.7}
+            await edit(client, namespace, {"router": {"admission": admission}})
 
             async def holds():
                 await mounted()

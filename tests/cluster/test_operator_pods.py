@@ -7,37 +7,29 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from operating import BudgetWatch, Loads, condition, graph, running, settled, until
+from operating import (
+    BudgetWatch,
+    Loads,
+    condition,
+    edit,
+    events,
+    graph,
+    is_ready,
+    no_graph,
+    pods_of,
+    running,
+    scale,
+    set_round,
+    set_status,
+    settled,
+    until,
+)
 
 from penstock.core.errors import NotFoundError
-from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock.operator.plan.drain import Load
-from penstock.operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-def ready(client, namespace):
-    """Return a check of the graph's Ready condition."""
-
-    async def check():
-        return (await condition(client, namespace, "Ready")).get("status") == "True"
-
-    return check
-
-
-async def pods_of(client, namespace, service):
-    """Return the views of a service's pods."""
-    found = await client.list(POD, namespace=namespace, labels={"penstock.dev/service": service})
-    return [pod_view(each) for each in found.items]
-
-
-async def scale(client, namespace, service, replicas):
-    """Write an adapter's number."""
-    patch = {"spec": {"replicas": replicas}}
-    await client.patch(
-        SCALING_ADAPTER, f"g-{service}", patch, namespace=namespace, field_manager="autoscaler"
-    )
 
 
 def replicas_are(client, namespace, service, number):
@@ -55,7 +47,7 @@ async def test_a_graph_becomes_ready_and_rests(crds, kwok, make_node, client, na
     make_node(gpus=8)
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace, resync_s=1.0) as operator:
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await settled(client, namespace, operator)
         mark = kwok.audit_mark()
         for _ in range(4):
@@ -86,7 +78,7 @@ async def test_a_scale_down_waits_for_the_victims_requests(crds, kwok, make_node
         wanted["spec"]["services"][service]["terminationGracePeriodSeconds"] = 60
     await client.create(wanted, field_manager="test")
     async with running(client, namespace, loads=loads):
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await scale(client, namespace, "decode", 2)
         await until(replicas_are(client, namespace, "decode", 2), "two decode pods", timeout_s=60)
         first, second = sorted(await pods_of(client, namespace, "decode"), key=lambda each: each.name)
@@ -113,7 +105,7 @@ async def test_the_budget_is_never_exceeded(crds, kwok, make_node, client, names
     wanted = graph(namespace)
     await client.create(wanted, field_manager="test")
     async with running(client, namespace, loads=Loads()), BudgetWatch(client, namespace).on() as budget:
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await scale(client, namespace, "decode", 3)
         await scale(client, namespace, "prefill", 3)
 
@@ -122,10 +114,8 @@ async def test_the_budget_is_never_exceeded(crds, kwok, make_node, client, names
             return found == "WaitingForBudget" and budget.most == 4
 
         await until(full, "the budget to be used up", timeout_s=60)
-        edit = {"spec": {"env": [{"name": "ROLL", "value": "1"}]}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
-        by_hand = {"spec": {"replicas": 7}}
-        await client.patch(DEPLOYMENT, "g-decode", by_hand, namespace=namespace, field_manager="me")
+        await set_round(client, namespace, 1)
+        await edit(client, namespace, {"replicas": 7}, name="g-decode", kind=DEPLOYMENT, manager="me")
         for _ in range(4):
             for each in (await pods_of(client, namespace, "decode"))[:2]:
                 if each.alive:
@@ -149,7 +139,7 @@ async def test_deletion_drains_and_leaves_no_pod(crds, kwok, make_node, client, 
     make_node(gpus=8)
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace, loads=Loads()):
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
         order = []
 
@@ -157,7 +147,7 @@ async def test_deletion_drains_and_leaves_no_pod(crds, kwok, make_node, client, 
             for role in ("frontend", "decode"):
                 if role not in order and not await pods_of(client, namespace, role):
                     order.append(role)
-            return not (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
+            return await no_graph(client, namespace)()
 
         await until(gone, "the graph to go", timeout_s=90)
         assert order == ["frontend", "decode"]
@@ -170,16 +160,10 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
 ):
     """Degraded and Schedulable name the quota, so do the adapter and an Event; a raised quota ends it."""
     make_node(gpus=8)
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "q", "namespace": namespace},
-        "spec": {"hard": {"pods": "3"}},
-    }
-    kwok.apply(quota)
+    kwok.kubectl("create", "quota", "q", "--hard=pods=3", "--namespace", namespace)
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace):
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await scale(client, namespace, "decode", 2)
 
         async def is_told():
@@ -196,9 +180,8 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
             return (held["status"], held["reason"]) == ("True", "FailedCreate")
 
         async def emitted():
-            events = (await client.list(EVENT, namespace=namespace)).items
-            of_graph = [each for each in events if each["involvedObject"]["name"] == "g"]
-            return [each["type"] for each in of_graph if each["reason"] == "FailedCreate"]
+            found = await events(client, namespace, "FailedCreate")
+            return [each["type"] for each in found if each["involvedObject"]["name"] == "g"]
 
         # The graph's condition is written first.
         await until(fails, "the adapter's condition", timeout_s=10)
@@ -216,18 +199,11 @@ async def test_a_lost_node_is_an_event(crds, kwok, make_node, client, namespace)
     make_node(gpus=8)
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace):
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         [pod] = await pods_of(client, namespace, "decode")
         cut_off = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-        status = {"status": {"conditions": cut_off}}
-        where = {"namespace": namespace, "subresource": "status", "field_manager": "node-controller"}
-        await client.patch(POD, pod.name, status, **where)
-
-        async def emitted():
-            events = (await client.list(EVENT, namespace=namespace)).items
-            return [each for each in events if each["reason"] == "NodeLost"]
-
-        [event] = await until(emitted, "the Event", timeout_s=30)
+        await set_status(client, POD, pod.name, namespace, {"conditions": cut_off})
+        [event] = await until(lambda: events(client, namespace, "NodeLost"), "the Event")
     assert f"{pod.name}: node {pod.node} is not ready" in event["message"]
     assert event["lastTimestamp"]
 
@@ -251,16 +227,15 @@ async def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(crds, kwok, 
         return (await running_by_service()).total() == 6
 
     async with running(client, namespace), BudgetWatch(client, namespace).on() as watch:
-        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
         await scale(client, namespace, "decode", 5)
         await scale(client, namespace, "prefill", 2)
         await until(is_full, "six workers", timeout_s=90)
-        before, old = await running_by_service(), {each.revision for each in await workers()}
-        patch = {"spec": {"lease": {"durationSeconds": 45}}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", patch, namespace=namespace, field_manager="test")
+        before, old = await running_by_service(), {each.uid for each in await workers()}
+        await edit(client, namespace, {"lease": {"durationSeconds": 45}})
 
         async def is_replaced():
-            return not old & {each.revision for each in await workers()} and await is_full()
+            return not old & {each.uid for each in await workers()} and await is_full()
 
         await until(is_replaced, "new workers", timeout_s=120)
         assert await running_by_service() == before

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 
 import pytest
-from accounts import account
-from operating import CHILDREN, all_children, graph, page, process, says, until
+from accounts import account, operators_rules
+from operating import CHILDREN, all_children, graph, no_graph, page, process, says, set_round, until
 
-from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE
-from penstock.operator.rbac import RULES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -35,46 +32,26 @@ async def test_one_of_two_processes_acts_and_gives_its_lease_back(crds, client, 
                 says(second_port, "/metrics", "penstock_operator_leader 1.0"), "the other one", timeout_s=30
             )
             await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
-
-            async def gone():
-                with contextlib.suppress(NotFoundError):
-                    await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
-                    return False
-                return True
-
-            await until(gone, "the graph to go", timeout_s=60)
+            await until(no_graph(client, namespace), "the graph to go", timeout_s=60)
             second.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(second.wait, 30) == 0
 
 
 async def test_the_table_of_rights_is_enough(crds, client, namespace):
     """Run as a ServiceAccount that may do what the table says and not a thing more."""
-    rules = [
-        {"apiGroups": [group], "resources": [resource], "verbs": sorted(verbs)}
-        for (group, resource), verbs in RULES.items()
-    ]
-    rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]})
-    named = {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["get", "update", "patch"],
-    }
-    rules.append({**named, "resourceNames": ["penstock-operator"]})
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    own = {**leases, "verbs": ["get", "update", "patch"], "resourceNames": ["penstock-operator"]}
+    rules = [*operators_rules(), {**leases, "verbs": ["create"]}, own]
     kubeconfig = account(crds, namespace, "operator", rules)
     mark = crds.audit_mark()
     await client.create(graph(namespace), field_manager="test")
     with process(kubeconfig, namespace) as (running, port):
         await until(says(port, "/readyz"), "readiness", timeout_s=90)
         await until(lambda: all_children(client, namespace), "all children", timeout_s=60)
-        edit = {"spec": {"env": [{"name": "NEW", "value": "1"}]}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+        await set_round(client, namespace, 1)
         await asyncio.sleep(2)
         await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
-
-        async def gone():
-            return not (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
-
-        await until(gone, "the graph to go", timeout_s=60)
+        await until(no_graph(client, namespace), "the graph to go", timeout_s=60)
         assert await all_children(client, namespace, {kind: set() for kind in CHILDREN})
         running.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(running.wait, 30) == 0

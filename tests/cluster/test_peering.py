@@ -13,7 +13,7 @@ from collections import defaultdict
 import pytest
 from accounts import EVERYTHING, account
 from apiserver import free_port
-from operating import graph, page, says, until
+from operating import graph, has_round, no_graph, says, set_round, until
 
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE
@@ -43,14 +43,6 @@ class Installation:
         command += ["--metrics-port", str(self.port)]
         environment = {**os.environ, "POD_NAME": f"operator-{self._home}", "POD_NAMESPACE": self._home}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-    def send(self, number):
-        """Send a signal."""
-        self.process.send_signal(number)
-
-    def page(self, path):
-        """Return one of its pages."""
-        return page(self.port, path)[1]
 
     def says(self, path, text):
         """Return a check of a page."""
@@ -117,19 +109,6 @@ def turns(written):
     return [user for index, user in enumerate(users) if not index or users[index - 1] != user]
 
 
-async def edited(client, namespace, value):
-    """Change a graph so that its operator has something to write."""
-    edit = {"spec": {"env": [{"name": "EDIT", "value": value}]}}
-    await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
-
-
-async def carries(client, namespace, value):
-    """Return whether the edit has arrived at a worker's pods."""
-    live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
-    env = live["spec"]["template"]["spec"]["containers"][0].get("env", [])
-    return {"name": "EDIT", "value": value} in env
-
-
 async def test_each_class_has_its_own_installation(crds, client, homes, install):
     """Two cluster-wide ones: each works on the graphs of its class alone, also when those are deleted."""
     system, research, home = homes(3)
@@ -140,8 +119,8 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     await client.create(graph(home, name="r", operatorClass="research"), field_manager="test")
     for name in ("g", "r"):
         await until(lambda name=name: has_children(client, home, name), f"{name}'s children", timeout_s=90)
-    await edited(client, home, "1")
-    await until(lambda: carries(client, home, "1"), "the edit")
+    await set_round(client, home, "1")
+    await until(lambda: has_round(client, home, "1"), "the edit")
     finalizers = {
         each["metadata"]["name"]: each["metadata"]["finalizers"]
         for each in (await client.list(GRAPH_DEPLOYMENT, namespace=home)).items
@@ -149,11 +128,7 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     assert finalizers == {"g": ["penstock.dev/drain"], "r": ["penstock.dev/drain-research"]}
     for name in ("g", "r"):
         await client.delete(GRAPH_DEPLOYMENT, name, namespace=home)
-
-    async def gone():
-        return not (await client.list(GRAPH_DEPLOYMENT, namespace=home)).items
-
-    await until(gone, "both graphs to go", timeout_s=90)
+    await until(no_graph(client, home), "both graphs to go", timeout_s=90)
     by_graph = defaultdict(set)
     for each in crds.audit_writes(after=mark):
         about = each.get("objectRef") or {}
@@ -171,18 +146,18 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     await until(lambda: has_children(client, home), "the children", timeout_s=90)
     second = install(home, "second", cluster_wide=False)
     await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
-    await edited(client, home, "1")
-    first.send(signal.SIGSTOP)
+    await set_round(client, home, "1")
+    first.process.send_signal(signal.SIGSTOP)
     await until(second.says("/metrics", "penstock_operator_leader 1.0"), "another leader", timeout_s=60)
-    await edited(client, home, "2")
-    await until(lambda: carries(client, home, "2"), "its work")
+    await set_round(client, home, "2")
+    await until(lambda: has_round(client, home, "2"), "its work")
     mark = crds.audit_mark()
-    await edited(client, home, "3")
-    first.send(signal.SIGCONT)
-    await until(lambda: carries(client, home, "3"), "its work")
+    await set_round(client, home, "3")
+    first.process.send_signal(signal.SIGCONT)
+    await until(lambda: has_round(client, home, "3"), "its work")
     await until(first.says("/metrics", "penstock_operator_leader 0.0"), "the first one to notice")
-    await edited(client, home, "4")
-    await until(lambda: carries(client, home, "4"), "its work")
+    await set_round(client, home, "4")
+    await until(lambda: has_round(client, home, "4"), "its work")
     assert turns(writers(crds, mark, home)[home]) == [second.user]
 
 

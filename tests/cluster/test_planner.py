@@ -7,18 +7,19 @@ import contextlib
 import sys
 
 import pytest
-from accounts import account
+from accounts import PLANNER, account
 from apiserver import free_port
-from operating import until
+from operating import set_status, until
 from planning import INTERVAL_S, WAIT_S, is_now
 
 from penstock.api import Role
-from penstock.core.errors import ConflictError, NotFoundError
+from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.stamps import seconds
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
 from penstock.planner.cluster.fleet import parse
 from penstock.planner.cluster.watch import Watch
+from penstock.planner.ledger import Ledger
 from penstock.planner.replay import replay
 from penstock.planner.targets.kubernetes import KubernetesTarget
 
@@ -176,25 +177,14 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
             ({"enabled": True, "mode": "sla", "sla": {"profile": "absent"}}, "ProfileMissing"),
             ({"mode": "load", "sla": {"profile": None}}, "Observing"),
         ):
-            await world.client.patch(
-                GRAPH_DEPLOYMENT,
-                "llama",
-                {"spec": {"planner": change}},
-                namespace=world.namespace,
-                field_manager="test",
-            )
+            await world.change(planner=change)
             await until(lambda reason=reason: is_now(world.reason(), reason), f"{change} is {reason}")
         conditions = (await world.status())["conditions"]
-        generation = (await world.client.get(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace))[
-            "metadata"
-        ]
-        assert [c["observedGeneration"] for c in conditions] == [generation["generation"]]
+        live = await world.client.get(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace)
+        assert [c["observedGeneration"] for c in conditions] == [live["metadata"]["generation"]]
         await world.client.delete(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace)
 
         async def is_released():
-            from penstock.core.errors import ConfigError
-            from penstock.planner.ledger import Ledger
-
             ledger = Ledger(world.folder / world.namespace / "llama" / "ledger.jsonl")
             try:
                 ledger.tail(frozenset({"header"}))
@@ -232,31 +222,9 @@ async def test_only_the_named_graph_is_planned(world):
         await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
 
 
-RIGHTS = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-    {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["list", "watch"]},
-    {
-        "apiGroups": ["penstock.dev"],
-        "resources": ["scalingadapters"],
-        "verbs": ["get", "list", "patch", "watch"],
-    },
-    {
-        "apiGroups": ["penstock.dev"],
-        "resources": ["graphdeployments/status", "scalingadapters/scale"],
-        "verbs": ["patch"],
-    },
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["create", "get", "list", "patch", "watch"],
-    },
-]
-
-
 async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_server):
     """As a ServiceAccount that may do nothing else: scaled, told, healthy, exit 0."""
-    kubeconfig = account(api_server, world.namespace, "planner", RIGHTS)
+    kubeconfig = account(api_server, world.namespace, "planner", PLANNER)
     port = free_port()
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=3)
@@ -299,14 +267,8 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
     await target.observe()
     task.cancel()
     await asyncio.wait({task})
-    await client.patch(
-        SCALING_ADAPTER,
-        "llama-decode",
-        {"status": {"replicas": 1, "selector": "a=b"}},
-        namespace=world.namespace,
-        subresource="status",
-        field_manager="test",
-    )
+    status = {"replicas": 1, "selector": "a=b"}
+    await set_status(client, SCALING_ADAPTER, "llama-decode", world.namespace, status)
     await target.scale(D, 2, decision_id="d000001")
     assert await world.desired("decode") == 2
     await world.edit("prefill", 3)
@@ -321,14 +283,8 @@ REFUSED = "the API server refuses its pods: exceeded quota: q, requested: pods=1
 async def _refuse(world):
     """Say as the operator does that no further pod of decode can be created."""
     refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": REFUSED}
-    await world.client.patch(
-        SCALING_ADAPTER,
-        "llama-decode",
-        {"status": {"conditions": [{**refused, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}},
-        namespace=world.namespace,
-        subresource="status",
-        field_manager="penstock-operator",
-    )
+    status = {"conditions": [{**refused, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    await set_status(world.client, SCALING_ADAPTER, "llama-decode", world.namespace, status)
 
 
 async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reason(world):
@@ -380,13 +336,7 @@ async def test_another_autoscaler_is_not_fought(world, api_server, managed_by):
     """Idle decode workers, which the planner would remove: it yields for longer each time, or for good."""
     world.kv, scaling = 0.1, {"minReplicas": 1, "maxReplicas": 4, "managedBy": managed_by}
     await world.make_graph()
-    await world.client.patch(
-        GRAPH_DEPLOYMENT,
-        "llama",
-        {"spec": {"services": {"decode": {"scaling": scaling}}}},
-        namespace=world.namespace,
-        field_manager="test",
-    )
+    await world.change(services={"decode": {"scaling": scaling}})
     writer = asyncio.create_task(_rival(world))
     mark = api_server.audit_mark()
     async with world.planning():

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from accounts import account
+from accounts import PLANNER, account
 from operating import until
 from planning import is_now
 
@@ -40,12 +40,7 @@ async def profile_of(world):
 
 async def keep(world, text, name="fast", key="profile.json"):
     """Write a ConfigMap."""
-    obj = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": world.namespace},
-        "data": {key: text},
-    }
+    obj = CONFIG_MAP.of({"name": name, "namespace": world.namespace}, data={key: text})
     await world.client.apply(obj, field_manager="penstock-profiler")
 
 
@@ -110,18 +105,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
 
 async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
     """With the rights that the doctor asks for, no more."""
-    from penstock.operator.rbac import PLANNER_RIGHTS
-
-    rules = [
-        {"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]}
-        for each in PLANNER_RIGHTS
-    ]
-    lease = {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["create", "get", "patch", "update"],
-    }
-    path = account(crds, world.namespace, "planner", [*rules, lease])
+    path = account(crds, world.namespace, "planner", PLANNER)
     await world.make_graph(**SLA)
     await keep(world, json.dumps(dataclasses.asdict(await profile_of(world))))
     admin, world.client = world.client, await KubeClient.connect(kubeconfig=path)

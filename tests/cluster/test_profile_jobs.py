@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from operating import graph, running, until
+from operating import graph, running, set_status, until
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.informer import Informer
@@ -23,12 +23,7 @@ def request(namespace, **changes):
     template = graph(namespace, nodePools=POOL)["spec"]
     template["services"]["decode"]["nodePool"] = "gpu"
     spec = {"template": template, "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
-    return {
-        "apiVersion": "penstock.dev/v1alpha1",
-        "kind": "ProfileRequest",
-        "metadata": {"name": "fast", "namespace": namespace},
-        "spec": spec,
-    }
+    return PROFILE_REQUEST.of({"name": "fast", "namespace": namespace}, spec=spec)
 
 
 def says(client, namespace, phase, reason):
@@ -66,9 +61,7 @@ async def gpu_peak(client, namespace):
         views = map(pod_view, pods.objects.values())
         peaks.append(max(peaks[-1], sum(each.gpus for each in views if not each.finished)))
 
-    pods = Informer(
-        client, POD, namespace=namespace, on_change=changed, label_selector="penstock.dev/profile"
-    )
+    pods = Informer(client, POD, namespace=namespace, on_change=changed, labels="penstock.dev/profile")
     task = asyncio.create_task(pods.run())
     await pods.synced.wait()
     try:
@@ -83,9 +76,7 @@ async def fail(client, namespace, name, code, message):
     ended = {"exitCode": code, "message": message, "startedAt": None, "finishedAt": "2026-01-01T00:01:00Z"}
     state = {"name": "main", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
     status = {"phase": "Failed", "containerStatuses": [{**state, "state": {"terminated": ended}}]}
-    await client.patch(
-        POD, name, {"status": status}, namespace=namespace, subresource="status", field_manager="kubelet"
-    )
+    await set_status(client, POD, name, namespace, status)
 
 
 async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, controllers, client, namespace):
@@ -129,13 +120,7 @@ async def test_wrong_options_are_not_tried_again(crds, controllers, client, name
 
 async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client, namespace):
     """What it needs is there by then; an operator that starts anew goes on from that."""
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "none", "namespace": namespace},
-        "spec": {"hard": {"count/jobs.batch": "0"}},
-    }
-    controllers.apply(quota)
+    controllers.kubectl("create", "quota", "none", "--hard=count/jobs.batch=0", "--namespace", namespace)
 
     async def is_counted():
         found = controllers.kubectl("get", "quota", "none", "-n", namespace, "-o", "jsonpath={.status.hard}")

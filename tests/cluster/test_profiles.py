@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from operating import graph, running, until
+from accounts import account, operators_rules
+from operating import edit, graph, running, set_status, until
 
 from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.client import KubeClient
@@ -40,12 +41,8 @@ LINES = (
 def request(namespace, name="fast", **changes):
     """Return a request for a small simulated graph that is not deployed."""
     spec = {"template": graph(namespace)["spec"], "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
-    return {
-        "apiVersion": "penstock.dev/v1alpha1",
-        "kind": "ProfileRequest",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {key: value for key, value in spec.items() if value is not None},
-    }
+    given = {key: value for key, value in spec.items() if value is not None}
+    return PROFILE_REQUEST.of({"name": name, "namespace": namespace}, spec=given)
 
 
 def status_is(client, namespace, phase, reason=None, name="fast"):
@@ -74,24 +71,12 @@ async def end(client, namespace, kind, *, reason="", message=""):
         status |= {"completionTime": "2026-01-01T00:01:00Z", "succeeded": 1}
     else:
         status |= {"failed": 1}
-    await client.patch(
-        JOB,
-        "fast-profile",
-        {"status": status},
-        namespace=namespace,
-        subresource="status",
-        field_manager="job",
-    )
+    await set_status(client, JOB, "fast-profile", namespace, status)
 
 
 async def fill(client, namespace, name="fast", **data):
     """Write the result as the Job does."""
-    obj = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace},
-        "data": data,
-    }
+    obj = CONFIG_MAP.of({"name": name, "namespace": namespace}, data=data)
     await client.apply(obj, field_manager="penstock-profiler")
 
 
@@ -207,9 +192,7 @@ async def test_a_request_is_immutable_and_its_name_bounded(crds, client, namespa
     """Measured once; a new desired is a new request."""
     await client.create(request(namespace), field_manager="test")
     with pytest.raises(InvalidObjectError, match="a request is measured once"):
-        await client.patch(
-            PROFILE_REQUEST, "fast", {"spec": {"isl": 1}}, namespace=namespace, field_manager="test"
-        )
+        await edit(client, namespace, {"isl": 1}, name="fast", kind=PROFILE_REQUEST)
     with pytest.raises(InvalidObjectError, match="has 53 characters"):
         await client.create(request(namespace, "x" * 53), field_manager="test")
 
@@ -245,15 +228,7 @@ async def _quiet(operator):
 
 async def test_the_operators_own_rights_suffice(crds, client, namespace, tmp_path):
     """With the chart's Role and not one right more."""
-    from accounts import account
-
-    from penstock.operator.rbac import RULES
-
-    rules = [
-        {"apiGroups": [group], "resources": [resource], "verbs": sorted(verbs)}
-        for (group, resource), verbs in RULES.items()
-    ]
-    path = account(crds, namespace, "op", rules)
+    path = account(crds, namespace, "op", operators_rules())
     bound = await KubeClient.connect(kubeconfig=path)
     try:
         await client.create(request(namespace), field_manager="test")

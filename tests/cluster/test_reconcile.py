@@ -5,13 +5,24 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
+from operating import (
+    CHILDREN,
+    all_children,
+    at_rest,
+    condition,
+    edit,
+    events,
+    graph,
+    names,
+    running,
+    settled,
+    until,
+)
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
-    EVENT,
     GRAPH_DEPLOYMENT,
     KINDS,
     SCALING_ADAPTER,
@@ -24,11 +35,8 @@ pytestmark = pytest.mark.cluster
 
 async def test_a_graph_becomes_all_its_children_and_a_status(crds, client, namespace):
     """Each owned by the graph; the finalizer is there before them."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
-    live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+    async with at_rest(client, namespace):
+        live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
     assert live["metadata"]["finalizers"] == ["penstock.dev/drain"]
     assert live["status"]["phase"] == "Pending"
     assert (await condition(client, namespace, "Ready"))["reason"] == "NoReadyWorker"
@@ -43,7 +51,6 @@ async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client,
     """One that is added arrives, one that is taken away goes, and the pod template stays as it is."""
     made = graph(namespace, inheritedAnnotations=["example.com/cost"])
     made["metadata"] |= {"labels": {"team": "a"}, "annotations": {"example.com/cost": "7"}}
-    await client.create(made, field_manager="test")
 
     async def children_say(labels, cost):
         found = [
@@ -60,10 +67,8 @@ async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client,
         ]
         return found and not others
 
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
+    async with at_rest(client, namespace, made):
         await until(lambda: children_say({"team": "a", "tier": None}, "7"), "the graph's labels")
-        await settled(client, namespace, operator)
         before = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
         change = {"labels": {"team": None, "tier": "gold"}, "annotations": {"example.com/cost": None}}
         await client.patch(
@@ -76,10 +81,7 @@ async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client,
 
 async def test_deleted_children_come_back(crds, client, namespace):
     """Every kind of them."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
+    async with at_rest(client, namespace):
         for kind, wanted in CHILDREN.items():
             for name in wanted:
                 await client.delete(KINDS[kind], name, namespace=namespace)
@@ -88,15 +90,12 @@ async def test_deleted_children_come_back(crds, client, namespace):
 
 async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds, client, namespace):
     """Values, labels and added list elements of ours."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
+    async with at_rest(client, namespace):
         before = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
-        edit = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 7}}}}
-        await client.patch(DEPLOYMENT, "g-decode", edit, namespace=namespace, field_manager="kubectl-edit")
-        edit = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}}
-        await client.patch(SERVICE, "g-decode", edit, namespace=namespace, field_manager="kubectl-edit")
+        grace = {"template": {"spec": {"terminationGracePeriodSeconds": 7}}}
+        await edit(client, namespace, grace, name="g-decode", kind=DEPLOYMENT, manager="kubectl-edit")
+        label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}}
+        await client.patch(SERVICE, "g-decode", label, namespace=namespace, field_manager="kubectl-edit")
 
         async def repaired():
             deployment = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
@@ -106,12 +105,8 @@ async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds,
 
         await until(repaired, "the repair")
 
-        async def told():
-            events = (await client.list(EVENT, namespace=namespace)).items
-            return [each["message"] for each in events if each["reason"] == "Repaired"]
-
-        notes = await until(told, "an event")
-    [note] = [each for each in notes if "Deployment" in each]
+        found = await until(lambda: events(client, namespace, "Repaired"), "an event")
+    [note] = [each["message"] for each in found if "Deployment" in each["message"]]
     assert note == (
         "Deployment g-decode: spec.template.spec.terminationGracePeriodSeconds: "
         f"want {before['spec']['template']['spec']['terminationGracePeriodSeconds']}, found 7"
@@ -121,19 +116,15 @@ async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds,
 async def test_what_is_no_longer_wanted_goes_from_a_child(crds, client, namespace):
     """Also fields that the creation set: an environment variable taken out of the graph."""
     wanted = graph(namespace, env=[{"name": "EXTRA", "value": "1"}, {"name": "KEPT", "value": "1"}])
-    await client.create(wanted, field_manager="test")
 
     async def env():
         live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
         [container] = live["spec"]["template"]["spec"]["containers"]
         return {each["name"] for each in container["env"]}
 
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
+    async with at_rest(client, namespace, wanted):
         assert {"EXTRA", "KEPT"} <= await env()
-        await settled(client, namespace, operator)
-        edit = {"spec": {"env": [{"name": "KEPT", "value": "1"}]}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+        await edit(client, namespace, {"env": [{"name": "KEPT", "value": "1"}]})
 
         async def gone():
             return "EXTRA" not in await env()
@@ -147,7 +138,6 @@ async def test_what_is_no_longer_wanted_goes_from_a_child(crds, client, namespac
 
 async def test_the_adapters_number_is_its_owners_within_the_bounds(crds, client, namespace):
     """`kubectl scale` sets it; a deleted adapter comes back with the number that runs."""
-    await client.create(graph(namespace), field_manager="test")
 
     async def number():
         live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
@@ -156,9 +146,7 @@ async def test_the_adapters_number_is_its_owners_within_the_bounds(crds, client,
     async def is_number(wanted):
         return await number() == wanted
 
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
+    async with at_rest(client, namespace) as operator:
         crds.kubectl("scale", "gsa/g-decode", "--replicas=3", "-n", namespace)
         await until(lambda: is_number(3), "3 replicas")
         crds.kubectl("scale", "gsa/g-decode", "--replicas=9", "-n", namespace)
@@ -184,12 +172,7 @@ async def test_the_adapters_number_is_its_owners_within_the_bounds(crds, client,
 
 async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client, namespace):
     """The graph says so, makes everything else, and goes on when the name is free."""
-    foreign = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "g-router", "namespace": namespace},
-        "data": {"mine": "yes"},
-    }
+    foreign = CONFIG_MAP.of({"name": "g-router", "namespace": namespace}, data={"mine": "yes"})
     made = await client.create(foreign, field_manager="somebody")
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace) as operator:
@@ -209,12 +192,9 @@ async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client,
 
 async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace):
     """Children whose owner reference was lost are still the graph's."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
-        edit = {"metadata": {"ownerReferences": []}}
-        await client.patch(SERVICE_ACCOUNT, "g-worker", edit, namespace=namespace, field_manager="me")
+    async with at_rest(client, namespace):
+        lost = {"metadata": {"ownerReferences": []}}
+        await client.patch(SERVICE_ACCOUNT, "g-worker", lost, namespace=namespace, field_manager="me")
 
         async def owned():
             live = await client.get(SERVICE_ACCOUNT, "g-worker", namespace=namespace)
@@ -224,7 +204,7 @@ async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace
 
 
 @pytest.mark.parametrize(
-    "edit",
+    "changed",
     [
         (SERVICE, "g-decode", "/spec/ports/0/port", 9000),
         (SERVICE, "g-frontend", "/spec/ports/0/name", "other"),
@@ -232,13 +212,10 @@ async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace
     ],
     ids=["a Service's port", "its name", "a container's port"],
 )
-async def test_an_edited_key_of_a_list_is_repaired(crds, client, namespace, edit):
+async def test_an_edited_key_of_a_list_is_repaired(crds, client, namespace, changed):
     """Applied as it is, the entry would come back beside the edited one, which the API server refuses."""
-    kind, name, path, value = edit
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
+    kind, name, path, value = changed
+    async with at_rest(client, namespace) as operator:
         before = (await client.get(kind, name, namespace=namespace))["spec"]
         patch = [{"op": "replace", "path": path, "value": value}]
         await client.patch(kind, name, patch, namespace=namespace, field_manager="kubectl-edit")

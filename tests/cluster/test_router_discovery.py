@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import orjson
 import pytest
+from accounts import account
 from apiserver import own_address
 
 from penstock.core.http.client import ConnectionPool, Timeouts
@@ -12,7 +13,7 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
 
@@ -32,18 +33,13 @@ def slice_of(namespace, graph, worker, conditions=READY):
     """Return the EndpointSlice of one worker."""
     name, role, address, port = worker
     pod = {"kind": "Pod", "name": name, "namespace": namespace, "uid": f"uid-{name}"}
-    return {
-        "apiVersion": ENDPOINT_SLICE.api_version,
-        "kind": ENDPOINT_SLICE.kind,
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {"penstock.dev/graph": graph, "penstock.dev/role": role},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
-        "endpoints": [{"addresses": [address], "conditions": conditions, "targetRef": pod}],
-    }
+    labels = {"penstock.dev/graph": graph, "penstock.dev/role": role}
+    return ENDPOINT_SLICE.of(
+        {"name": name, "namespace": namespace, "labels": labels},
+        addressType="IPv4",
+        ports=[{"name": "http", "port": port, "protocol": "TCP"}],
+        endpoints=[{"addresses": [address], "conditions": conditions, "targetRef": pod}],
+    )
 
 
 class Place:
@@ -173,60 +169,34 @@ async def test_a_stream_outlives_its_workers_slice(place):
     await place.start_router()
     await place.until(lambda: not place.router.admission.problems())
     stream = await place.stream(tokens=200)
-    await anext(stream)
+    begun = await anext(stream)
     await place.hide(worker)
     await place.until(lambda: not place.names)
-    rest = await stream.read(limit_bytes=1_000_000)
-    assert rest.rstrip().endswith(b"data: [DONE]")
+    # On a busy machine all of it may have come at once.
+    whole = begun + await stream.read(limit_bytes=1_000_000)
+    assert whole.rstrip().endswith(b"data: [DONE]")
 
 
 async def test_a_role_that_may_read_slices_and_its_graph_is_enough(crds, place, namespace, monkeypatch):
     """With EndpointSlices and the one graph, and nothing else, the router works and its page knows GPUs and planner."""
-    rbac = ROLE.api_version
-    about = {"name": "router", "namespace": namespace}
-    rules = [
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
-        },
-        {
-            "apiGroups": ["penstock.dev"],
-            "resources": ["graphdeployments"],
-            "verbs": ["get"],
-            "resourceNames": ["llama"],
-        },
-    ]
-    graph = {
-        "apiVersion": GRAPH_DEPLOYMENT.api_version,
-        "kind": GRAPH_DEPLOYMENT.kind,
-        "metadata": {"name": "llama", "namespace": namespace},
-        "spec": {
-            "model": {"name": "m"},
-            "runtime": "simulated",
-            "services": {
-                "frontend": {"role": "router"},
-                "decode": {"role": "aggregated", "gpusPerReplica": 2, "replicas": 1},
-            },
-            "planner": {"maxGpuBudget": 6},
-        },
+    slices = {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
     }
-    subject = {"kind": "ServiceAccount", "name": "router", "namespace": namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "router"}
-    for obj in (
-        graph,
-        {"apiVersion": "v1", "kind": SERVICE_ACCOUNT.kind, "metadata": about},
-        {"apiVersion": rbac, "kind": ROLE.kind, "metadata": about, "rules": rules},
-        {
-            "apiVersion": rbac,
-            "kind": ROLE_BINDING.kind,
-            "metadata": about,
-            "subjects": [subject],
-            "roleRef": reference,
+    own = {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["get"]}
+    kubeconfig = account(crds, namespace, "router", [slices, {**own, "resourceNames": ["llama"]}])
+    spec = {
+        "model": {"name": "m"},
+        "runtime": "simulated",
+        "services": {
+            "frontend": {"role": "router"},
+            "decode": {"role": "aggregated", "gpusPerReplica": 2, "replicas": 1},
         },
-    ):
-        await place.kube.apply(obj, field_manager=ME)
-    kubeconfig = await asyncio.to_thread(crds.service_account_kubeconfig, namespace, "router")
+        "planner": {"maxGpuBudget": 6},
+    }
+    graph = GRAPH_DEPLOYMENT.of({"name": "llama", "namespace": namespace}, spec=spec)
+    await place.kube.apply(graph, field_manager=ME)
     async with place_of(crds, namespace, monkeypatch, kubeconfig) as restricted:
         worker = await restricted.worker("one", "aggregated")
         await restricted.show(worker)

@@ -54,22 +54,11 @@ async def test_graphs_stored_under_the_first_definition_are_valid_and_can_be_edi
             assert [f"{one.path}: {one.message}" for one in problems] == [], each["metadata"]["name"]
             assert model is not None
             assert parse(each).spec == model.spec
-            changed = await client.patch(
-                GRAPH_DEPLOYMENT,
-                each["metadata"]["name"],
-                {"metadata": {"labels": {"team": "a"}}},
-                namespace="default",
-                field_manager="test",
-            )
-            assert changed["spec"] == each["spec"]
-            edit = {"paused": True}
-            changed = await client.patch(
-                GRAPH_DEPLOYMENT,
-                each["metadata"]["name"],
-                {"spec": edit},
-                namespace="default",
-                field_manager="test",
-            )
+            where = {"namespace": "default", "field_manager": "test"}
+            name = each["metadata"]["name"]
+            label = {"metadata": {"labels": {"team": "a"}}}
+            assert (await client.patch(GRAPH_DEPLOYMENT, name, label, **where))["spec"] == each["spec"]
+            changed = await client.patch(GRAPH_DEPLOYMENT, name, {"spec": {"paused": True}}, **where)
             assert changed["spec"]["paused"] is True
     finally:
         await client.close()

@@ -56,10 +56,11 @@ def operator():
         "status": {"phase": "Ready"},
     }
     metrics.watch(depth=lambda: 0, graphs=lambda: [graph])
-    metrics.leads(True)
-    metrics.reconciled("unchanged", 0.01)
-    metrics.wrote("Deployment", "patch")
-    metrics.write_failed("Deployment", "conflict")
+    metrics.leader.set(1)
+    metrics.reconciles.labels("unchanged").inc()
+    metrics.durations.observe(0.01)
+    metrics.writes.labels("Deployment", "patch").inc()
+    metrics.write_errors.labels("Deployment", "conflict").inc()
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -41,11 +41,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """One thing to report about an object.
+    """One thing to report about an object: a reason in UpperCamelCase, and one sentence, cut to `MAX_NOTE` bytes.
 
     Attributes:
-        reason: One word in UpperCamelCase.
-        text: One sentence; cut to `MAX_NOTE` bytes.
         action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
         detail: Put behind the text in brackets; does not distinguish repeats.
@@ -65,53 +63,6 @@ class EventMessage:
         return kept + suffix
 
 
-@dataclass(frozen=True, slots=True)
-class EventReporter:
-    """Who reports.
-
-    Attributes:
-        controller: Program's name.
-        instance: Name of this process: the pod's or the host's.
-        action: What it always does, one word.
-    """
-
-    controller: str
-    instance: str
-    action: str
-
-    def event(self, regarding: Mapping[str, Any], message: EventMessage, *, at_s: float) -> dict[str, Any]:
-        """Return an Event.
-
-        Args:
-            regarding: Object with apiVersion, kind and metadata.
-            message: What happened.
-            at_s: When, seconds since the epoch.
-        """
-        metadata = regarding["metadata"]
-        kept = {
-            key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata
-        }
-        name = {
-            "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
-            "namespace": metadata.get("namespace", "default"),
-        }
-        return EVENT.of(
-            name,
-            eventTime=micro_stamp(at_s),
-            firstTimestamp=stamp(at_s),
-            lastTimestamp=stamp(at_s),
-            count=1,
-            source={"component": self.controller},
-            reportingComponent=self.controller,
-            reportingInstance=self.instance[:MAX_INSTANCE],
-            action=message.action or self.action,
-            reason=message.reason,
-            type="Warning" if message.is_warning else "Normal",
-            message=message.note,
-            involvedObject={"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **kept},
-        )
-
-
 @dataclass(slots=True)
 class _Repeats:
     name: str
@@ -126,24 +77,24 @@ class EventRecorder:
     def __init__(
         self,
         client: KubeClient,
-        reporter: EventReporter,
+        controller: str,
+        instance: str,
+        action: str,
         *,
         on_dropped: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
+        """Prepare for a program, this process by its pod's or host's name, and what it always does in one word."""
         self._client = client
-        self._reporter = reporter
+        self._controller = controller
+        self._instance = instance
+        self._action = action
         self._on_dropped = on_dropped
         self._now_s = now_s
         self._known: OrderedDict[tuple[str, str, str], _Repeats] = OrderedDict()
 
     async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Record ``message`` about an object; never raises for a cluster's refusal.
-
-        Args:
-            regarding: Object with apiVersion, kind and metadata.
-            message: What happened.
-        """
+        """Record ``message`` about an object; never raises for a cluster's refusal."""
         now_s = self._now_s()
         metadata = regarding["metadata"]
         key = (str(metadata.get("uid", metadata["name"])), message.reason, message.text)
@@ -153,19 +104,43 @@ class EventRecorder:
                 known.count, known.last_s = known.count + 1, now_s
                 if now_s - known.written_s < REPEAT_S or await self._repeat(regarding, known, message):
                     return
-            event = self._reporter.event(regarding, message, at_s=now_s)
+            event = self._event(regarding, message, at_s=now_s)
             self._remember(key, _Repeats(event["metadata"]["name"], now_s, now_s))
-            await self._client.create(event, field_manager=self._reporter.controller)
+            await self._client.create(event, field_manager=self._controller)
         except ClusterError as exc:
             self._on_dropped()
             log.debug("event dropped", reason=message.reason, error=str(exc))
+
+    def _event(self, regarding: Mapping[str, Any], message: EventMessage, *, at_s: float) -> dict[str, Any]:
+        metadata = regarding["metadata"]
+        shown = ("name", "namespace", "uid", "resourceVersion")
+        kept = {key: metadata[key] for key in shown if key in metadata}
+        name = {
+            "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+            "namespace": metadata.get("namespace", "default"),
+        }
+        return EVENT.of(
+            name,
+            eventTime=micro_stamp(at_s),
+            firstTimestamp=stamp(at_s),
+            lastTimestamp=stamp(at_s),
+            count=1,
+            source={"component": self._controller},
+            reportingComponent=self._controller,
+            reportingInstance=self._instance[:MAX_INSTANCE],
+            action=message.action or self._action,
+            reason=message.reason,
+            type="Warning" if message.is_warning else "Normal",
+            message=message.note,
+            involvedObject={"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **kept},
+        )
 
     async def _repeat(self, regarding: Mapping[str, Any], known: _Repeats, message: EventMessage) -> bool:
         """Write the count of an Event; return False if the Event is gone."""
         patch = {"count": known.count, "lastTimestamp": stamp(known.last_s), "message": message.note}
         known.written_s = known.last_s
         namespace = regarding["metadata"].get("namespace", "default")
-        manager = self._reporter.controller
+        manager = self._controller
         try:
             await self._client.patch(EVENT, known.name, patch, namespace=namespace, field_manager=manager)
         except NotFoundError:

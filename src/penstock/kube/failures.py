@@ -50,11 +50,7 @@ _ERRORS: Final[Mapping[int, type[ClusterError]]] = MappingProxyType(
 
 @contextmanager
 def penstock_errors(about: str) -> Iterator[None]:
-    """Map foreign exceptions raised inside.
-
-    Args:
-        about: What was tried, for the message: ``GET /api/v1/pods``.
-    """
+    """Map foreign exceptions raised inside; ``about`` is what was tried, such as ``GET /api/v1/pods``."""
     try:
         yield
     except FOREIGN as exc:

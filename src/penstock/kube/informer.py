@@ -21,6 +21,8 @@ from penstock.kube.client import KubeClient, selector_of
 from penstock.kube.failures import event_error
 from penstock.kube.kinds import Kind
 
+log = get_logger(__name__)
+
 
 class Backoff:
     """Doubles its pause up to a limit; each is drawn from the upper half of the range, so that clients spread."""
@@ -43,8 +45,6 @@ class Backoff:
         """Start again with the shortest pause; call it after a success."""
         self._next_s = self._first_s
 
-
-log = get_logger(__name__)
 
 STREAM_S: Final = (300, 600)
 """Chosen: the server ends each watch after a time drawn from here, so that clients spread over its replicas."""
@@ -76,7 +76,6 @@ class Informer:
         objects: By ``(namespace, name)``, trimmed; a live view, do not change what it holds.
         synced: Set once the first list is in.
         problem: Why the copy may be out of date, or None.
-        last_event_s: `time.monotonic` of the server's last sign; None before.
         resource_version: Version of the collection that `objects` shows; empty before the first list.
     """
 
@@ -86,8 +85,7 @@ class Informer:
         kind: Kind,
         *,
         namespace: str | None,
-        labels: Mapping[str, str] | None = None,
-        label_selector: str | None = None,
+        labels: Mapping[str, str] | str | None = None,
         trim: Trim = without_managed_fields,
         on_change: OnChange | None = None,
     ) -> None:
@@ -97,72 +95,33 @@ class Informer:
             client: Of the API server.
             kind: Kind to keep.
             namespace: None keeps all namespaces.
-            labels: That objects must carry; one whose labels change leaves with a DELETED.
-            label_selector: A selector in Kubernetes' own syntax, in place of ``labels``.
+            labels: That objects must carry, or a selector in Kubernetes' own syntax.
             trim: Returns what is kept of an object; may change its argument.
             on_change: Called with ADDED, MODIFIED or DELETED and the trimmed object, after `objects` changed.
         """
         self._client = client
         self._kind = kind
         self._namespace = namespace
-        self._selector = label_selector if label_selector is not None else selector_of(labels)
+        self._selector = selector_of(labels)
         self._trim = trim
         self._on_change = on_change
         self._store: dict[ObjectKey, dict[str, Any]] = {}
-        self._waiting: list[asyncio.Future[None]] = []
-        self._scope: asyncio.Timeout | None = None
         self._backoff = Backoff(client.rng, first_s=0.2, limit_s=10.0)
-        self._is_running = False
         self.objects: Mapping[ObjectKey, dict[str, Any]] = MappingProxyType(self._store)
         self.synced = asyncio.Event()
         self.problem: str | None = None
-        self.last_event_s: float | None = None
         self.resource_version = ""
 
     async def run(self) -> None:
         """List and watch until cancelled; failures are waited out with growing pauses."""
-        self._is_running = True
-        try:
-            while True:
-                await self._round()
-        finally:
-            self._is_running = False
-            self._finish_waiting(ClusterError(f"{self._kind.plural}: the informer was stopped"))
-
-    async def relist(self) -> None:
-        """Replace the copy by a fresh consistent list, read after this call; returns once it is in.
-
-        With `run` under way it is tried until it succeeds, so bound it with `asyncio.timeout`.
-
-        Raises:
-            ClusterError: without `run`, the server refused or failed.
-        """
-        if not self._is_running:
-            await self._list()
-            return
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append(done)
-        self.resource_version = ""
-        if self._scope is not None:
-            # Ends the watch or the pause: an event older than the list must not arrive after it.
-            self._scope.reschedule(asyncio.get_running_loop().time())
-        await done
-
-    async def _round(self) -> None:
-        """List if needed, then watch once; pause after a failure."""
-        try:
-            async with asyncio.timeout(None) as self._scope:
-                await self._list_and_watch()
-        except TimeoutError:
-            return  # relist() wants a list now
-        finally:
-            self._scope = None
+        while True:
+            await self._list_and_watch()
 
     async def _list_and_watch(self) -> None:
+        """List if needed, then watch once; pause afterwards."""
         started_s = time.monotonic()
         try:
-            # An event read while relist() was called has set the version again.
-            if not self.resource_version or self._waiting:
+            if not self.resource_version:
                 await self._list()
             await self._watch()
         except ExpiredError as exc:
@@ -175,26 +134,18 @@ class Informer:
         await asyncio.sleep(self._backoff.pause_s())
 
     async def _list(self) -> None:
-        waiting, self._waiting = self._waiting, []
         fresh: dict[ObjectKey, dict[str, Any]] = {}
 
         def take(obj: dict[str, Any]) -> None:
             fresh[key_of(obj)] = self._trim(obj)
 
-        try:
-            version = await self._client.read_pages(
-                self._kind, namespace=self._namespace, selector=self._selector, take=take, restart=fresh.clear
-            )
-        except BaseException:
-            self._waiting = waiting + self._waiting
-            raise
+        version = await self._client.read_pages(
+            self._kind, namespace=self._namespace, selector=self._selector, take=take, restart=fresh.clear
+        )
         self._replace(fresh)
         self.resource_version = version
         self._heard()
         self.synced.set()
-        for done in waiting:
-            if not done.done():
-                done.set_result(None)
 
     async def _watch(self) -> None:
         """Follow one stream to its end."""
@@ -256,7 +207,6 @@ class Informer:
             )
 
     def _heard(self) -> None:
-        self.last_event_s = time.monotonic()
         if self.problem is not None:
             log.info("API server answers again", kind=self._kind.plural)
             self.problem = None
@@ -265,9 +215,3 @@ class Informer:
         if problem != self.problem:
             log.warning("view may be out of date", kind=self._kind.plural, problem=problem)
         self.problem = problem
-
-    def _finish_waiting(self, error: ClusterError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            if not done.done():
-                done.set_exception(error)

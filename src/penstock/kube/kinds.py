@@ -12,14 +12,7 @@ from penstock.core.errors import InvalidObjectError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of object.
-
-    Attributes:
-        api_version: Group and version, ``apps/v1``; ``v1`` for the core group.
-        kind: Its name in manifests.
-        plural: Its name in paths.
-        namespaced: Whether its objects live in namespaces.
-    """
+    """One kind of object: group and version (``v1`` for the core's), its name in manifests and in paths."""
 
     api_version: str
     kind: str
@@ -38,12 +31,9 @@ class Kind:
     def path(
         self, namespace: str | None = None, name: str | None = None, *, subresource: str | None = None
     ) -> str:
-        """Return the path of the collection, of one object or of its subresource.
+        """Return the path of the collection, of one object or of its subresource (``status``, ``scale`` and the like).
 
-        Args:
-            namespace: None stands for all namespaces; ignored by kinds that live in none.
-            name: Of the object; None for the collection.
-            subresource: ``status``, ``scale`` and the like; needs a name.
+        A namespace of None stands for all; kinds that live in none ignore it.
         """
         base = "/apis/" if "/" in self.api_version else "/api/"
         parts = [base + self.api_version]
@@ -61,8 +51,6 @@ GRAPH_DEPLOYMENT: Final = Kind("penstock.dev/v1alpha1", "GraphDeployment", "grap
 SCALING_ADAPTER: Final = Kind("penstock.dev/v1alpha1", "ScalingAdapter", "scalingadapters")
 PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profilerequests")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
-REPLICA_SET: Final = Kind("apps/v1", "ReplicaSet", "replicasets")
-STATEFUL_SET: Final = Kind("apps/v1", "StatefulSet", "statefulsets")
 LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 DYNAMO_WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
@@ -73,15 +61,10 @@ ENDPOINT_SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointsl
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("v1", "Secret", "secrets")
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
-PVC: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 NODE: Final = Kind("v1", "Node", "nodes", namespaced=False)
 NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
-CLUSTER_ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False)
-CLUSTER_ROLE_BINDING: Final = Kind(
-    "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
-)
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -103,11 +86,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 
 
 def kind_of(obj: Mapping[str, Any]) -> Kind:
-    """Return an object's kind, in the version that the object names.
-
-    Raises:
-        InvalidObjectError: no kind, no apiVersion, or a kind that Penstock does not know.
-    """
+    """Return an object's kind in the version that it names; InvalidObjectError for one that Penstock does not know."""
     name, version = obj.get("kind"), obj.get("apiVersion")
     known = KINDS.get(name) if isinstance(name, str) else None
     if known is None or not isinstance(version, str):

@@ -66,21 +66,15 @@ class Election:
     ) -> None:
         """Prepare; nothing is read yet.
 
-        Args:
-            client: Of the API server; its own writes are not fenced.
-            name: Of the Lease; created when absent.
-            namespace: Of the Lease.
-            identity: Of this process, unique among candidates and across restarts.
-            duration_s: Term; the Lease stores whole seconds, so at least 1.
-            labels: Of the Lease, written with every renewal.
-            owner: Owner reference that the Lease carries while this process holds it, see `own_pod`; None: none.
+        The Lease is created when absent, and carries the labels and, while this process holds it, the owner (see
+        `own_pod`). An identity is unique among candidates and across restarts; a term has at least a second.
         """
         # A renewal behind a hundred slow writes would come too late.
         self._client = client.urgent()
         self._name = name
         self._namespace = namespace
-        self._identity = identity
-        self._duration_s = duration_s
+        self.identity = identity
+        self.duration_s = duration_s
         self._metadata: dict[str, Any] = {"labels": dict(labels or {})}
         if owner is not None:
             self._metadata["ownerReferences"] = [dict(owner)]
@@ -90,16 +84,6 @@ class Election:
         self.holder = ""
         self.problem: str | None = None
         self.overdue: str | None = None
-
-    @property
-    def identity(self) -> str:
-        """Identity of this process."""
-        return self._identity
-
-    @property
-    def duration_s(self) -> float:
-        """Term in seconds."""
-        return self._duration_s
 
     @property
     def is_leading(self) -> bool:
@@ -114,18 +98,18 @@ class Election:
         """
         while True:
             await self._win()
-            log.info("leading", lease=self._name, identity=self._identity)
+            log.info("leading", lease=self._name, identity=self.identity)
             try:
                 if await self._reign(work):
                     return
             finally:
                 self._held_until_s = None
                 await self._release()
-            log.warning("leadership lost", lease=self._name, identity=self._identity, problem=self.problem)
+            log.warning("leadership lost", lease=self._name, identity=self.identity, problem=self.problem)
 
     async def _win(self) -> None:
-        pause_s = self._duration_s / TRIES
-        while not await self._try(self._duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
+        pause_s = self.duration_s / TRIES
+        while not await self._try(self.duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
             await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
 
     async def _reign(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -149,7 +133,7 @@ class Election:
         Meanwhile `overdue` says so, for the liveness probe: a restart is the only other way out.
         """
         task.cancel()
-        left_s = self._duration_s * (1 - HELD_FRACTION)
+        left_s = self.duration_s * (1 - HELD_FRACTION)
         _, late = await asyncio.wait({task}, timeout=left_s)
         if late:
             log.error("work goes on though leadership is over; waiting", lease=self._name, after_s=left_s)
@@ -162,11 +146,11 @@ class Election:
 
     async def _renew(self) -> None:
         """Renew until leadership is lost."""
-        pause_s = self._duration_s / RENEWALS
+        pause_s = self.duration_s / RENEWALS
         while (left_s := self._left_s()) > 0:
             await asyncio.sleep(min(pause_s, left_s))
             is_renewed = await self._try(self._left_s())
-            pause_s = self._duration_s / (RENEWALS if is_renewed else TRIES)
+            pause_s = self.duration_s / (RENEWALS if is_renewed else TRIES)
 
     def _left_s(self) -> float:
         return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
@@ -200,33 +184,31 @@ class Election:
                 self._held_until_s = None
                 return False
             await self._patch(lease["metadata"], self._taken(spec))
-        self.holder = self._identity
-        self._held_until_s = started_s + self._duration_s * HELD_FRACTION
+        self.holder = self.identity
+        self._held_until_s = started_s + self.duration_s * HELD_FRACTION
         return True
 
     def _may_take(self, metadata: dict[str, Any], spec: dict[str, Any]) -> bool:
         self.holder = spec.get("holderIdentity") or ""
-        if self.holder in {"", self._identity}:
+        if self.holder in {"", self.identity}:
             return True
         now_s = time.monotonic()
         version = metadata["resourceVersion"]
         if version != self._seen:
             self._seen, self._seen_at_s = version, now_s
-        return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self._duration_s)
+        return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self.duration_s)
 
     def _taken(self, spec: dict[str, Any]) -> dict[str, Any]:
-        now = _now()
-        taken = {"holderIdentity": self._identity, "leaseDurationSeconds": self._whole_s(), "renewTime": now}
-        if spec.get("holderIdentity") != self._identity:
+        now = micro_stamp(time.time())
+        whole_s = max(1, math.ceil(self.duration_s))
+        taken = {"holderIdentity": self.identity, "leaseDurationSeconds": whole_s, "renewTime": now}
+        if spec.get("holderIdentity") != self.identity:
             taken |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         return taken
 
     def _new(self) -> dict[str, Any]:
         metadata = {"name": self._name, "namespace": self._namespace, **self._metadata}
         return LEASE.of(metadata, spec=self._taken({"holderIdentity": None, "leaseTransitions": -1}))
-
-    def _whole_s(self) -> int:
-        return max(1, math.ceil(self._duration_s))
 
     async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
         # The version makes it fail if anybody else was first.
@@ -243,23 +225,19 @@ class Election:
         with suppress(ClusterError, ConfigError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
-                if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
-                    freed = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
+                    freed = {
+                        "holderIdentity": "",
+                        "leaseDurationSeconds": 1,
+                        "renewTime": micro_stamp(time.time()),
+                    }
                     await self._patch(lease["metadata"], freed)
 
 
 def election_of(
     client: KubeClient, component: str, *, namespace: str, name: str, operator_class: str
 ) -> Election:
-    """Return this process's candidacy for the Lease of an installation of operator or planner.
-
-    Args:
-        client: Of the API server.
-        component: ``operator`` or ``planner``.
-        namespace: Of the Lease.
-        name: Of the Lease.
-        operator_class: Class of the graphs that it works on.
-    """
+    """Return this process's candidacy for a Lease of an installation; the component is ``operator`` or ``planner``."""
     return Election(
         client,
         name=name,
@@ -295,16 +273,9 @@ def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | 
 
     The Lease then goes with the pod of its holder: `helm uninstall` takes the rights away before the process could
     give the Lease back, and would leave it with a holder that is gone. The next holder puts its own pod there.
-
-    Args:
-        environment: With ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID``, as the chart sets them.
-        namespace: Of the Lease; an owner must be in the same one.
+    The chart sets ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID`` in the environment.
     """
     name, uid = environment.get("POD_NAME"), environment.get("POD_UID")
     if not name or not uid or environment.get("POD_NAMESPACE") != namespace:
         return None
     return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
-
-
-def _now() -> str:
-    return micro_stamp(time.time())

@@ -31,6 +31,8 @@ from penstock.core.errors import ClusterError, ConfigError, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_errors
 
+log = get_logger(__name__)
+
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet mounts a pod's own credentials."""
 
@@ -43,23 +45,14 @@ PLUGIN_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What one client presents.
-
-    Attributes:
-        configuration: The official client's: server, token, certificates, proxy.
-        namespace: Of the service account or the context; ``default`` otherwise.
-    """
+    """What one client presents: the official client's configuration, and the namespace that it lives in."""
 
     configuration: Configuration
     namespace: str
 
 
 async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> Credentials:
-    """Read the credentials.
-
-    Args:
-        kubeconfig: None takes ``$KUBECONFIG``, then ``~/.kube/config``, then the pod's service account.
-        context: Of the kubeconfig; None takes its current one.
+    """Read the credentials; arguments as in `KubeClient.connect`.
 
     Raises:
         ConfigError: there are none, or they cannot be used.
@@ -86,18 +79,16 @@ async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> C
     return found
 
 
-def remove_key_files() -> None:
-    """Remove the files into which the package copied inline keys; it would keep them until the process ends."""
-    kube_config._cleanup_temp_files()  # noqa: SLF001 - there is no public way
-
-
 async def _read(paths: str, context: str | None) -> Credentials:
     configuration = Configuration(host="")
     files = [os.path.expanduser(each) for each in paths.split(os.pathsep)]  # noqa: ASYNC240, PTH111 - as above
     if not any(os.path.exists(each) for each in files) and SERVICE_ACCOUNT.is_dir():  # noqa: ASYNC240, PTH110
         token, authority = SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt"
         InClusterConfigLoader(str(token), str(authority)).load_and_set(configuration)
-        return Credentials(configuration, _own_namespace())
+        namespace = "default"
+        with suppress(OSError, UnicodeDecodeError):
+            namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or namespace
+        return Credentials(configuration, namespace)
     plugin_errors = _RaisedErrors(logging.ERROR)
     kube_config.logger.addHandler(plugin_errors)
     try:
@@ -109,20 +100,12 @@ async def _read(paths: str, context: str | None) -> Credentials:
     return Credentials(configuration, loader.current_context["context"].get("namespace") or "default")
 
 
-def _own_namespace() -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or "default"
-    return "default"
-
-
 class _RaisedErrors(logging.Handler):
     """Raises what the package only logs: why a credential plugin gave nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise kube_config.ConfigException(record.getMessage())
 
-
-log = get_logger(__name__)
 
 CONNECT_S: Final = 5.0
 """Chosen: longest wait for a connection with TLS; within a cluster it takes milliseconds."""
@@ -166,14 +149,9 @@ _WARNINGS_KEPT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class KubeCall:
-    """One request.
+    """One request; a body is sent as JSON.
 
     Attributes:
-        method: HTTP method.
-        path: Below the server's URL.
-        params: Query parameters.
-        body: Object to send as JSON, or None.
-        content_type: Of the body.
         is_repeatable: A second execution changes nothing more, so lost answers may be asked for again.
         refusal: Asked right before sending, after every wait: why it may not be sent; returns None if it may.
     """
@@ -190,11 +168,7 @@ class KubeCall:
         return f"{self.method} {self.path}"
 
     def check(self) -> None:
-        """Refuse to go on if the call may not be sent any more.
-
-        Raises:
-            ClusterError: with the reason.
-        """
+        """Raise ClusterError if the call may not be sent any more."""
         why = None if self.refusal is None else self.refusal()
         if why is not None:
             raise ClusterError(f"{self}: not sent: {why}")
@@ -205,13 +179,7 @@ _sending: ContextVar[KubeCall] = ContextVar("_sending")
 
 
 class Transport:
-    """Sends calls; one per client.
-
-    Attributes:
-        credentials: As read last.
-        version: Grows whenever the credentials are read again.
-        rng: Generator of all jitter.
-    """
+    """Sends calls; one per client, with the credentials as read last; their version grows when they are read again."""
 
     def __init__(
         self, credentials: Credentials, rng: random.Random, kubeconfig: Path | None, context: str | None
@@ -229,11 +197,7 @@ class Transport:
 
     @classmethod
     async def open(cls, rng: random.Random, *, kubeconfig: Path | None, context: str | None) -> Transport:
-        """Read the credentials and prepare connections; nothing is sent yet.
-
-        Raises:
-            ConfigError: the credentials cannot be used.
-        """
+        """Read the credentials and prepare connections, as `KubeClient.connect`."""
         credentials = await read_credentials(kubeconfig=kubeconfig, context=context)
         return cls(credentials, rng, kubeconfig, context)
 
@@ -288,20 +252,13 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, call: KubeCall) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open a watch and give its body as it arrives; never tried again.
-
-        Raises:
-            ClusterError: it was refused, broke off or went silent.
-        """
+        """Open a watch and give its body as it arrives; never tried again."""
         with penstock_errors(str(call)):
             async with await self._attempt(call, SILENCE_S) as response:
                 yield response.content
 
     async def renew(self, seen: int) -> None:
-        """Read the credentials again, once for all calls that failed by them, and use new connections.
-
-        Args:
-            seen: Version of the credentials that failed.
+        """Read the credentials again, once for all calls that failed by version ``seen``, and use new connections.
 
         Raises:
             ConfigError: what is there now cannot be used.
@@ -365,17 +322,13 @@ def _may_repeat(call: KubeCall, exc: Exception) -> bool:
 
 
 def _api_client(configuration: Configuration) -> ApiClient:
-    """Return the official client, on connections as `_session` makes them.
-
-    Raises:
-        ConfigError: a certificate or key cannot be read.
-    """
     try:
         api = ApiClient(configuration)
     except OSError as exc:
         raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
     finally:
-        remove_key_files()
+        # It copied inline keys into files, and would keep those until the process ends.
+        kube_config._cleanup_temp_files()  # noqa: SLF001 - there is no public way
     api.user_agent = USER_AGENT
     fence = aiohttp.TraceConfig()
     fence.on_request_headers_sent.append(_check_fence)

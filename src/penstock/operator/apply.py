@@ -28,7 +28,8 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER,
 from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.plan.drift import FieldDifference, differences, stamped
+from penstock.operator.plan.status import is_current
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.router_config import graph_secret
 from penstock.operator.trim import POSTED, VERSION, Object, is_posted, version_of
@@ -52,14 +53,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The object whose children are applied.
-
-    Attributes:
-        uid: Its UID.
-        name: Its name.
-        kind: Its kind.
-        first_replicas: Number that a ScalingAdapter is created with, by the adapter's name.
-    """
+    """The object whose children are applied, and the number that a ScalingAdapter is created with, by its name."""
 
     uid: str
     name: str
@@ -72,7 +66,6 @@ class Applied:
     """What came of applying a graph's children.
 
     Attributes:
-        wrote: Whether anything was written.
         repaired: ``Kind name: what differed`` of those changed by another writer.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
@@ -106,10 +99,7 @@ class Applier:
     ) -> Applied:
         """Create or apply absent or drifted objects: all others first, then the RoleBinding and workloads in turn.
 
-        Args:
-            desired: A graph's children.
-            live: What the watches show, by kind and name.
-            owner: The graph; children of another owner are left alone.
+        Children of another owner than the given one are left alone.
 
         Raises:
             ClusterError: somebody else was first; an object that the server refuses or cannot write (a webhook
@@ -132,21 +122,20 @@ class Applier:
             await one(each)
         return found
 
-    async def status(self, obj: Object) -> None:
-        """Apply the status of a graph or an adapter."""
-        call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
+    async def status(self, obj: Object, status: Mapping[str, Any]) -> bool:
+        """Apply an object's status unless it says that already; return whether it said something new."""
+        if is_current(status, obj.get("status") or None):
+            return False
+        head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
+        said = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": head, "status": status}
+        call = self._client.apply(said, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
+        return True
 
     async def create_once(self, obj: Object) -> None:
         """Create an object that no watch shows; one that is there stays as it is."""
-        try:
-            await self._client.create(obj, field_manager=OPERATOR)
-        except ConflictError:
-            return
-        except ClusterError as exc:
-            self._metrics.write_failed(obj["kind"], type(exc).__name__)
-            raise
-        self._metrics.wrote(obj["kind"], "create")
+        call = self._client.create(obj, field_manager=OPERATOR)
+        await self._counted("create", call, obj["kind"], ConflictError)
 
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
         """Patch an object that has kind and metadata: JSON patch for a list, else merge patch."""
@@ -157,28 +146,16 @@ class Applier:
         return await self._written("patch", call, obj)
 
     async def delete(self, obj: Object, *, grace_s: int | None = None) -> None:
-        """Delete an object if it is still this one; one that is gone or replaced is fine.
-
-        Args:
-            obj: With its kind and metadata.
-            grace_s: Seconds that a pod is given; None leaves its own.
-        """
+        """Delete an object if it is still this one; a pod is given ``grace_s``, None leaves its own."""
         metadata = obj["metadata"]
-        kind = kind_of(obj)
-        try:
-            await self._client.delete(
-                kind,
-                metadata["name"],
-                namespace=metadata["namespace"],
-                uid=metadata.get("uid"),
-                grace_s=grace_s,
-            )
-        except (NotFoundError, ConflictError):
-            return
-        except ClusterError as exc:
-            self._metrics.write_failed(kind.kind, type(exc).__name__)
-            raise
-        self._metrics.wrote(kind.kind, "delete")
+        call = self._client.delete(
+            kind_of(obj),
+            metadata["name"],
+            namespace=metadata["namespace"],
+            uid=metadata.get("uid"),
+            grace_s=grace_s,
+        )
+        await self._counted("delete", call, obj["kind"], NotFoundError, ConflictError)
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
         """Forget children, given by kind and name."""
@@ -191,12 +168,7 @@ class Applier:
         return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return where an object differs from the desired one, except what the cluster insists on.
-
-        Args:
-            want: Not stamped.
-            there: What the watches show.
-        """
+        """Return where an object differs from the desired one, not stamped, except what the cluster insists on."""
         if self._right.get(_key(want)) == (_digest(stamped(want)), there.get(VERSION)):
             return []
         tolerated = self._tolerated_paths(want, there)
@@ -206,10 +178,11 @@ class Applier:
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:
             return None
-        drift = drifted(want, there, tolerated=self._tolerated_paths(want, want))
+        tolerated = self._tolerated_paths(want, want)
+        drift = next((each for each in differences(want, there) if each.path not in tolerated), None)
         if drift is None:
             self._right.put(key, compared)
-        return drift
+        return None if drift is None else str(drift)
 
     def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
         nothing: tuple[str, frozenset[str]] = ("", frozenset())
@@ -305,13 +278,9 @@ class Applier:
             if not has_applied:
                 posted_as = {"manager": OPERATOR, "operation": "Apply"}
                 changed.append({**each, **posted_as, "fieldsV1": fields})
+        replaced = {"managedFields": changed, "resourceVersion": live["metadata"]["resourceVersion"]}
         patch = [
-            {"op": "replace", "path": "/metadata/managedFields", "value": changed},
-            {
-                "op": "replace",
-                "path": "/metadata/resourceVersion",
-                "value": live["metadata"]["resourceVersion"],
-            },
+            {"op": "replace", "path": f"/metadata/{key}", "value": value} for key, value in replaced.items()
         ]
         await self.patch(want, patch)
 
@@ -327,14 +296,20 @@ class Applier:
             self._right.put(key, (_digest(want), version_of(answer)))
 
     async def _written(self, verb: str, call: Any, obj: Object) -> Object:
-        kind = obj["kind"]
-        try:
-            answer: Object = await call
-        except ClusterError as exc:
-            self._metrics.write_failed(kind, type(exc).__name__)
-            raise
-        self._metrics.wrote(kind, verb)
+        answer: Object = await self._counted(verb, call, obj["kind"])
         self._on_written(answer)
+        return answer
+
+    async def _counted(self, verb: str, call: Any, kind: str, *fine: type[ClusterError]) -> Any:
+        """Await a write and count it, unless it fails in a way that is fine."""
+        try:
+            answer = await call
+        except fine:
+            return None
+        except ClusterError as exc:
+            self._metrics.write_errors.labels(kind, type(exc).__name__).inc()
+            raise
+        self._metrics.writes.labels(kind, verb).inc()
         return answer
 
 
@@ -401,17 +376,11 @@ async def make_router_secret(
 ) -> list[str]:
     """Make the Secret, unless it is there, where a router's workload is about to be written.
 
-    Args:
-        applier: Writes.
-        graph: A valid graph.
-        context: Of the build.
-        desired: Its children.
-        live: What the watches show, by kind and name.
-
     Returns:
         Why it cannot be made, in the words of `Applied.refused`.
     """
-    routers = [each for each in desired if each["kind"] in WORKLOADS and _role(each) == Role.ROUTER]
+    workloads = [each for each in desired if each["kind"] in WORKLOADS]
+    routers = [each for each in workloads if each["metadata"]["labels"].get(ROLE_LABEL) == Role.ROUTER]
     there = [live.get((each["kind"], each["metadata"]["name"])) for each in routers]
     is_right = [
         old is not None and not applier.differences(each, old)
@@ -425,9 +394,3 @@ async def make_router_secret(
     except (ForbiddenError, InvalidObjectError) as exc:
         return [f"Secret {wanted['metadata']['name']}: {exc}"]
     return []
-
-
-def _role(workload: Object) -> str | None:
-    """Return the role of a workload's pods."""
-    labels: dict[str, str] = workload["metadata"].get("labels", {})
-    return labels.get(ROLE_LABEL)

@@ -79,22 +79,23 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class GraphSnapshot:
-    """All that is known of one graph; objects are shared with the informers and must not be changed.
+    """All that is known of one graph, trimmed, by kind's name and object's name; children are ScalingAdapters, too.
 
-    Attributes:
-        graph: The GraphDeployment, trimmed; None if there is none.
-        children: By kind's name and object's name, ScalingAdapters included.
-        pods: Its pods by name, as `trim_pod` leaves them; the plans read their `views`.
+    Objects are shared with the informers and must not be changed.
     """
 
-    graph: Object | None = None
+    graphs: dict[tuple[str, str], Object] = field(default_factory=dict)
     children: dict[tuple[str, str], Object] = field(default_factory=dict)
-    pods: dict[str, Object] = field(default_factory=dict)
+    pods: dict[tuple[str, str], Object] = field(default_factory=dict)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing of the graph is left."""
-        return self.graph is None and not self.children and not self.pods
+    def graph(self) -> Object | None:
+        """The GraphDeployment; None if there is none."""
+        return next(iter(self.graphs.values()), None)
+
+    def of(self, kind: Kind) -> dict[tuple[str, str], Object]:
+        """Return where objects of a kind are kept."""
+        return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
 
     def views(self) -> list[PodView]:
         """Return its pods as the plans read them."""
@@ -178,11 +179,7 @@ class Cluster:
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another's CustomResourceDefinition now.
-
-        Args:
-            kind: The kind.
-        """
+        """Return whether the API server serves a kind of another's CustomResourceDefinition now."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:
@@ -277,7 +274,7 @@ class Cluster:
             self._remove(kind, identity)
         if owner is not None:
             self._owners[identity] = owner
-            self._put(kind, identity[2], owner, obj)
+            self._snapshots.setdefault(owner, GraphSnapshot()).of(kind)[kind.kind, identity[2]] = obj
         return owner
 
     def _add_tombstone(self, identity: tuple[str, str, str], version: int) -> None:
@@ -287,36 +284,17 @@ class Cluster:
             self._tombstones.popitem(last=False)
 
     def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
-        snapshot = self._snapshots.get(owner) if owner is not None else None
-        if snapshot is None:
-            return None
-        if kind is GRAPH_DEPLOYMENT:
-            return snapshot.graph
-        return snapshot.pods.get(name) if kind is POD else snapshot.children.get((kind.kind, name))
-
-    def _put(self, kind: Kind, name: str, owner: Key, obj: Object) -> None:
-        snapshot = self._snapshots.setdefault(owner, GraphSnapshot())
-        if kind is GRAPH_DEPLOYMENT:
-            snapshot.graph = obj
-        elif kind is POD:
-            snapshot.pods[name] = obj
-        else:
-            snapshot.children[kind.kind, name] = obj
+        return None if owner is None else self.snapshot(owner).of(kind).get((kind.kind, name))
 
     def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
         self._noted.pop(identity, None)
         owner = self._owners.pop(identity, None)
-        snapshot = self._snapshots.get(owner) if owner is not None else None
-        if owner is None or snapshot is None:
+        if owner is None:
             return
-        if kind is GRAPH_DEPLOYMENT:
-            snapshot.graph = None
-        elif kind is POD:
-            snapshot.pods.pop(identity[2], None)
-        else:
-            snapshot.children.pop((kind.kind, identity[2]), None)
-        if snapshot.empty:
-            del self._snapshots[owner]
+        snapshot = self.snapshot(owner)
+        snapshot.of(kind).pop((kind.kind, identity[2]), None)
+        if not (snapshot.graphs or snapshot.children or snapshot.pods):
+            self._snapshots.pop(owner, None)
 
 
 def _owning_graph(kind: Kind, obj: Object) -> Key | None:
@@ -340,10 +318,8 @@ def _brings_news(kind: Kind, old: Object, new: Object) -> bool:
         return _but_for_ours(old["view"]) != _but_for_ours(new["view"])
     if kind in _OF_USERS:
         return _generation(old) != _generation(new)
-    deleted = "deletionTimestamp"
-    return bool(
-        old.get("status") != new.get("status") or old["metadata"].get(deleted) != new["metadata"].get(deleted)
-    )
+    was, now = ((each.get("status"), each["metadata"].get("deletionTimestamp")) for each in (old, new))
+    return was != now
 
 
 def _but_for_ours(view: PodView) -> PodView:

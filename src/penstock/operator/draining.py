@@ -24,12 +24,12 @@ from penstock.kube.objects.names import (
 )
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import GraphSnapshot
-from penstock.operator.loads import LoadReader
-from penstock.operator.plan.deletion import Child, DeletionStep, next_step
+from penstock.operator.loads import MetricsReader
+from penstock.operator.plan.deletion import DeletionStep, next_step
 from penstock.operator.plan.drain import ScalePlan, WorkerPool, is_idle, plan_scale, pods_to_ask
 from penstock.operator.plan.pods import PodView
 from penstock.operator.trim import Object
-from penstock.operator.workloads import WORKLOADS, is_own, known_replicas, replicas_of
+from penstock.operator.workloads import WORKLOADS, is_own, known_replicas, label_of, replicas_of
 
 IDLE_END_S: Final = 1
 """Grace of an idle worker of a graph that goes; real seconds, the shortest that still sends SIGTERM."""
@@ -41,7 +41,7 @@ class Drains:
     Its methods raise ClusterError where the API server does not answer or refuses.
     """
 
-    def __init__(self, applier: Applier, loads: LoadReader) -> None:
+    def __init__(self, applier: Applier, loads: MetricsReader) -> None:
         self._applier = applier
         self._loads = loads
 
@@ -61,21 +61,21 @@ class Drains:
         uid = raw["metadata"]["uid"]
         own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
         idle = await self._idle_routers(snapshot.views())
-        step = next_step([_child(each) for each in own.values()], snapshot.views(), idle=idle)
+        step = next_step(own.values(), snapshot.views(), idle=idle)
         for (kind, _), child in sorted(own.items()):
-            if kind in WORKLOADS and _label(child, SERVICE_LABEL) in step.drain:
+            if kind in WORKLOADS and label_of(child, SERVICE_LABEL) in step.drain:
                 plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle))
                 if not plan.spec_replicas:
                     await self._end(_pods_of(child, snapshot), plan, now_s)
         for gone in step.delete:
-            await self._applier.delete(own[gone.kind, gone.name])
+            await self._applier.delete(gone)
         return step
 
     async def retire(self, workload: Object, snapshot: GraphSnapshot, *, now_s: float) -> None:
         """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it."""
         if workload["metadata"].get("deletionTimestamp"):
             return
-        is_router = _label(workload, ROLE_LABEL) == Role.ROUTER
+        is_router = label_of(workload, ROLE_LABEL) == Role.ROUTER
         if is_router or not any(each.alive for each in _pods_of(workload, snapshot)):
             await self._applier.delete(workload)
         else:
@@ -118,9 +118,8 @@ class Drains:
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
             if each.name in plan.leaving and now_s - since_s < each.grace_s:
                 head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
-                with suppress(
-                    ForbiddenError
-                ):  # rights of an older chart: the pod ends a little later by itself
+                # Rights of an older chart: the pod ends a little later by itself.
+                with suppress(ForbiddenError):
                     await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
 
 
@@ -154,19 +153,5 @@ def _names(names: Sequence[str]) -> str:
 
 def _pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
     """Return the pods of a workload; a Deployment and a set of the same service are distinguished by groups."""
-    service, is_set = _label(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
+    service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]
-
-
-def _child(obj: Object) -> Child:
-    return Child(
-        kind=obj["kind"],
-        name=obj["metadata"]["name"],
-        service=_label(obj, SERVICE_LABEL),
-        role=_label(obj, ROLE_LABEL),
-        terminating=bool(obj["metadata"].get("deletionTimestamp")),
-    )
-
-
-def _label(obj: Object, name: str) -> str:
-    return str(obj["metadata"].get("labels", {}).get(name, ""))

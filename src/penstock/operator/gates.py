@@ -1,9 +1,8 @@
 """Lifts the scheduling gate of worker pods within the graph's GPU budget; the plan is `plan.budget`, pure.
 
-What was lifted counts from before the call until the watch shows it, so a lost answer can delay a start and
-never exceed the budget. How many replicas each service held is remembered from look to look, so that a
-service gets back the GPUs of a replica that it loses. A restarted operator begins with a fresh list of pods and
-remembers nothing: it may give such GPUs to another service, and never more than the budget.
+What was lifted counts from before the call until the watch shows it, so a lost answer never exceeds the budget. How many
+replicas each service held is remembered from look to look; an operator that was restarted may give the GPUs of a lost
+replica to another service, and never more than the budget.
 """
 
 from __future__ import annotations
@@ -56,15 +55,9 @@ class Gates:
         replicas: Mapping[str, int],
         now_s: float,
     ) -> tuple[Releases, list[str]]:
-        """Ungate the pods that the budget allows now; return the plan, and the ungated pods' names.
+        """Ungate the worker pods that the budget allows now; return the plan, and the ungated pods' names.
 
-        Args:
-            key: Graph.
-            pods: Its worker pods.
-            budget: GPUs; None: no ceiling.
-            priorities: By service.
-            replicas: By service, the number that its workload is to have; more are not given back to it.
-            now_s: Seconds since the epoch.
+        ``replicas`` are, by service, the number that its workload is to have; more are not given back to it.
         """
         by_uid = {each.uid: each for each in pods}
         pending = set(self._pending(key, pods))

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, cast
 
 import aiohttp
 import kopf
@@ -28,7 +27,8 @@ from penstock.kube.informer import STREAM_S, ObjectKey, key_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.objects.names import drain_finalizer, is_of_class
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
-from penstock.operator.trim import Object
+from penstock.operator.cluster import Cluster
+from penstock.operator.profiles import Profiles
 
 TOUCH_ANNOTATION: Final = "penstock.dev/touch"
 """On a graph whose deletion lasts: when kopf came back to it last."""
@@ -43,9 +43,8 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
         """Return the compared part."""
-        return cast(
-            "kopf.BodyEssence", {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}}
-        )
+        version = body["metadata"]["resourceVersion"]
+        return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
         """Return the last handled state."""
@@ -98,39 +97,13 @@ AGAIN_S: Final = 1.0
 STOP_S: Final = 5.0
 """Chosen: longest wait for kopf's end. It writes finalizers alone, so a task that stays behind harms nothing."""
 
+PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
+"""Between kopf's tries of one request, for a day: an API server that is away comes back."""
+
 LOGIN_GAP_S: Final = 10.0
 """Chosen: credentials that are refused sooner than this after they were read will not get better by reading them."""
 
 log = get_logger(__name__)
-
-
-class View(Protocol):
-    """What the reconcilers know of one kind."""
-
-    def report(self, obj: Object, /) -> None:
-        """Take over an object that is there."""
-        ...
-
-    def remove(self, obj: Object, /) -> None:
-        """Take over that an object is gone."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """What kopf's handlers call.
-
-    Attributes:
-        graphs: View of the GraphDeployments.
-        requests: View of the ProfileRequests.
-        enqueue: Gets the namespace and name of each graph that is due though nothing changed.
-        deleted: Returns once nothing is left of the deleted graph with this UID.
-    """
-
-    graphs: View
-    requests: View
-    enqueue: Callable[[ObjectKey], None]
-    deleted: Callable[[str], Awaitable[None]]
 
 
 class KopfOperator:
@@ -139,23 +112,25 @@ class KopfOperator:
     def __init__(
         self,
         client: KubeClient,
-        handled: Handled,
         *,
+        graphs: Cluster,
+        requests: Profiles,
+        enqueue: Callable[[ObjectKey], None],
+        deleted: Callable[[str], Awaitable[None]],
         namespace: str | None,
         operator_class: str,
         resync_s: float,
     ) -> None:
         """Prepare; `run` starts it.
 
-        Args:
-            client: Lends its credentials.
-            handled: What the handlers call.
-            namespace: None watches all.
-            operator_class: Of the objects that are handled.
-            resync_s: A graph is reported again after so many seconds without a change.
+        A graph is reported again, and enqueued, after ``resync_s`` without a change; ``deleted`` returns once nothing
+        is left of the deleted graph with this UID.
         """
         self._client = client
-        self._handled = handled
+        self._graphs = graphs
+        self._requests = requests
+        self._enqueue = enqueue
+        self._deleted = deleted
         self._namespace = namespace
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
@@ -217,22 +192,21 @@ class KopfOperator:
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
-        handled = self._handled
 
         @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
         async def login(**_: Any) -> kopf.AiohttpSession:
             return await self._login()
 
-        self._drive(registry, GRAPH_DEPLOYMENT, handled.graphs)
-        self._drive(registry, PROFILE_REQUEST, handled.requests)
+        self._drive(registry, GRAPH_DEPLOYMENT, self._graphs)
+        self._drive(registry, PROFILE_REQUEST, self._requests)
         graphs = _selector(GRAPH_DEPLOYMENT)
 
         @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=AGAIN_S)
         async def delete(body: kopf.Body, **_: Any) -> None:
-            handled.graphs.report(dict(body))
+            self._graphs.report(dict(body))
             try:
                 async with asyncio.timeout(DELETION_S):
-                    await handled.deleted(body["metadata"]["uid"])
+                    await self._deleted(body["metadata"]["uid"])
             except TimeoutError as exc:
                 raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
 
@@ -245,14 +219,14 @@ class KopfOperator:
         )
         async def resync(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
             if self._finalizer in body["metadata"].get("finalizers", ()):
-                handled.graphs.report(dict(body))
-                handled.enqueue(key_of(body))
+                self._graphs.report(dict(body))
+                self._enqueue(key_of(body))
             else:  # whatever refused the finalizer may take it now
                 patch.fns.append(self._add_finalizer)
 
         return registry
 
-    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: View) -> None:
+    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
         """Register the handler that reports objects of one kind to their view."""
 
         @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
@@ -275,7 +249,7 @@ class KopfOperator:
             self._reported.pop(body["metadata"]["uid"], None)
             view.remove(dict(body))
 
-    def _report(self, view: View, body: kopf.Body) -> None:
+    def _report(self, view: Cluster | Profiles, body: kopf.Body) -> None:
         """Report a version of an object once."""
         metadata = body["metadata"]
         if self._reported.get(metadata["uid"]) != metadata["resourceVersion"]:
@@ -290,15 +264,15 @@ class KopfOperator:
 
     async def _login(self) -> kopf.AiohttpSession:
         """Give kopf a session with the client's credentials; a second call says that they were refused."""
-        now_s = time.monotonic()
+        now_s, transport = time.monotonic(), self._client.transport
         if self._login_s is not None:
             if now_s - self._login_s < LOGIN_GAP_S:
                 raise kopf.PermanentError(f"{self._client.server} refuses the credentials")
-            await self._client.renew_credentials(self._client.credentials_version)
+            await transport.renew(transport.version)
         self._login_s = now_s
         if self._session is not None:
             await self._session.close()
-        self._session = self._client.session()
+        self._session = transport.session()
         return kopf.AiohttpSession(
             server=self._client.server,
             aiohttp_session=self._session,
@@ -321,19 +295,8 @@ class KopfOperator:
         settings.watching.chunk_size = 500
         settings.networking.connect_timeout = CONNECT_S
         settings.networking.request_timeout = ANSWER_S
-        settings.networking.error_backoffs = Pauses()
+        settings.networking.error_backoffs = PAUSES_S
         return settings
-
-
-class Pauses:
-    """Kopf's pauses between tries of one request, without end: an API server that is away comes back."""
-
-    def __iter__(self) -> Iterator[float]:
-        """Yield them in seconds: 0.2, 0.4, 0.8 and so on up to 10."""
-        pause_s = 0.2
-        while True:
-            yield pause_s
-            pause_s = min(2 * pause_s, 10.0)
 
 
 def _selector(kind: Kind) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.api import Role
 from penstock.core.errors import ObservationError, SaturatedError, UpstreamError
@@ -42,14 +42,6 @@ FORGET_S: Final = 60.0
 """A worker not read for this long restarts its idle time; real seconds, chosen."""
 
 
-class LoadReader(Protocol):
-    """Reads the loads of pods; tests and simulated clusters bring their own."""
-
-    async def read(self, pods: Sequence[PodView]) -> dict[str, Load | None]:
-        """Return the load of each pod by its name, None where it is unknown."""
-        ...
-
-
 class MetricsReader:
     """Reads vLLM's gauges, and Dynamo's, from the pods' own port and remembers since when each pod is idle."""
 
@@ -60,7 +52,7 @@ class MetricsReader:
         self._idle_since: dict[str, tuple[float, float]] = {}
 
     async def read(self, pods: Sequence[PodView]) -> dict[str, Load | None]:
-        """Return the load of each pod by its name; never raises for a pod that is away."""
+        """Return the load of each pod by its name, None where it is unknown; never raises for a pod that is away."""
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}

@@ -86,69 +86,50 @@ class OperatorMetrics:
     def __init__(self) -> None:
         registry = CollectorRegistry()
         self._registry = registry
-        self._duration = Histogram(
+        self.durations = Histogram(
             names.OPERATOR_RECONCILE_DURATION,
             "Seconds of one reconcile of one graph, writes included.",
             buckets=_BUCKETS_S,
             registry=registry,
         )
-        self._reconciles = Counter(
+        self.reconciles = Counter(
             names.OPERATOR_RECONCILES,
             "Reconciles by result: unchanged, changed, waiting, invalid, conflict, error.",
             ["result"],
             registry=registry,
         )
-        self._writes = Counter(
+        self.writes = Counter(
             names.OPERATOR_WRITES,
             "Writes that the API server took, by kind and verb.",
             ["kind", "verb"],
             registry=registry,
         )
-        self._write_errors = Counter(
-            names.OPERATOR_WRITE_ERRORS, "Writes that failed, by kind and error.", ["kind", "error"],
+        self.write_errors = Counter(
+            names.OPERATOR_WRITE_ERRORS,
+            "Writes that failed, by kind and error.",
+            ["kind", "error"],
             registry=registry,
-        )  # fmt: skip
-        self._events_dropped = Counter(
+        )
+        self.events_dropped = Counter(
             names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
         )
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
-        self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
+        self.leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
         self._depth.set_function(lambda: 0)
         self._by_graph = _GraphCollector()
         registry.register(self._by_graph)
-
-    def reconciled(self, result: str, duration_s: float) -> None:
-        """Count one reconcile."""
-        self._reconciles.labels(result).inc()
-        self._duration.observe(duration_s)
-
-    def wrote(self, kind: str, verb: str) -> None:
-        """Count a write that was taken."""
-        self._writes.labels(kind, verb).inc()
-
-    def write_failed(self, kind: str, error: str) -> None:
-        """Count a write that was refused or not answered."""
-        self._write_errors.labels(kind, error).inc()
-
-    def event_dropped(self) -> None:
-        """Count an Event that could not be recorded."""
-        self._events_dropped.inc()
 
     def watch(self, *, depth: Callable[[], float], graphs: Callable[[], Iterable[Object]]) -> None:
         """Read the queue's depth and the GraphDeployments, trimmed, at every scrape."""
         self._depth.set_function(depth)
         self._by_graph.graphs = graphs
 
-    def leads(self, leads: bool) -> None:  # noqa: FBT001 - a state
-        """Note whether this process acts."""
-        self._leader.set(leads)
-
     def page(self) -> bytes:
         """Return the exposition."""
         return generate_latest(self._registry)
 
 
-class StatusServer:
+class StatusServer(HttpServer):
     """Answers /metrics, /healthz (the process lives) and /readyz (it knows the cluster and acts or stands by)."""
 
     def __init__(
@@ -159,38 +140,14 @@ class StatusServer:
         standing: Callable[[], str] = lambda: "",
         fault: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            metrics: To show.
-            unready: Returns why this process is not ready; None if it is.
-            standing: Returns what a ready process does, in words; empty: nothing to report.
-            fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
-        """
+        """Prepare; functions return in words why it is not ready, what it does, and why only a restart helps (/healthz)."""
         self._metrics = metrics
         self._unready = unready
         self._standing = standing
         self._fault = fault
-        self._server = HttpServer(self._handle)
+        super().__init__(self._answer)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one, which `port` returns.
-
-        Raises:
-            PortInUseError: the port is taken.
-        """
-        await self._server.start(host, port)
-
-    @property
-    def port(self) -> int:
-        """The port listened on."""
-        return self._server.port
-
-    async def close(self, *, grace_s: float = 1.0) -> None:
-        """Stop listening after the requests under way."""
-        await self._server.close(grace_s=grace_s)
-
-    async def _handle(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: Request, responder: Responder) -> None:
         if request.path == "/metrics":
             responder.send(200, self._metrics.page(), content_type=CONTENT_TYPE_LATEST)
         elif request.path == "/healthz":

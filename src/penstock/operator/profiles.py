@@ -2,15 +2,15 @@
 
 A request is measured once: its objects are applied until its Job is there, then the Job is only watched, and once the
 request has ended nothing of it is touched any more. The decisions are in `plan.profile`, the objects in
-`build.profile`; owner references take everything along when the request is deleted.
+`resources.profile`; owner references take everything along when the request is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
@@ -18,19 +18,18 @@ from penstock.api.manifests.validation import template_of, validate
 from penstock.core.errors import InvalidSpecError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
-from penstock.kube.client import KubeClient
-from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.events import EventMessage
 from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
-from penstock.operator.apply import Applied, Applier, Owner
+from penstock.operator.apply import Applied, Owner
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
+from penstock.operator.plan.profile import Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
-from penstock.operator.resources.metadata import BuildContext
+from penstock.operator.reconcile import Dependencies
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
-from penstock.operator.validity import manifest_of
+from penstock.operator.validity import manifest_of, validated
 from penstock.operator.workloads import is_own
 
 WAIT_S: Final = 5.0
@@ -45,43 +44,11 @@ WORKERS: Final = 2
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileParts:
-    """What the controller works with.
-
-    Attributes:
-        client: Reads.
-        applier: Writes.
-        recorder: Records Events for users.
-        context: Of every build; uid and namespace are the request's.
-        graph: Returns a GraphDeployment of the cluster as the validated model, and what is wrong with it; None
-            and nothing wrong: there is none.
-    """
-
-    client: KubeClient
-    applier: Applier
-    recorder: EventRecorder
-    context: BuildContext
-    graph: Callable[[Key], tuple[GraphDeployment | None, str]]
-
-
 class Profiles:
-    """All ProfileRequests of a namespace, or of the cluster.
+    """All ProfileRequests of a namespace, or of the cluster, and the queue of those to look at."""
 
-    Attributes:
-        queue: Of the requests to look at.
-    """
-
-    def __init__(
-        self,
-        parts: ProfileParts,
-        *,
-        namespace: str | None,
-        limits: RateLimits,
-        now_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, parts: Dependencies, *, namespace: str | None, limits: RateLimits) -> None:
         self._parts = parts
-        self._now_s = now_s
         self.queue = WorkQueue(limits)
         self._requests: dict[Key, Object] = {}
         self._jobs = self._informer(JOB, namespace)
@@ -140,27 +107,27 @@ class Profiles:
         owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
         context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
         try:
-            objects = profile_objects(request, graph, context)
+            *before, job = profile_objects(request, graph, context)
         except InvalidSpecError as exc:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", _words(exc))
-        for stage in (objects.before, (objects.job,)):
+        for stage in (before, [job]):
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
                 return trouble
-        return Outcome(
-            ProfilePhase.PROFILING, "Starting", f"Job {objects.job['metadata']['name']} starts its pod"
-        )
+        return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} starts its pod")
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
         """Return the graph to measure, and the outcome without one."""
         name = request.spec.graph
         if name is None:
             return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")
-        graph, problem = self._parts.graph((namespace, name))
-        message = (
-            problem or f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
-        )
-        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid" if problem else "GraphMissing", message)
+        raw = self._parts.cluster.snapshot((namespace, name)).graph
+        if raw is None:
+            message = f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+            return None, Outcome(ProfilePhase.PENDING, "GraphMissing", message)
+        graph, problems = validated(raw)
+        words = "; ".join(f"{each.path}: {each.message}" for each in problems)
+        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", words)
 
     async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
         name = (raw["spec"].get("configMap")) or key[1]
@@ -170,7 +137,7 @@ class Profiles:
             if (each["metadata"]["namespace"], each["metadata"]["labels"][PROFILE_LABEL]) == key
         ]
         result = await self._result(key[0], name) if ended(job) is not None else None
-        return outcome(JobFacts(job, pods, result, name), now_s=self._now_s())
+        return outcome(job, pods, result, name, now_s=time.time())
 
     async def _result(self, namespace: str, name: str) -> Mapping[str, str] | None:
         try:
@@ -189,17 +156,11 @@ class Profiles:
             job=job,
             config_map=raw["spec"].get("configMap") or metadata["name"],
             old=old,
-            now=stamp(self._now_s()),
+            now=stamp(time.time()),
         )
-        if status == old:
-            return
-        head = {key: metadata[key] for key in ("name", "namespace", "uid")}
-        obj = {"apiVersion": raw["apiVersion"], "kind": raw["kind"], "metadata": head, "status": status}
-        await self._parts.applier.status(obj)
-        if old.get("phase") != found.phase.value:
-            log.info(
-                "profile request", namespace=head["namespace"], name=head["name"], phase=found.phase.value
-            )
+        if await self._parts.applier.status(raw, status) and old.get("phase") != found.phase.value:
+            namespace, name = key_of(raw)
+            log.info("profile request", namespace=namespace, name=name, phase=found.phase.value)
             is_bad = found.phase is ProfilePhase.FAILED
             message = EventMessage(f"Profile{found.phase.value}", found.message, "Profile", is_warning=is_bad)
             await self._parts.recorder.emit(raw, message)
@@ -209,7 +170,7 @@ class Profiles:
             self._parts.client,
             kind,
             namespace=namespace,
-            label_selector=PROFILE_LABEL,
+            labels=PROFILE_LABEL,
             on_change=lambda _change, obj: self._enqueue(
                 (obj["metadata"]["namespace"], obj["metadata"]["labels"][PROFILE_LABEL])
             ),

@@ -27,17 +27,18 @@ MAX_WAITS: Final = 4096
 Work = Callable[[Key], Awaitable[float | None]]
 """Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""
 
+_FAILED: Final = "graph not reconciled"
+
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """How often one key is worked on; real seconds. All chosen.
+    """How often one key is worked on; real seconds, chosen.
 
     Attributes:
         gap_s: Least time between two reconciles, so that a burst of events costs one; an urgent one skips it.
-        first_backoff_s: Wait after the first failure; doubles with each further one.
-        max_backoff_s: Longest such wait.
+        first_backoff_s: Wait after the first failure; doubles with each further one, up to the longest.
         jitter: Fraction by which backoff is spread, so that a thousand keys do not come at once.
     """
 
@@ -57,7 +58,7 @@ class WorkQueue:
         now_s: Callable[[], float] = time.monotonic,
         spread: random.Random | None = None,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._now_s = now_s
         self._random = spread or random.Random()  # noqa: S311 - spreads load, guards nothing
         self._due: dict[Key, float] = {}
@@ -68,11 +69,6 @@ class WorkQueue:
         self._not_before: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
-
-    @property
-    def limits(self) -> RateLimits:
-        """How often a key is worked on."""
-        return self._limits
 
     @property
     def depth(self) -> int:
@@ -86,12 +82,9 @@ class WorkQueue:
         return len(self._running)
 
     def enqueue(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
-        """Enqueue ``key``.
+        """Enqueue ``key``, not before ``delay_s`` from now; an earlier time wins.
 
-        Args:
-            key: Graph.
-            delay_s: Not before so many seconds from now; an earlier time wins.
-            urgent: Skip gap and backoff; for a change that a user made.
+        A change that a user made is urgent: it skips gap and backoff.
         """
         due_s = self._now_s() + delay_s
         if urgent:
@@ -130,26 +123,16 @@ class WorkQueue:
                 continue
 
     def done(self, key: Key, *, requeue_after_s: float | None = None) -> None:
-        """End the work on ``key`` with success.
-
-        Args:
-            key: Graph.
-            requeue_after_s: When to requeue it, seconds from now; None: not before it is enqueued.
-        """
+        """End the work on ``key`` with success; requeue it after so many seconds, None: once it is enqueued."""
         self._failures.pop(key, None)
-        self._end(key, wait_s=self._limits.gap_s, requeue_after_s=requeue_after_s)
+        self._end(key, wait_s=self.limits.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
-        """End the work on ``key`` without success; return the wait, seconds.
-
-        Args:
-            key: Graph.
-            retry_after_s: The server's Retry-After; the wait is no shorter.
-        """
+        """End the work on ``key`` without success; return the wait, no shorter than the server's Retry-After."""
         failures = min(self._failures.get(key, 0) + 1, 32)
         self._failures[key] = failures
-        wait_s = min(self._limits.first_backoff_s * 2.0 ** (failures - 1), self._limits.max_backoff_s)
-        wait_s = max(wait_s * self._random.uniform(1 - self._limits.jitter, 1), retry_after_s or 0.0)
+        wait_s = min(self.limits.first_backoff_s * 2.0 ** (failures - 1), self.limits.max_backoff_s)
+        wait_s = max(wait_s * self._random.uniform(1 - self.limits.jitter, 1), retry_after_s or 0.0)
         self._end(key, wait_s=wait_s, requeue_after_s=wait_s)
         return wait_s
 
@@ -191,18 +174,13 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
             # A conflict is normal: the next reconcile sees the other's write.
             report = log.info if isinstance(exc, ConflictError) else log.warning
-            report(
-                "graph not reconciled",
-                namespace=key[0],
-                name=key[1],
-                error=str(exc),
-                retry_s=round(wait_s, 1),
-            )
+            namespace, name = key
+            report(_FAILED, namespace=namespace, name=name, error=str(exc), retry_s=round(wait_s, 1))
         except asyncio.CancelledError:
             queue.failed(key)
             raise
         except Exception:  # root of a worker: one graph's defect must not stop the others
             wait_s = queue.failed(key)
-            log.exception("graph not reconciled", namespace=key[0], name=key[1], retry_s=round(wait_s, 1))
+            log.exception(_FAILED, namespace=key[0], name=key[1], retry_s=round(wait_s, 1))
         else:
             queue.done(key, requeue_after_s=requeue_after_s)

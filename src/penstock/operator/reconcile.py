@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +16,8 @@ from typing import Final
 from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
@@ -24,29 +25,32 @@ from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
+from penstock.operator.loads import MetricsReader
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.bounds import bounded, held
 from penstock.operator.plan.budget import blocked, blocked_on_budget
-from penstock.operator.plan.conditions import (
+from penstock.operator.plan.diagnose import Category, refusal
+from penstock.operator.plan.drain import WorkerPool, bounded, held
+from penstock.operator.plan.facts import (
     ConditionFacts,
     Failure,
+    ReconcileState,
+    ServiceState,
+    graph_facts,
     kind_of_runtime,
     missing_definition,
     needs_leader_worker_set,
-    observed_services,
+    observed_facts,
 )
-from penstock.operator.plan.diagnose import Category, refusal
-from penstock.operator.plan.drain import WorkerPool
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import held_rollouts, rollout_view, unavailable
+from penstock.operator.plan.status import adapter_status, graph_status
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.metadata import inherit
-from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
-from penstock.operator.statuses import ReconcileState, Statuses, graph_facts
+from penstock.operator.resources.pod import gpu_ceiling
 from penstock.operator.trim import Object
-from penstock.operator.validity import Models
+from penstock.operator.validity import Validated, validated
 from penstock.operator.workloads import (
     WORKLOADS,
     is_own,
@@ -64,8 +68,10 @@ DRAIN_REQUEUE_S: Final = 1.0
 UNREADY_REQUEUE_S: Final = 15.0
 """Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
 
+MODELS: Final = 256
 BUILT: Final = 64
-"""Graphs whose built objects are kept for the next reconcile. Chosen: five megabytes."""
+"""Validated graphs, and graphs with their built objects, that are kept for the next reconcile; one at rest needs none.
+Chosen: five megabytes each."""
 
 CONFLICT_REQUEUE_S: Final = 60.0
 """Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
@@ -75,23 +81,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What a reconciler works with.
+    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's."""
 
-    Attributes:
-        cluster: The view.
-        applier: Writes.
-        drains: Takes steps of scaling.
-        gates: Removes scheduling gates.
-        recorder: Records Events for users.
-        metrics: Counts.
-        context: Of every build; uid and namespace are the graph's.
-        operator_class: Of the graphs.
-    """
-
+    client: KubeClient
     cluster: Cluster
     applier: Applier
-    drains: Drains
-    gates: Gates
+    loads: MetricsReader
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext
@@ -100,12 +95,7 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """How one reconcile of a graph ended.
-
-    Attributes:
-        outcome: unchanged, changed, waiting, invalid or conflict; for the metrics.
-        requeue_after_s: When to reconcile again though nothing changes, seconds; None: not.
-    """
+    """How one reconcile of a graph ended: for the metrics, and when to come again though nothing changes."""
 
     outcome: str
     requeue_after_s: float | None = None
@@ -128,6 +118,11 @@ class _Graph:
         return str(self.raw["metadata"]["uid"])
 
     @property
+    def budget(self) -> int | None:
+        """Most GPUs of its workers; None: no ceiling."""
+        return gpu_ceiling(self.model)
+
+    @property
     def workers(self) -> list[PodView]:
         """Its worker pods."""
         return [each for each in self.snapshot.views() if each.role != "router"]
@@ -142,11 +137,11 @@ class _Graph:
 class Reconciler:
     """Reconciles graphs; keeps no truth of its own, only what saves work."""
 
-    def __init__(self, parts: Dependencies, *, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, parts: Dependencies) -> None:
         self._parts = parts
-        self._now_s = now_s
-        self._models = Models()
-        self._statuses = Statuses(parts.applier)
+        self._drains = Drains(parts.applier, parts.loads)
+        self._gates = Gates(parts.applier)
+        self._models: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
@@ -166,7 +161,8 @@ class Reconciler:
             outcome = result.outcome
             return result.requeue_after_s
         finally:
-            self._parts.metrics.reconciled(outcome, time.monotonic() - started_s)
+            self._parts.metrics.reconciles.labels(outcome).inc()
+            self._parts.metrics.durations.observe(time.monotonic() - started_s)
 
     async def deleted(self, uid: str) -> None:
         """Wait until nothing is left of the graph with this UID, which is being deleted."""
@@ -179,7 +175,7 @@ class Reconciler:
         self._settled.pop(key, None)
         self._emitted.pop(key, None)
         self._built.forget(key)
-        self._parts.gates.forget(key)
+        self._gates.forget(key)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
         snapshot = self._parts.cluster.snapshot(key)
@@ -194,13 +190,21 @@ class Reconciler:
         if self._settled.get(key) == seen_as:
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
-        model, problems = self._models.of(key, raw)
+        model, problems = self._validated(key, raw)
         if model is None:
             return await self._invalid(raw, snapshot, problems)
         try:
             return await self._reconcile_valid(await self._graph(key, model, raw, snapshot), seen_as)
         except InvalidSpecError as exc:
             return await self._invalid(raw, snapshot, exc.problems)
+
+    def _validated(self, key: Key, raw: Object) -> Validated:
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
+        known = self._models.get(key)
+        if known is None or known[0] != identity:
+            known = identity, validated(raw)
+            self._models.put(key, known)
+        return known[1]
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         cluster, spec = self._parts.cluster, model.spec
@@ -213,7 +217,7 @@ class Reconciler:
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)
-        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_kind_of_runtime=has_kind)
+        return _Graph(key, model, raw, snapshot, context, time.time(), has_kind_of_runtime=has_kind)
 
     async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
         seen = ReconcileState(paused=paused_by(graph.raw))
@@ -272,7 +276,8 @@ class Reconciler:
         if applied.refused:
             raise ClusterError("; ".join(applied.refused))
         snapshot = self._parts.cluster.snapshot(graph.key)
-        draining = any(each.draining and not each.held for each in seen.plans.values())
+        plans = (each.plan for each in seen.services.values())
+        draining = any(each is not None and each.draining and not each.held for each in plans)
         unready = any(not view.ready and not view.finished for view in snapshot.views())
         requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
         if applied.conflicts:
@@ -285,7 +290,6 @@ class Reconciler:
     def _desired_replicas(self, graph: _Graph, seen: ReconcileState) -> dict[str, int]:
         """Note every service's desired number within its bounds; return the first number of adapters yet to be made."""
         first: dict[str, int] = {}
-        budget = gpu_ceiling(graph.model)
         for name, service in graph.model.spec.services.items():
             workload = workload_of(graph.model, name, graph.snapshot.children)
             there = replicas_of(workload)
@@ -298,62 +302,54 @@ class Reconciler:
                 else:
                     # An adapter that was deleted comes back with the number that runs, not with the first one.
                     desired = first[child] = service.replicas if there is None else there
-            asked = bounded(desired, service, max_gpu_budget=budget)
-            seen.bounds[name] = held(asked, there) if seen.paused else asked
-            seen.desired[name] = seen.bounds[name].replicas if there is None else there
+            bounds = bounded(desired, service, max_gpu_budget=graph.budget)
+            bounds = held(bounds, there) if seen.paused else bounds
+            state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
             if workload is not None:
-                seen.rollouts[name] = rollout_view(name, service.role, workload)
-                if (refused := refusal(name, workload)) is not None:
-                    seen.refused[name] = refused
+                state.rollout = rollout_view(name, service.role, workload)
+                state.refused = refusal(name, workload)
+            seen.services[name] = state
         return first
 
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
-        allowed = self._parts.gates.plan(
-            graph.key,
-            pods,
-            budget=gpu_ceiling(graph.model),
-            priorities=graph.priorities,
-            now_s=graph.now_s,
+        allowed = self._gates.plan(
+            graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
         )
         seen.blocked = blocked(allowed, pods)
         # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
         waiting = blocked_on_budget(allowed, pods)
         for name, service in graph.model.spec.workers.items():
-            rollout = seen.rollouts.get(name)
+            state = seen.services[name]
+            rollout = state.rollout
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
             pool = WorkerPool(
-                desired=seen.bounds[name].replicas,
-                spec_replicas=seen.desired[name],
+                desired=state.bounds.replicas,
+                spec_replicas=state.running,
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
                 pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
-            plan = await self._parts.drains.step(pool, now_s=graph.now_s)
-            seen.plans[name] = plan
+            state.plan = plan = await self._drains.step(pool, now_s=graph.now_s)
             text = scale_message(name, plan, pool.desired)
             if text is not None:
                 messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
         return messages
 
     def _wanted(self, graph: _Graph, seen: ReconcileState) -> list[Object]:
-        model, services = graph.model, graph.model.spec.services
-        replicas = {
-            name: seen.plans[name].spec_replicas if name in seen.plans else seen.bounds[name].replicas
-            for name in services
-        }
-        wanted_gpus = sum(seen.bounds[name].replicas * each.gpus for name, each in model.spec.workers.items())
-        budget = gpu_ceiling(model)
+        model, services = graph.model, seen.services
+        workers = [each for each in services.values() if each.spec.role.is_worker]
+        replicas = {name: each.number for name, each in services.items()}
         away = {
             name: unavailable(
-                role=each.role,
-                gpus_per_replica=each.gpus,
-                wanted_gpus=wanted_gpus,
-                budget=budget,
+                role=each.spec.role,
+                gpus_per_replica=each.spec.gpus,
+                wanted_gpus=sum(worker.bounds.replicas * worker.spec.gpus for worker in workers),
+                budget=graph.budget,
                 blocked=seen.blocked.get(name, 0),
-                view=seen.rollouts.get(name),
+                view=each.rollout,
             )
             for name, each in services.items()
         }
@@ -361,38 +357,30 @@ class Reconciler:
         known = (graph.uid, model, replicas, away, graph.context)
         built = self._built.get(graph.key)
         if built is None or built[0] != known:
-            built = known, self._build(graph, replicas, away)
+            scaled = [name for name, each in services.items() if each.spec.scaling is not None]
+            adapters = [adapter(model, name, graph.context, replicas=None) for name in scaled]
+            others = children(model, graph.context, replicas=replicas, unavailable=away)
+            built = known, [*adapters, *map(marked, others)]
             self._built.put(graph.key, built)
         return built[1]
-
-    def _build(self, graph: _Graph, replicas: dict[str, int], away: dict[str, int]) -> list[Object]:
-        model = graph.model
-        adapters = [
-            adapter(model, name, graph.context, replicas=None)
-            for name, each in model.spec.services.items()
-            if each.scaling is not None
-        ]
-        built = children(model, graph.context, replicas=replicas, unavailable=away)
-        return [*adapters, *map(marked, built)]
 
     async def _apply(
         self, graph: _Graph, seen: ReconcileState, wanted: list[Object], first_replicas: dict[str, int]
     ) -> Applied:
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
         changed: set[str] = set()
-        for want in wanted:
+        for name, want in workloads.items():
             there = live.get((want["kind"], want["metadata"]["name"]))
-            if want["kind"] in WORKLOADS and there is not None:
+            if there is not None:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
-                    changed.add(names[want["metadata"]["name"]])
-        seen.held = held_rollouts(changed, seen.rollouts.values())
-        now: list[Object] = []
-        later: list[Object] = []
-        for want in wanted:
-            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in seen.held
-            (later if is_held else now).append(want)
+                    changed.add(name)
+        rollouts = (each.rollout for each in seen.services.values())
+        waiting = held_rollouts(changed, [each for each in rollouts if each is not None])
+        later = [workloads[name] for name in waiting]
+        now = [each for each in wanted if each not in later]
         owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
         refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
         applied = await self._parts.applier.apply(now, live, owner)
@@ -401,9 +389,8 @@ class Reconciler:
             there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
             if replicas_of(there) != number:
                 await self._parts.applier.patch(there, {"spec": {"replicas": number}})
-        for name in seen.desired:
-            plan = seen.plans.get(name)
-            seen.desired[name] = plan.spec_replicas if plan is not None else seen.bounds[name].replicas
+        for name, state in seen.services.items():
+            state.held, state.running = waiting.get(name, ""), state.number
         return applied
 
     async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
@@ -414,19 +401,19 @@ class Reconciler:
             names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._parts.drains.retire(child, graph.snapshot, now_s=graph.now_s)
+            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
     async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
-        allowed, released = await self._parts.gates.ungate(
+        allowed, released = await self._gates.ungate(
             graph.key,
             graph.workers,
-            budget=gpu_ceiling(graph.model),
+            budget=graph.budget,
             priorities=graph.priorities,
-            replicas=seen.desired,
+            replicas={name: each.running for name, each in seen.services.items()},
             now_s=graph.now_s,
         )
         seen.waiting = allowed.waiting
@@ -435,12 +422,24 @@ class Reconciler:
     async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
-        await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
+        await self._say(graph.raw, facts)
         for name, service in graph.model.spec.services.items():
             live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
-                await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
+                said = adapter_status(
+                    facts.services[name],
+                    seen.services[name].bounds,
+                    generation=live["metadata"].get("generation", 0),
+                    old=live.get("status"),
+                    now=stamp(graph.now_s),
+                )
+                await self._parts.applier.status(live, said)
         return facts
+
+    async def _say(self, raw: Object, facts: ConditionFacts) -> bool:
+        """Write a graph's status; return whether it said something new."""
+        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        return await self._parts.applier.status(raw, status)
 
     async def _invalid(
         self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
@@ -449,16 +448,10 @@ class Reconciler:
         message = "; ".join(
             f"{each.path}: {each.message}" if each.path else each.message for each in problems
         )
-        facts = ConditionFacts(
-            generation=raw["metadata"].get("generation", 0),
-            services=observed_services(snapshot.views()),
-            budget=stated_gpu_ceiling(raw),
-            failure=Failure("InvalidSpec", message),
-        )
-        if await self._statuses.graph(raw, facts, now_s=self._now_s()):
-            await self._parts.recorder.emit(
-                raw, EventMessage("InvalidSpec", message, "Validate", is_warning=True)
-            )
+        facts = observed_facts(raw, snapshot.views(), failure=Failure("InvalidSpec", message))
+        if await self._say(raw, facts):
+            event = EventMessage("InvalidSpec", message, "Validate", is_warning=True)
+            await self._parts.recorder.emit(raw, event)
         return ReconcileResult("invalid")
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
@@ -466,18 +459,11 @@ class Reconciler:
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._parts.drains.delete_graph(raw, snapshot, now_s=self._now_s())
+            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time())
             if not step.release:
-                facts = ConditionFacts(
-                    generation=raw["metadata"].get("generation", 0),
-                    services=observed_services(snapshot.views()),
-                    budget=stated_gpu_ceiling(raw),
-                    deleting=step.message,
-                )
-                await self._statuses.graph(raw, facts, now_s=self._now_s())
-                return ReconcileResult(
-                    "waiting", DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
-                )
+                await self._say(raw, observed_facts(raw, snapshot.views(), deleting=step.message))
+                wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
+                return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])
         # Kopf's handler waits for this, and kopf removes the finalizer then.
         self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()

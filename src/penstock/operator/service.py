@@ -10,29 +10,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
-from penstock.kube.events import EventRecorder, EventReporter
+from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import Election, election_of, instance, run_until
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
-from penstock.operator.draining import Drains
-from penstock.operator.gates import Gates
-from penstock.operator.loads import LoadReader, MetricsReader
+from penstock.operator.loads import MetricsReader
 from penstock.operator.metrics import OperatorMetrics, StatusServer
-from penstock.operator.profiles import ProfileParts, Profiles
+from penstock.operator.profiles import Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
-from penstock.operator.validity import validated
 
 log = get_logger(__name__)
 
@@ -48,7 +44,7 @@ class Operator:
         client: KubeClient,
         settings: OperatorSettings,
         *,
-        loads: LoadReader,
+        loads: MetricsReader,
         metrics: OperatorMetrics,
         limits: RateLimits | None = None,
     ) -> None:
@@ -59,9 +55,8 @@ class Operator:
         self._unserved: Kind | None = None
         self.queue = WorkQueue(limits or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
-        applier = Applier(client, metrics, on_written=self.cluster.note)
         recorder = EventRecorder(
-            client, EventReporter(OPERATOR, instance(), "Reconcile"), on_dropped=metrics.event_dropped
+            client, OPERATOR, instance(), "Reconcile", on_dropped=metrics.events_dropped.inc
         )
         context = BuildContext(
             owner_uid="",
@@ -71,19 +66,17 @@ class Operator:
             image_pull_policy=settings.image_pull_policy,
             allows_privileges=settings.allow_privileged_pod_templates,
         )
-        self.reconciler = Reconciler(
-            Dependencies(
-                cluster=self.cluster,
-                applier=applier,
-                drains=Drains(applier, loads),
-                gates=Gates(applier),
-                recorder=recorder,
-                metrics=metrics,
-                context=context,
-                operator_class=settings.operator_class,
-            )
+        parts = Dependencies(
+            client=client,
+            cluster=self.cluster,
+            applier=Applier(client, metrics, on_written=self.cluster.note),
+            loads=loads,
+            recorder=recorder,
+            metrics=metrics,
+            context=context,
+            operator_class=settings.operator_class,
         )
-        parts = ProfileParts(client, applier, recorder, context, graph=self._graph)
+        self.reconciler = Reconciler(parts)
         self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
 
     async def run(self) -> None:
@@ -92,17 +85,14 @@ class Operator:
         Raises:
             ClusterError: kopf ended, which a new process may get over.
         """
-        from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+        from penstock.operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
-        handled = Handled(
+        kopf = KopfOperator(
+            self._client,
             graphs=self.cluster,
             requests=self.profiles,
             enqueue=self.queue.enqueue,
             deleted=self.reconciler.deleted,
-        )
-        kopf = KopfOperator(
-            self._client,
-            handled,
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
@@ -149,14 +139,6 @@ class Operator:
         return (
             graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
         )
-
-    def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
-        """Return a graph as the validated model, and its problems."""
-        raw = self.cluster.snapshot(key).graph
-        if raw is None:
-            return None, ""
-        model, problems = validated(raw)
-        return model, "; ".join(f"{each.path}: {each.message}" for each in problems)
 
     def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
         self.queue.enqueue(key, urgent=urgent)
@@ -210,12 +192,12 @@ class OperatorService:
         pool = ConnectionPool()
         operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
         self._operator = operator
-        self._metrics.leads(True)
+        self._metrics.leader.set(1)
         try:
             await operator.run()
         finally:
             self._operator = None
-            self._metrics.leads(False)
+            self._metrics.leader.set(0)
             await pool.close()
 
     @asynccontextmanager
@@ -230,7 +212,7 @@ class OperatorService:
         try:
             yield
         finally:
-            await server.close()
+            await server.close(grace_s=1.0)
 
     def _unready(self) -> str | None:
         """Return why this process neither acts nor stands by; None if it does."""

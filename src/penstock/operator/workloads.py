@@ -38,13 +38,7 @@ def marked(workload: Object) -> Object:
 
 
 def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
-    """Return whether writing ``want`` would roll the pods.
-
-    Args:
-        want: From `marked`.
-        live: What is there.
-        found: The differences between the two.
-    """
+    """Return whether writing ``want``, from `marked`, would roll the pods, by its differences from what is there."""
     if _digest(want) != _digest(live):
         return True
     template = f"spec.{_TEMPLATES[want['kind']]}"
@@ -81,11 +75,11 @@ def obsolete(
         each for key, each in sorted(children.items()) if key not in wanted and _owner_uid(each) == owner_uid
     ]
     workloads = [each for each in unwanted if each["kind"] in WORKLOADS]
-    busy = {_service(each) for each in workloads}
+    busy = {label_of(each, SERVICE_LABEL) for each in workloads} - {""}
     rest = [
         each
         for each in unwanted
-        if each["kind"] not in WORKLOADS and (_service(each) is None or _service(each) not in busy)
+        if each["kind"] not in WORKLOADS and label_of(each, SERVICE_LABEL) not in busy
     ]
     return workloads, rest
 
@@ -100,8 +94,9 @@ def _owner_uid(child: Object) -> str | None:
     return next((each.get("uid") for each in owners if each.get("controller")), None)
 
 
-def _service(child: Object) -> Any:
-    return child["metadata"].get("labels", {}).get(SERVICE_LABEL)
+def label_of(child: Object, name: str) -> str:
+    """Return the value of a child's label; empty without it."""
+    return str(child["metadata"].get("labels", {}).get(name, ""))
 
 
 def _digest(workload: Object) -> Any:

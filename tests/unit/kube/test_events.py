@@ -11,7 +11,6 @@ from penstock.kube.events import (
     MAX_REMEMBERED,
     EventMessage,
     EventRecorder,
-    EventReporter,
 )
 
 GRAPH = {
@@ -57,8 +56,8 @@ class Clock:
 def world():
     """API, clock, counter of dropped Events and recorder."""
     api, clock, dropped = Api(), Clock(), []
-    reporter = EventReporter("penstock-operator", "pod-1", "Reconcile")
-    recorder = EventRecorder(api, reporter, on_dropped=lambda: dropped.append(1), now_s=clock)
+    sender = ("penstock-operator", "pod-1", "Reconcile")
+    recorder = EventRecorder(api, *sender, on_dropped=lambda: dropped.append(1), now_s=clock)
     return api, clock, dropped, recorder
 
 

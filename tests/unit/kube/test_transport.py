@@ -107,7 +107,7 @@ async def test_an_urgent_call_does_not_wait_for_slow_ones(api, client):
 async def test_what_is_sent(api, client):
     """Paths, parameters, content types and bodies of the writes."""
     api.script = [(200, OBJECT)] * 5
-    await client.apply(OBJECT, field_manager=ME, subresource="status", dry_run=True)
+    await client.apply(OBJECT, field_manager=ME, subresource="status")
     await client.create(OBJECT, field_manager=ME)
     await client.patch(
         SCALING_ADAPTER, "a", {"spec": {}}, namespace="x", subresource="scale", field_manager=ME
@@ -116,7 +116,7 @@ async def test_what_is_sent(api, client):
     await client.delete(CONFIG_MAP, "a", namespace="x", uid="u", grace_s=3)
     applied, created, merged, patched, deleted = api.asked
     assert applied.path == "/api/v1/namespaces/first/configmaps/a/status"
-    assert applied.query == {"fieldManager": ME, "force": "true", "dryRun": "All"}
+    assert applied.query == {"fieldManager": ME, "force": "true"}
     assert applied.headers["content-type"] == "application/apply-patch+yaml"
     assert applied.headers["authorization"] == "Bearer t"
     assert (created.method, created.path) == ("POST", "/api/v1/namespaces/first/configmaps")

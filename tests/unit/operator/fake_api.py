@@ -84,7 +84,7 @@ class FakeApi:
         _after(after)
         return answer
 
-    async def apply(self, obj, *, field_manager, force=True, subresource=None, dry_run=False):
+    async def apply(self, obj, *, field_manager, subresource=None):
         """Merge an object, or its status."""
         after = self.write("status" if subresource else "apply", obj)
         live = self.at(obj["kind"], obj["metadata"]["name"], obj["metadata"]["namespace"])
@@ -101,7 +101,7 @@ class FakeApi:
         _after(after)
         return answer
 
-    async def patch(self, kind, name, patch, *, namespace, subresource=None, field_manager, dry_run=False):
+    async def patch(self, kind, name, patch, *, namespace, subresource=None, field_manager):
         """Apply a merge patch, or the JSON patches that the operator sends."""
         about = {"kind": kind.kind, "metadata": {"name": name}}
         after = None if kind.kind == "Event" else self.write("patch", about)
@@ -125,7 +125,7 @@ class FakeApi:
         _after(after)
         return answer
 
-    async def delete(self, kind, name, *, namespace, uid=None, grace_s=None, propagation="Background"):
+    async def delete(self, kind, name, *, namespace, uid=None, grace_s=None):
         """Remove an object, or mark it where finalizers hold it."""
         after = self.write("delete", {"kind": kind.kind, "metadata": {"name": name}})
         live = self.at(kind.kind, name, namespace)

@@ -18,6 +18,17 @@ KEY = ("ns", "g")
 GATE = {"name": "penstock.dev/gpu-budget"}
 
 
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self):
+        self.s = 100.0
+
+    def __call__(self):
+        """Return the time."""
+        return self.s
+
+
 class Loads:
     """Loads by pod; absent ones are unknown."""
 
@@ -88,6 +99,25 @@ def router():
     made["metadata"]["labels"]["penstock.dev/role"] = "router"
     del made["metadata"]["annotations"]
     return made
+
+
+async def serving(api, name, service):
+    """Make a worker pod that serves."""
+    made = pod(name, service, gated=False, ready=True, phase="Running")
+    await api.create(made, field_manager="kubelet")
+
+
+def edit(api, kind, name, **spec):
+    """Change keys of an object's specification; None removes one."""
+    live = api.at(kind, name)
+    live["spec"] = {key: each for key, each in {**live["spec"], **spec}.items() if each is not None}
+    live["metadata"]["generation"] = live["metadata"].get("generation", 0) + 1
+    api.stored(live, "MODIFIED")
+
+
+def conditions(api):
+    """Return the graph's conditions by type."""
+    return {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
 
 
 async def told(api):

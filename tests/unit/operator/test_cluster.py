@@ -151,7 +151,7 @@ async def test_pods_keep_their_view_and_address(world):
         "status": {"podIP": "1.2.3.4"},
     }
     await watch("ADDED", pod)
-    kept = view.snapshot(KEY).pods["p"]
+    kept = view.snapshot(KEY).pods["Pod", "p"]
     assert (kept["view"].ip, kept["view"].gates, kept["view"].name) == ("1.2.3.4", ("a",), "p")
     assert set(kept) == {"metadata", "view", "version"}
 

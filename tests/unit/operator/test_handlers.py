@@ -11,7 +11,7 @@ import yaml
 from penstock.core.http.server import HttpServer
 from penstock.kube.client import KubeClient
 from penstock.operator import handlers as handlers_module
-from penstock.operator.handlers import Handled, KopfOperator
+from penstock.operator.handlers import KopfOperator
 
 GROUP = "/apis/penstock.dev/v1alpha1"
 KINDS = {"graphdeployments": "GraphDeployment", "profilerequests": "ProfileRequest"}
@@ -156,9 +156,15 @@ class Harness:
         self.due = asyncio.Queue()
         self.finished = asyncio.Event()
         view = View(self.changes)
-        handled = Handled(view, view, self.due.put_nowait, self._deleted)
         self.kopf = KopfOperator(
-            client, handled, namespace="ns", operator_class="penstock", resync_s=resync_s
+            client,
+            graphs=view,
+            requests=view,
+            enqueue=self.due.put_nowait,
+            deleted=self._deleted,
+            namespace="ns",
+            operator_class="penstock",
+            resync_s=resync_s,
         )
 
     async def _deleted(self, _uid):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from graph_harness import Clock
 
 from penstock.core.errors import UpstreamConnectError
 from penstock.core.http.client import Response
@@ -32,16 +33,6 @@ class Pool:
         if self.page is None:
             raise UpstreamConnectError("refused")
         return Response(self.status, {}, self.page)
-
-
-class Clock:
-    """Seconds that a test moves."""
-
-    s = 10.0
-
-    def __call__(self):
-        """Return the time."""
-        return self.s
 
 
 async def _read(pool, address="10.0.0.7", clock=None):

@@ -7,6 +7,7 @@ import random
 from contextlib import suppress
 
 import pytest
+from graph_harness import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,17 +15,6 @@ from penstock.core.errors import ClusterError
 from penstock.operator.queue import RateLimits, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
-
-
-class Clock:
-    """Seconds that a test moves."""
-
-    def __init__(self):
-        self.s = 100.0
-
-    def __call__(self):
-        """Return the time."""
-        return self.s
 
 
 def _queue(clock=None, **limits):

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from fake_api import Crash, FakeApi
-from graph_harness import KEY, Loads, graph, operator, to_rest, told
+from graph_harness import KEY, Loads, conditions, edit, graph, operator, to_rest, told
 
 from penstock.core.errors import (
     ClusterError,
@@ -114,12 +114,11 @@ async def test_a_crash_at_any_write_of_a_deletion_costs_a_second_look(answered):
         api.writes.clear()
         api.fault = _crash_at(k, answered=answered)
         async with operator(api) as made:
+            finished = True
             try:
                 await to_rest(api, made)
             except Crash:
                 finished = False
-            else:
-                finished = True
         api.fault = None
         async with operator(api) as made:
             await to_rest(api, made)
@@ -148,10 +147,32 @@ async def test_a_refused_child_is_named_and_the_others_are_made(api, error):
     async with operator(api) as made:
         with pytest.raises(ClusterError, match="Service g-decode"):
             await made.reconciler.reconcile(KEY)
-    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert rows["Degraded"]["reason"] == "ApplyFailed"
-    assert str(error) in rows["Degraded"]["message"]
+    degraded = conditions(api)["Degraded"]
+    assert degraded["reason"] == "ApplyFailed"
+    assert str(error) in degraded["message"]
     assert ("Deployment", "ns", "g-decode") in api.objects
+
+
+async def test_what_the_cluster_insists_on_is_not_written_again(api):
+    """A webhook that sets another grace period is taken for granted, and a hand edit elsewhere is repaired."""
+    create = api.create
+
+    async def changed(obj, **keys):
+        if obj["kind"] == "Deployment":
+            obj = copy.deepcopy(obj)
+            obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 7
+        return await create(obj, **keys)
+
+    api.create = changed
+    async with operator(api) as made:
+        await to_rest(api, made)
+        pods = api.at("Deployment", "g-decode")["spec"]["template"]["spec"]
+        assert pods["terminationGracePeriodSeconds"] == 7
+        pods["enableServiceLinks"] = True
+        api.stored(api.at("Deployment", "g-decode"), "MODIFIED")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    assert api.at("Deployment", "g-decode")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
 async def test_a_change_during_a_look_is_not_lost(api):
@@ -163,9 +184,7 @@ async def test_a_change_during_a_look_is_not_lost(api):
         async def read(self, pods):
             if self.is_due:
                 self.is_due = False
-                adapter = api.at("ScalingAdapter", "g-decode")
-                adapter["spec"]["replicas"] = 2
-                api.stored(adapter, "MODIFIED")
+                edit(api, "ScalingAdapter", "g-decode", replicas=2)
                 await told(api)
             return await super().read(pods)
 

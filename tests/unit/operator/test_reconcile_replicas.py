@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from graph_harness import KEY, Loads, operator, pod, router, to_rest, told
+from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, serving, to_rest, told
 
-from penstock.core.errors import (
-    UnavailableError,
-)
+from penstock.core.errors import UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.plan.drain import Load
 
@@ -41,21 +39,16 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     assert not gated["p-1"]
 
 
-async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
+async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, monkeypatch):
     """The Deployment counts three, the view two: it shrinks only once one of the two may go."""
     loads = Loads({"d-1": Load(1, 0, 0.1), "d-2": Load(1, 0, 0.1)})
     now = [1_800_000_000.0]
     async with operator(api, loads) as made:
-        made.reconciler._now_s = lambda: now[0]
-        live = api.at("GraphDeployment", "g")
-        live["spec"]["planner"]["maxGpuBudget"] = 8
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
+        monkeypatch.setattr("time.time", lambda: now[0])
+        edit(api, "GraphDeployment", "g", planner={"maxGpuBudget": 8})
         await told(api)
         await to_rest(api, made)
-        adapter = api.at("ScalingAdapter", "g-decode")
-        adapter["spec"]["replicas"] = 3
-        api.stored(adapter, "MODIFIED")
+        edit(api, "ScalingAdapter", "g-decode", replicas=3)
         await told(api)
         await to_rest(api, made)
         workload = api.at("Deployment", "g-decode")
@@ -64,10 +57,8 @@ async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
         workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
         api.stored(workload, "MODIFIED")
         for name in ("d-1", "d-2"):
-            ready = pod(name, "decode", gated=False, ready=True, phase="Running")
-            await api.create(ready, field_manager="kubelet")
-        adapter["spec"]["replicas"] = 1
-        api.stored(adapter, "MODIFIED")
+            await serving(api, name, "decode")
+        edit(api, "ScalingAdapter", "g-decode", replicas=1)
         await told(api)
         for expected in (3, 2):
             for _ in range(6):
@@ -81,9 +72,7 @@ async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
 @pytest.mark.parametrize(("is_waiting", "surge"), [(False, 1), (True, 0)])
 async def test_a_rollout_that_surges_goes_on_so_while_more_is_wanted(api, is_waiting, surge):
     """The planner's next replica must not end the only prefill worker; the budget that holds its new pod back does."""
-    live = api.at("GraphDeployment", "g")
-    live["spec"]["planner"]["maxGpuBudget"] = 3
-    api.stored(live, "MODIFIED")
+    edit(api, "GraphDeployment", "g", planner={"maxGpuBudget": 3})
     async with operator(api) as made:
         await to_rest(api, made)
         prefill = api.at("Deployment", "g-prefill")
@@ -92,11 +81,9 @@ async def test_a_rollout_that_surges_goes_on_so_while_more_is_wanted(api, is_wai
         api.stored(prefill, "MODIFIED")
         others = ["d-1", "d-2"] if is_waiting else ["d-1"]
         for name in ["p-old", *others]:
-            service = "prefill" if name == "p-old" else "decode"
-            await api.create(pod(name, service, gated=False, ready=True, phase="Running"), field_manager="k")
+            await serving(api, name, "prefill" if name == "p-old" else "decode")
         await api.create(pod("p-new", "prefill"), field_manager="kubelet")
-        api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] = 2
-        api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
+        edit(api, "ScalingAdapter", "g-decode", replicas=2)
         await told(api)
         await to_rest(api, made)
     assert api.at("Deployment", "g-prefill")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == surge
@@ -108,17 +95,11 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
     async with operator(api) as made:
         await to_rest(api, made)
         before = copy.deepcopy(api.at("Deployment", "g-decode"))
-        live = api.at("GraphDeployment", "g")
-        live["spec"]["image"] = "other:2"
-        if by == "spec":
-            live["spec"]["paused"] = True
-        else:
-            live["metadata"]["annotations"] = {"penstock.dev/reconcile": "disabled"}
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
-        adapter = api.at("ScalingAdapter", "g-decode")
-        adapter["spec"]["replicas"] = 2
-        api.stored(adapter, "MODIFIED")
+        if by == "annotation":
+            annotations = {"penstock.dev/reconcile": "disabled"}
+            api.at("GraphDeployment", "g")["metadata"]["annotations"] = annotations
+        edit(api, "GraphDeployment", "g", image="other:2", paused=True if by == "spec" else None)
+        edit(api, "ScalingAdapter", "g-decode", replicas=2)
         for name in ("d-1", "d-2", "d-3"):
             await api.create(pod(name, "decode"), field_manager="kubelet")
         await told(api)
@@ -126,17 +107,13 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
         assert api.at("Deployment", "g-decode")["spec"] == before["spec"]
         gated = [name for name in ("d-1", "d-2", "d-3") if api.at("Pod", name)["spec"]["schedulingGates"]]
         assert len(gated) == 1, "the budget is 2 GPUs"
-        status = api.at("GraphDeployment", "g")["status"]
-        progressing = next(each for each in status["conditions"] if each["type"] == "Progressing")
+        progressing = conditions(api)["Progressing"]
         assert (progressing["status"], progressing["reason"]) == ("False", "Paused")
         limited = api.at("ScalingAdapter", "g-decode")["status"]["conditions"][0]
         assert (limited["status"], limited["reason"]) == ("True", "Paused")
 
-        live = api.at("GraphDeployment", "g")
-        live["spec"].pop("paused", None)
-        live["metadata"].pop("annotations", None)
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
+        api.at("GraphDeployment", "g")["metadata"].pop("annotations", None)
+        edit(api, "GraphDeployment", "g", paused=None)
         await told(api)
         await to_rest(api, made)
     spec = api.at("Deployment", "g-decode")["spec"]
@@ -145,14 +122,12 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
 
 async def test_a_service_that_is_no_longer_wanted_goes(api):
     """A second router service: its workload first, then its Service."""
-    live = api.at("GraphDeployment", "g")
-    live["spec"]["services"]["second"] = {"role": "router"}
+    services = api.at("GraphDeployment", "g")["spec"]["services"]
+    edit(api, "GraphDeployment", "g", services={**services, "second": {"role": "router"}})
     async with operator(api) as made:
         await to_rest(api, made)
         assert ("Deployment", "ns", "g-second") in api.objects
-        del live["spec"]["services"]["second"]
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
+        edit(api, "GraphDeployment", "g", services=services)
         await told(api)
         api.writes.clear()
         await to_rest(api, made)
@@ -174,23 +149,17 @@ async def _ended(api, loads):
     api.delete = noted
     async with operator(api, Loads(loads)) as made:
         await to_rest(api, made)
-        for name, service in (
-            ("f-1", "frontend"),
-            ("f-2", "frontend"),
-            ("decode-1", "decode"),
-            ("prefill-1", "prefill"),
-        ):
+        routers = [each for each in ("f-1", "f-2") if each in loads]
+        for name in (*routers, "decode-1", "prefill-1"):
+            service = name.partition("-")[0]
             made_pod = (
-                router()
-                if service == "frontend"
-                else pod(name, service, gated=False, ready=True, phase="Running")
+                router() if name in routers else pod(name, service, gated=False, ready=True, phase="Running")
             )
             made_pod["metadata"]["name"] = name
             made_pod["spec"]["terminationGracePeriodSeconds"] = 10**9
-            if service == "frontend" and name in loads:
+            if name in routers:
                 made_pod["metadata"]["deletionTimestamp"] = "2099-01-01T00:00:00Z"
-            if service != "frontend" or name in loads:
-                await api.create(made_pod, field_manager="kubelet")
+            await api.create(made_pod, field_manager="kubelet")
         await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
         await told(api)
         for _ in range(4):
@@ -211,10 +180,8 @@ async def test_idle_workers_leave_beside_idle_routers_which_keep_their_own_end(a
     """First out of their Services, so that a late request is refused; they end once routers have heard of it."""
     loads = dict.fromkeys(("f-1", "f-2", "decode-1", "prefill-1"), IDLE)
     assert await _ended(api, loads) == {}
-    assert {api.at("Pod", each)["metadata"]["labels"]["penstock.dev/serving"] for each in loads} == {
-        "true",
-        "draining",
-    }
+    marks = {api.at("Pod", each)["metadata"]["labels"]["penstock.dev/serving"] for each in loads}
+    assert marks == {"true", "draining"}
     assert api.at("Pod", "decode-1")["metadata"]["labels"]["penstock.dev/serving"] == "draining"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graph_harness import KEY, Loads, graph, operator, pod, router, to_rest, told
+from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.metrics import OperatorMetrics
@@ -14,17 +14,14 @@ async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
     async with operator(api) as made:
         await to_rest(api, made)
         children = {each for each in api.objects if each[0] != "Event"}
-        live = api.at("GraphDeployment", "g")
-        live["spec"]["router"] = {"policy": "fastest"}
-        live["spec"]["services"]["decode"]["replicas"] = 9
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
+        api.at("GraphDeployment", "g")["spec"]["services"]["decode"]["replicas"] = 9
+        edit(api, "GraphDeployment", "g", router={"policy": "fastest"})
         await told(api)
         await to_rest(api, made)
-    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "InvalidSpec")
+    ready = conditions(api)["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
     for path in ("spec.services.decode.replicas", "spec.router.policy"):
-        assert path in rows["Ready"]["message"]
+        assert path in ready["message"]
     assert children <= set(api.objects)
 
 
@@ -33,21 +30,17 @@ async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
     async with operator(api) as made:
         await to_rest(api, made)
         for each in ("prefill", "decode"):
-            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
-            await api.create(ready, field_manager="kubelet")
+            await serving(api, f"{each}-1", each)
         await api.create(router(), field_manager="kubelet")
-        live = api.at("GraphDeployment", "g")
-        live["spec"]["router"] = {"policy": "fastest"}
-        live["metadata"]["generation"] += 1
-        api.stored(live, "MODIFIED")
+        edit(api, "GraphDeployment", "g", router={"policy": "fastest"})
         await told(api)
         await to_rest(api, made)
-    status = api.at("GraphDeployment", "g")["status"]
-    rows = {each["type"]: each for each in status["conditions"]}
+    rows = conditions(api)
     assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("True", "Serving")
     assert rows["Degraded"]["reason"] == "InvalidSpec"
     assert rows["BudgetRespected"]["message"] == "2 GPUs are in use of 2"
-    assert {name: each["gpus"] for name, each in status["services"].items()} == {
+    services = api.at("GraphDeployment", "g")["status"]["services"]
+    assert {name: each["gpus"] for name, each in services.items()} == {
         "decode": 1,
         "frontend": 0,
         "prefill": 1,
@@ -67,9 +60,8 @@ async def test_a_deletion_reports_what_still_runs(api):
         for _ in range(6):
             await made.reconciler.reconcile(KEY)
             await told(api)
-    status = api.at("GraphDeployment", "g")["status"]
-    assert status["services"]["decode"]["gpus"] == 1
-    rows = {each["type"]: each for each in status["conditions"]}
+    rows = conditions(api)
+    assert api.at("GraphDeployment", "g")["status"]["services"]["decode"]["gpus"] == 1
     assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "Deleting")
     assert rows["BudgetRespected"]["message"] == "1 GPUs are in use of 2"
 
@@ -89,8 +81,7 @@ async def test_every_declared_role_has_a_series_also_without_a_pod(api):
             assert f'penstock_operator_ready_replicas{{graph="g",namespace="ns",role="{role}"}} 0.0' in page
         assert 'penstock_operator_planner_expected{graph="g",namespace="ns"} 1.0' in page
         assert 'planner_expected{graph="h"' not in page
-        ready_pod = pod("d0", "decode", gated=False, ready=True, phase="Running")
-        await api.create(ready_pod, field_manager="t")
+        await serving(api, "d0", "decode")
         await told(api)
         await to_rest(api, made)
         assert 'replicas{graph="g",namespace="ns",role="decode"} 1.0' in metrics.page().decode()

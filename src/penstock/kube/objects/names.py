@@ -141,15 +141,9 @@ def paused_by(graph: Mapping[str, Any]) -> str:
 def lease_name(
     component: str, *, cluster_wide: bool, graph: str | None = None, operator_class: str = OPERATOR_CLASS
 ) -> str:
-    """Return the name of the Lease by which replicas of an installation agree who works.
+    """Return the name of the Lease by which replicas of an installation (of `OPERATOR` or `PLANNER`) agree who works.
 
     Installations of both scopes and of several classes may live in one namespace, so they do not share one.
-
-    Args:
-        component: `OPERATOR` or `PLANNER`.
-        cluster_wide: Whether it works in all namespaces.
-        graph: The only graph's name; None: all.
-        operator_class: Class of the graphs that it works on.
     """
     kind = component.removeprefix("penstock-")
     name = f"penstock-cluster-{kind}" if cluster_wide else component

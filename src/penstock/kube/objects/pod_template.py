@@ -24,13 +24,7 @@ FieldPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """One key that no pod template has.
-
-    Attributes:
-        path: Keys and list positions from the template to the key itself.
-        kind: Kubernetes' name of the type that has no such key.
-        meant: The key that was probably meant, or None.
-    """
+    """One key that no pod template has: its path, Kubernetes' name of the type, and the key that was probably meant."""
 
     path: FieldPath
     kind: str

@@ -1,13 +1,13 @@
 """Facts to findings: the API server, the clock, the definitions, operator and planner, rights. Pure.
 
-Graphs are judged in `judge_graph`, node pools in `judge_pools`. What could not be read is never taken for
+Graphs are judged in `check_graph`, node pools in `check_pools`. What could not be read is never taken for
 healthy nor for broken: it is unknown, with the way to find out.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -25,15 +25,14 @@ from penstock.kube.objects.names import (
 from penstock.operator.doctor.check_graph import graph_findings
 from penstock.operator.doctor.check_pools import pool_findings
 from penstock.operator.doctor.facts import (
-    Absence,
     Facts,
     Finding,
     LeaseFact,
     Object,
     RightsFact,
-    ServerFacts,
     Severity,
     Unreadable,
+    full_name,
     ok,
     problem,
     unknown,
@@ -60,31 +59,30 @@ APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 
 def check(facts: Facts) -> list[Finding]:
     """Return all findings, in the order in which a cause comes before what follows from it."""
-    found = list(_server(facts.server))
-    if isinstance(facts.server.version, Unreadable):
-        return found
-    found += _definitions(facts)
-    found += _components(facts)
-    for lease in facts.leases:
-        found.append(_lease(lease))
-    for rights in facts.rights:
-        found.append(_rights(rights))
-    found += _graphs(facts)
-    found += _profiles(facts)
-    return found
+    if isinstance(facts.version, Unreadable):
+        remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
+        return [problem("API server", f"{facts.url}: {facts.version.why}", remedy)]
+    return [finding for each in CHECKS for finding in each(facts)]
+
+
+def _label(deployment: Object, key: str, default: str) -> str:
+    return str(deployment["spec"]["template"]["metadata"].get("labels", {}).get(key, default))
 
 
 def scope_of(deployment: Object) -> str | None:
     """Return the namespace that a component's Deployment watches; None: all."""
-    labels = deployment["spec"]["template"]["metadata"].get("labels", {})
-    scope: str = labels.get(SCOPE_LABEL) or deployment["metadata"]["namespace"]
+    scope = _label(deployment, SCOPE_LABEL, deployment["metadata"]["namespace"])
     return None if scope == CLUSTER_SCOPE else scope
 
 
 def class_of(deployment: Object) -> str:
     """Return the class of the graphs that a component's Deployment works on."""
-    labels = deployment["spec"]["template"]["metadata"].get("labels", {})
-    return str(labels.get(CLASS_LABEL, OPERATOR_CLASS))
+    return _label(deployment, CLASS_LABEL, OPERATOR_CLASS)
+
+
+def component_of(deployment: Object) -> str:
+    """Return ``operator``, ``planner`` or another component's name."""
+    return str(deployment["metadata"].get("labels", {}).get(COMPONENT_LABEL, ""))
 
 
 def lease_of(deployment: Object) -> tuple[str, str] | None:
@@ -97,23 +95,14 @@ def lease_of(deployment: Object) -> tuple[str, str] | None:
     return scope or deployment["metadata"]["namespace"], name
 
 
-def component_of(deployment: Object) -> str:
-    """Return ``operator``, ``planner`` or another component's name."""
-    return str(deployment["metadata"].get("labels", {}).get(COMPONENT_LABEL, ""))
-
-
-def _server(server: ServerFacts) -> Iterator[Finding]:
-    subject = "API server"
-    if isinstance(server.version, Unreadable):
-        remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
-        yield problem(subject, f"{server.url}: {server.version.why}", remedy)
-        return
-    yield ok(subject, f"{server.url} answers, Kubernetes {server.version}")
-    if server.skew_s is None:
+def _server(facts: Facts) -> Iterator[Finding]:
+    yield ok("API server", f"{facts.url} answers, Kubernetes {facts.version}")
+    skew_s = facts.skew_s
+    if skew_s is None:
         yield unknown("clock", "the API server did not say its time", "compare by hand: date -u")
-    elif abs(server.skew_s) > SKEW_S:
-        side = "ahead of" if server.skew_s > 0 else "behind"
-        message = f"this machine's clock is {abs(server.skew_s):.0f} s {side} the API server's"
+    elif abs(skew_s) > SKEW_S:
+        side = "ahead of" if skew_s > 0 else "behind"
+        message = f"this machine's clock is {abs(skew_s):.0f} s {side} the API server's"
         yield warning("clock", message, "synchronise it: timedatectl set-ntp true")
     else:
         yield ok("clock", "this machine and the API server agree")
@@ -125,20 +114,17 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
         subject = f"CRD {name}"
         if isinstance(live, Unreadable):
             yield unknown(subject, live.why, f"ask who may read it: kubectl get crd {name}")
-        elif live is None:
+            continue
+        conditions = () if live is None else live.get("status", {}).get("conditions", ())
+        if live is None:
             yield problem(subject, "is not installed", f"{APPLY_CRDS}, or {INSTALL}")
-        elif not _is_established(live):
+        elif not any(each["type"] == "Established" and each["status"] == "True" for each in conditions):
             yield problem(subject, "is not established", f"kubectl describe crd {name}")
         elif not _covers(live["spec"], wanted[name]["spec"]):
-            message = f"differs from this program's, version {facts.version}"
+            message = f"differs from this program's, version {facts.release}"
             yield warning(subject, message, f"{APPLY_CRDS}, or install the release that fits the cluster")
         else:
             yield ok(subject, "is established and current")
-
-
-def _is_established(crd: Object) -> bool:
-    conditions = crd.get("status", {}).get("conditions", ())
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 def _covers(live: Any, wanted: Any) -> bool:
@@ -162,34 +148,26 @@ def _components(facts: Facts) -> Iterator[Finding]:
         if not found:
             yield _absent(component, facts)
         for each in found:
-            yield from _deployment(component, each, facts.version)
+            yield from _deployment(component, each, facts.release)
         yield from _overlaps(component, [each for each in found if each["spec"].get("replicas", 1)])
 
 
 def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
     """Say where several installations of one class see the same graphs."""
-    for one, other in itertools.combinations(sorted(found, key=_name), 2):
-        scopes = {scope_of(one), scope_of(other)}
+    for one, other in itertools.combinations(sorted(found, key=full_name), 2):
+        scopes, names = {scope_of(one), scope_of(other)}, f"{full_name(one)} and {full_name(other)}"
         if class_of(one) == class_of(other) and (len(scopes) == 1 or None in scopes):
             where = next((f"namespace {each}" for each in sorted(filter(None, scopes))), "every namespace")
-            message = (
-                f"{_name(one)} and {_name(other)} both work on graphs of class {class_of(one)} in {where}"
-            )
+            message = f"{names} both work on graphs of class {class_of(one)} in {where}"
             yield problem(f"{component}s", message, "uninstall one, or give it another operatorClass")
-
-
-def _name(obj: Object) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
 def _absent(component: str, facts: Facts) -> Finding:
     if component == "operator":
         return problem(component, "no operator runs, so graphs stay as they are", INSTALL)
-    graphs = () if isinstance(facts.graphs, Unreadable) else facts.graphs
+    graphs = () if isinstance(facts.graphs, Unreadable) else (each.graph for each in facts.graphs)
     planned = [
-        each.graph["metadata"]["name"]
-        for each in graphs
-        if each.graph["spec"].get("planner", {}).get("enabled", True)
+        each["metadata"]["name"] for each in graphs if each["spec"].get("planner", {}).get("enabled", True)
     ]
     if not planned:
         return ok(component, "none runs, and no graph here asks for one")
@@ -197,30 +175,24 @@ def _absent(component: str, facts: Facts) -> Finding:
     return warning(component, message, f"{INSTALL} --set planner.enabled=true, or set planner.enabled: false")
 
 
-def _deployment(component: str, deployment: Object, version: str) -> Iterator[Finding]:
+def _deployment(component: str, deployment: Object, release: str) -> Iterator[Finding]:
     namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
     subject = f"{component} {namespace}/{name}"
     wanted = deployment["spec"].get("replicas", 1)
     ready = deployment.get("status", {}).get("readyReplicas", 0)
+    state = f"{ready} of {wanted} replicas are ready"
     if wanted == 0:
         yield problem(subject, "is scaled to 0", _start(deployment))
     elif ready == 0:
         remedy = f"kubectl describe -n {namespace} deployment/{name}; kubectl logs -n {namespace} deployment/{name}"
-        yield problem(subject, f"0 of {wanted} replicas are ready", remedy)
+        yield problem(subject, state, remedy)
     elif ready < wanted:
-        yield warning(
-            subject,
-            f"{ready} of {wanted} replicas are ready",
-            f"kubectl get pods -n {namespace} -l {COMPONENT_LABEL}={component}",
-        )
+        yield warning(subject, state, f"kubectl get pods -n {namespace} -l {COMPONENT_LABEL}={component}")
     else:
-        yield ok(
-            subject,
-            f"{ready} of {wanted} replicas are ready, watching {scope_of(deployment) or 'all namespaces'}",
-        )
+        yield ok(subject, f"{state}, watching {scope_of(deployment) or 'all namespaces'}")
     other = deployment["metadata"].get("labels", {}).get(VERSION_LABEL)
-    if other is not None and other != version:
-        message = f"is version {other}, this program {version}"
+    if other is not None and other != release:
+        message = f"is version {other}, this program {release}"
         yield warning(subject, message, f"{INSTALL}, or install penstock=={other} here")
 
 
@@ -237,17 +209,17 @@ def _lease(fact: LeaseFact) -> Finding:
     if fact.later is None:
         return problem(subject, f"does not exist, so no {fact.component} acts", logs)
     spec = fact.later.get("spec", {})
-    holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime")
-    if not holder or renewed is None:
+    if not spec.get("holderIdentity") or spec.get("renewTime") is None:
         return problem(subject, f"nobody holds it, so no {fact.component} acts", logs)
-    return _renewal(fact, subject, str(holder), str(renewed), logs)
+    return _renewal(fact, subject, spec, logs)
 
 
-def _renewal(fact: LeaseFact, subject: str, holder: str, renewed: str, logs: str) -> Finding:
-    """Judge a held lease: a renewal between the looks proves life whatever the clocks say."""
-    first, later = (each if isinstance(each, dict) else {} for each in (fact.first, fact.later))
-    moved = first.get("spec", {}).get("renewTime") not in (None, renewed)
-    term_s = float(later["spec"].get("leaseDurationSeconds") or LEASE_S)
+def _renewal(fact: LeaseFact, subject: str, spec: Object, logs: str) -> Finding:
+    """Judge a held Lease: a renewal between the looks proves life whatever the clocks say."""
+    holder, renewed = spec["holderIdentity"], spec["renewTime"]
+    first = fact.first.get("spec", {}) if isinstance(fact.first, dict) else {}
+    moved = first.get("renewTime") not in (None, renewed)
+    term_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
     age_s = None if fact.now_s is None else fact.now_s - datetime.fromisoformat(renewed).timestamp()
     if moved and age_s is not None and not -SKEW_S <= age_s <= term_s:
         side = "behind" if age_s > 0 else "ahead of"
@@ -260,19 +232,18 @@ def _renewal(fact: LeaseFact, subject: str, holder: str, renewed: str, logs: str
         return unknown(subject, f"held by {holder}, not renewed during the check", remedy)
     if age_s <= term_s:
         return ok(subject, f"held by {holder}, renewed {max(age_s, 0.0):.0f} s ago")
-    return problem(
-        subject, f"{holder} has not renewed it for {age_s:.0f} s, its term is {term_s:.0f} s", logs
-    )
+    message = f"{holder} has not renewed it for {age_s:.0f} s, its term is {term_s:.0f} s"
+    return problem(subject, message, logs)
 
 
 def _rights(fact: RightsFact) -> Finding:
     where = "in all namespaces" if fact.namespace is None else f"in {fact.namespace}"
     subject = f"rights of {fact.component or 'you'} {where}"
     if fact.unseen is not None:
-        remedy = (
+        by_hand = (
             "ask an administrator to run penstock doctor" if fact.component else "kubectl auth can-i --list"
         )
-        return unknown(subject, fact.unseen.why, remedy)
+        return unknown(subject, fact.unseen.why, by_hand)
     if not fact.missing:
         return ok(subject, f"{fact.who} may do all {fact.asked} things that it needs")
     message = f"{fact.who} may not {', '.join(map(str, fact.missing))}"
@@ -292,17 +263,16 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
         yield unknown("graphs", facts.graphs.why, "kubectl get graphdeployments -A")
         return
     if not facts.graphs:
-        yield ok(
-            "graphs", "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
-        )
+        message = "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
+        yield ok("graphs", message)
     for each in facts.graphs:
         absence = _absence(each.graph, facts)
         yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s, absence=absence)
-        yield from pool_findings(each, facts.nodes)
+        yield from pool_findings(each.graph, facts.nodes, facts.requested)
 
 
-def _absence(graph: Object, facts: Facts) -> Absence | None:
-    """Return why no operator keeps a graph's status true; None if one does, or if that is unknown.
+def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
+    """Return why no operator keeps a graph's status true, and what to do; None if one does, or if that is unknown.
 
     At rest nothing is written into a graph, so the Lease's renewals are the age of every status.
     """
@@ -312,21 +282,20 @@ def _absence(graph: Object, facts: Facts) -> Absence | None:
     installed = [each for each in facts.deployments if component_of(each) == "operator"]
     operators = [each for each in installed if each["spec"].get("replicas", 1)]
     if not operators:
-        return Absence("no operator runs", _start(installed[0]) if installed else INSTALL)
+        return "no operator runs", _start(installed[0]) if installed else INSTALL
     there = [each for each in operators if scope_of(each) in {None, namespace}]
     acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
     if not there:
         remedy = f"{INSTALL} --set watchNamespaces={{{namespace}}}"
-        return Absence(f"no operator watches namespace {namespace}", remedy)
+        return f"no operator watches namespace {namespace}", remedy
     if not acting:
         name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, there)))
         why = f"no operator of its class {name} watches it, only of {', '.join(others)}"
-        return Absence(why, f"{INSTALL} --set operatorClass={name}")
+        return why, f"{INSTALL} --set operatorClass={name}"
     names = {lease_of(each) for each in acting}
-    leases = [each for each in facts.leases if (each.namespace, each.name) in names]
-    found = [_lease(each) for each in leases]
+    found = [_lease(each) for each in facts.leases if (each.namespace, each.name) in names]
     if found and all(each.severity is Severity.PROBLEM for each in found):
-        return Absence(f"no operator acts on it: {found[0].subject}: {found[0].message}", found[0].remedy)
+        return f"no operator acts on it: {found[0].subject}: {found[0].message}", found[0].remedy
     return None
 
 
@@ -336,13 +305,24 @@ def _profiles(facts: Facts) -> Iterator[Finding]:
         yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
         return
     for each in facts.profiles:
-        subject, status = f"profile request {_name(each)}", each.get("status") or {}
-        phase = status.get("phase", "")
+        subject, status = f"profile request {full_name(each)}", each.get("status") or {}
         said = "; ".join(str(found["message"]) for found in status.get("conditions") or ())
-        if phase == ProfilePhase.SUCCEEDED:
+        if status.get("phase") == ProfilePhase.SUCCEEDED:
             yield ok(subject, f"its profile is in ConfigMap {status.get('configMap')}")
-        elif phase == ProfilePhase.PROFILING:
+        elif status.get("phase") == ProfilePhase.PROFILING:
             yield ok(subject, f"under way: {said}")
         else:
             message = said or "no operator has looked at it"
             yield warning(subject, message, f"kubectl describe gpr {each['metadata']['name']}")
+
+
+CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    _server,
+    _definitions,
+    _components,
+    lambda facts: map(_lease, facts.leases),
+    lambda facts: map(_rights, facts.rights),
+    _graphs,
+    _profiles,
+)
+"""What is checked, causes first."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
@@ -14,12 +13,12 @@ from penstock.core.exposition import Sample, parse_samples
 from penstock.kube.objects.names import SERVING
 from penstock.operator.doctor.facts import (
     REJECTED_SHARE,
-    Absence,
     Finding,
     GraphFacts,
     Object,
     Page,
     Unreadable,
+    full_name,
     ok,
     problem,
     unknown,
@@ -51,23 +50,17 @@ _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 
 
 def graph_findings(
-    facts: GraphFacts, *, now_s: float, interval_s: float, absence: Absence | None = None
+    facts: GraphFacts, *, now_s: float, interval_s: float, absence: tuple[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield what is to be said of one graph.
+    """Yield what is to be said of one graph at a time of the API server's clock, after looks ``interval_s`` apart.
 
-    Args:
-        facts: The graph, its pods and their pages.
-        now_s: The API server's clock, seconds since the epoch.
-        interval_s: Time between the two looks, real seconds.
-        absence: Why no operator acts on it, so that its status may be out of date; None if one does.
+    An absence is why no operator acts on it, so that its status may be out of date, and what to do.
     """
-    graph = facts.graph
-    subject = f"graph {graph['metadata']['namespace']}/{graph['metadata']['name']}"
+    graph, subject = facts.graph, f"graph {full_name(facts.graph)}"
     yield from _status(subject, graph, absence)
     if isinstance(facts.pods, Unreadable):
-        yield unknown(
-            subject, f"pods: {facts.pods.why}", f"kubectl get pods -n {graph['metadata']['namespace']}"
-        )
+        namespace = graph["metadata"]["namespace"]
+        yield unknown(subject, f"pods: {facts.pods.why}", f"kubectl get pods -n {namespace}")
         return
     views = [pod_view(each) for each in facts.pods]
     for view in views:
@@ -84,69 +77,60 @@ def graph_findings(
     yield from _prometheus(subject, facts)
 
 
-def _status(subject: str, graph: Object, absence: Absence | None) -> Iterator[Finding]:
-    namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
-    describe = f"kubectl describe -n {namespace} gd {name}"
-    status = graph.get("status") or {}
-    if graph["metadata"].get("deletionTimestamp"):
-        yield _deletion(subject, graph, absence)
-        return
-    if absence is not None:
-        phase = status.get("phase")
+def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Iterator[Finding]:
+    metadata, status = graph["metadata"], graph.get("status") or {}
+    describe = f"kubectl describe -n {metadata['namespace']} gd {metadata['name']}"
+    phase, seen = status.get("phase", ""), status.get("observedGeneration", 0)
+    if metadata.get("deletionTimestamp"):
+        yield _deletion(subject, graph, absence, describe)
+    elif absence is not None:
+        why, remedy = absence
         shown = f"its status, {phase}, may be out of date" if phase else "none has looked at it"
-        yield problem(subject, f"{absence.why}; {shown}", absence.remedy)
-        return
-    seen = status.get("observedGeneration", 0)
-    if not seen:
+        yield problem(subject, f"{why}; {shown}", remedy)
+    elif not seen:
         logs = "kubectl logs -A -l app.kubernetes.io/component=operator"
         yield problem(subject, "no operator has looked at it", logs)
-        return
-    newest = graph["metadata"].get("generation", seen)
-    if seen < newest:
-        yield warning(
-            subject, f"its status is of generation {seen}, the newest is {newest}", f"wait, then {describe}"
-        )
-    phase = status.get("phase", "")
-    bad = list(_conditions(subject, status.get("conditions", ()), phase, describe))
-    yield from bad
-    if not bad and phase == "Ready":
-        yield ok(subject, "is Ready")
-    elif not bad:
-        yield warning(subject, f"is {phase or 'without a phase'}", describe)
+    else:
+        newest = metadata.get("generation", seen)
+        if seen < newest:
+            message = f"its status is of generation {seen}, the newest is {newest}"
+            yield warning(subject, message, f"wait, then {describe}")
+        bad = list(_conditions(subject, status, phase, describe))
+        yield from bad
+        if not bad and phase == "Ready":
+            yield ok(subject, "is Ready")
+        elif not bad:
+            yield warning(subject, f"is {phase or 'without a phase'}", describe)
 
 
-def _deletion(subject: str, graph: Object, absence: Absence | None) -> Finding:
-    namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
-    conditions = {each["type"]: each for each in (graph.get("status") or {}).get("conditions", ())}
-    finalizers = ", ".join(graph["metadata"].get("finalizers", ()))
+def _deletion(subject: str, graph: Object, absence: tuple[str, str] | None, describe: str) -> Finding:
     if absence is None:
+        conditions = {each["type"]: each for each in (graph.get("status") or {}).get("conditions", ())}
         said = conditions.get("Progressing", {}).get("message", "")
-        return warning(subject, f"is being deleted: {said}", f"kubectl describe -n {namespace} gd {name}")
-    patch = '{"metadata":{"finalizers":null}}'
-    give_up = f"give the drain up: kubectl patch -n {namespace} gd {name} --type merge --patch '{patch}'"
-    message = f"is being deleted and keeps its finalizers {finalizers}: {absence.why}"
-    return problem(subject, message, f"{absence.remedy}; or {give_up}")
+        return warning(subject, f"is being deleted: {said}", describe)
+    metadata, patch = graph["metadata"], '{"metadata":{"finalizers":null}}'
+    where = f"-n {metadata['namespace']} gd {metadata['name']}"
+    give_up = f"give the drain up: kubectl patch {where} --type merge --patch '{patch}'"
+    finalizers = ", ".join(metadata.get("finalizers", ()))
+    message = f"is being deleted and keeps its finalizers {finalizers}: {absence[0]}"
+    return problem(subject, message, f"{absence[1]}; or {give_up}")
 
 
-def _conditions(subject: str, conditions: Any, phase: str, describe: str) -> Iterator[Finding]:
-    for each in conditions:
+def _conditions(subject: str, status: Object, phase: str, describe: str) -> Iterator[Finding]:
+    for each in status.get("conditions", ()):
         bad, is_grave = _BAD.get(each["type"], ("", False))
-        if each["status"] != bad:
-            continue
-        message = f"{each['type']} is {bad}: {each.get('reason', '')}: {each.get('message', '')}".rstrip(": ")
-        starting = each["type"] == "Ready" and phase in _STARTING
-        yield (problem if is_grave and not starting else warning)(subject, message, describe)
+        if each["status"] == bad:
+            message = f"{each['type']} is {bad}: {each.get('reason', '')}: {each.get('message', '')}"
+            starting = each["type"] == "Ready" and phase in _STARTING
+            yield (problem if is_grave and not starting else warning)(subject, message.rstrip(": "), describe)
 
 
 def _routers(subject: str, facts: GraphFacts, views: list[PodView], interval_s: float) -> Iterator[Finding]:
+    spec, namespace = facts.graph["spec"], facts.graph["metadata"]["namespace"]
     routers = [view for view in views if view.role == "router" and view.ready]
-    if not routers:
-        if any(each.get("role") == "router" for each in facts.graph["spec"]["services"].values()):
-            describe = (
-                f"kubectl get pods -n {facts.graph['metadata']['namespace']} -l penstock.dev/role=router"
-            )
-            yield problem(subject, "no router is ready, so no request is answered", describe)
-        return
+    if not routers and any(each.get("role") == "router" for each in spec["services"].values()):
+        describe = f"kubectl get pods -n {namespace} -l penstock.dev/role=router"
+        yield problem(subject, "no router is ready, so no request is answered", describe)
     workers = [
         view
         for view in views
@@ -155,72 +139,90 @@ def _routers(subject: str, facts: GraphFacts, views: list[PodView], interval_s: 
         and view.serving == SERVING
         and not view.worker_index
     ]
+    max_age_s = float(spec.get("planner", {}).get("metrics", {}).get("maxAgeSeconds", MAX_AGE_S))
     for router in routers:
         yield _readiness(router, facts.ready.get(router.name))
         page = facts.pages.get(router.name)
         if page is not None:
-            yield from _router_page(router, page, workers, _max_age_s(facts.graph), interval_s)
-
-
-def _max_age_s(graph: Object) -> float:
-    metrics = graph["spec"].get("planner", {}).get("metrics", {})
-    return float(metrics.get("maxAgeSeconds", MAX_AGE_S))
+            yield from _router_page(router, page, workers, max_age_s, interval_s)
 
 
 def _readiness(router: PodView, answer: str | Unreadable | None) -> Finding:
     subject = f"router {router.namespace}/{router.name}"
     if answer is None or isinstance(answer, Unreadable):
-        why = "was not asked" if answer is None else answer.why
-        if isinstance(answer, Unreadable) and answer.is_forbidden:
-            return unknown(subject, why, "ask for the right: get pods/proxy")
-        return problem(subject, f"/ready: {why}", f"kubectl logs -n {router.namespace} {router.name}")
+        return _unread(subject, "/ready", answer or Unreadable("was not asked"), _logs(router))
     try:
         reasons = json.loads(answer).get("reasons", [])
     except (ValueError, AttributeError):
         reasons = [f"an answer that cannot be read: {answer[:100]!r}"]
     if reasons:
-        return problem(
-            subject, f"serves nothing: {'; '.join(map(str, reasons))}", "see the pods of its workers"
-        )
+        message = f"serves nothing: {'; '.join(map(str, reasons))}"
+        return problem(subject, message, "see the pods of its workers")
     return ok(subject, "would serve a request now")
 
 
-def _samples(text: str, *wanted: str) -> list[Sample] | None:
+def _logs(pod: PodView) -> str:
+    return f"kubectl logs -n {pod.namespace} {pod.name}"
+
+
+def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
+    if found.is_forbidden:
+        return unknown(subject, f"{path}: {found.why}", "ask for the right: get pods/proxy")
+    return problem(subject, f"{path}: {found.why}", remedy)
+
+
+def _looks(
+    subject: str, page: Page, remedy: str, *wanted: str
+) -> tuple[list[Sample], list[Sample]] | Finding:
+    """Return the samples of both looks at a page, or what is wrong with it."""
+    for text in (page.later, page.first):
+        if isinstance(text, Unreadable):
+            return _unread(subject, "/metrics", text, remedy)
     try:
-        return parse_samples(text, wanted)
+        return parse_samples(str(page.first), wanted), parse_samples(str(page.later), wanted)
     except ObservationError:
-        return None
+        return problem(subject, "/metrics cannot be read as Prometheus text", remedy)
 
 
 def _router_page(
     router: PodView, page: Page, workers: list[PodView], max_age_s: float, interval_s: float
 ) -> Iterator[Finding]:
-    subject = f"router {router.namespace}/{router.name}"
-    logs = f"kubectl logs -n {router.namespace} {router.name}"
-    if isinstance(page.first, Unreadable) or isinstance(page.later, Unreadable):
-        yield _unread(subject, page, logs)
+    subject, logs = f"router {router.namespace}/{router.name}", _logs(router)
+    looks = _looks(subject, page, logs, names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
+    if isinstance(looks, Finding):
+        yield looks
         return
-    wanted = (names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
-    first, later = _samples(page.first, *wanted), _samples(page.later, *wanted)
-    if first is None or later is None:
-        yield problem(subject, "/metrics cannot be read as Prometheus text", logs)
-        return
-    view = _RouterView(
-        ready=_by_worker(later, names.ROUTER_WORKER_READY),
-        ages_s=_by_worker(later, names.ROUTER_WORKER_METRICS_AGE),
-        before_s=_by_worker(first, names.ROUTER_WORKER_METRICS_AGE),
-        max_age_s=max_age_s,
-        interval_s=interval_s,
-    )
-    faults = {worker: view.fault(worker.name) for worker in workers}
-    for worker, fault in faults.items():
-        if fault is not None:
-            remedy = f"kubectl logs -n {worker.namespace} {worker.name}; {logs}"
-            yield problem(subject, f"worker {worker.name}: {fault}", remedy)
+    faults = {each: _fault(each.name, *looks, max_age_s, interval_s) for each in workers}
+    for worker, said in faults.items():
+        if said is not None:
+            yield problem(subject, f"worker {worker.name}: {said}", f"{_logs(worker)}; {logs}")
     if workers and not any(faults.values()):
-        oldest_s = max(view.ages_s[worker.name] for worker in workers)
+        ages_s = _by_worker(looks[1], names.ROUTER_WORKER_METRICS_AGE)
+        oldest_s = max(ages_s[worker.name] for worker in workers)
         yield ok(subject, f"sends to {len(workers)} workers; their metrics are at most {oldest_s:.1f} s old")
-    yield from _rejections(subject, first, later, interval_s)
+    yield from _rejections(subject, *looks, interval_s)
+
+
+def _fault(
+    name: str, first: list[Sample], later: list[Sample], max_age_s: float, interval_s: float
+) -> str | None:
+    """Return what is wrong between a router and a ready worker; None if nothing is."""
+    ready = _by_worker(later, names.ROUTER_WORKER_READY)
+    before_s, ages_s = (_by_worker(each, names.ROUTER_WORKER_METRICS_AGE) for each in (first, later))
+    age_s = ages_s.get(name)
+    if name not in ready:
+        return "is ready, but the router does not know it; its EndpointSlice may be missing"
+    if ready[name] != 1:
+        return "is ready, but the router sends nothing to it"
+    if age_s is None:
+        return "its metrics have never been read"
+    if age_s > max_age_s:
+        return f"its metrics are {age_s:.0f} s old, above planner.metrics.maxAgeSeconds {max_age_s:g}"
+    # Every scrape resets the age; grown by the full interval, there was none.
+    grown_s = age_s - before_s.get(name, age_s)
+    if grown_s > 0 and grown_s >= 0.9 * interval_s:
+        return f"its metrics were not read again within {interval_s:.0f} s"
+    return None
 
 
 def _rejections(
@@ -231,10 +233,8 @@ def _rejections(
     rejected = sum(lost)
     if rejected <= 0:
         return
-    message = (
-        f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s;"
-        f" {_total(later, names.ROUTER_QUEUE_REQUESTS):.0f} wait"
-    )
+    waiting = _total(later, names.ROUTER_QUEUE_REQUESTS)
+    message = f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
     remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
     # Requests that came before the first observation may be rejected after it.
     is_overloaded = rejected > REJECTED_SHARE * max(came, rejected)
@@ -245,85 +245,39 @@ def _total(samples: list[Sample], name: str) -> float:
     return sum(each.value for each in samples if each.name == name)
 
 
-@dataclass(frozen=True, slots=True)
-class _RouterView:
-    """What one router says of its workers, by name; ages at the second and at the first look, seconds."""
-
-    ready: Mapping[str, float]
-    ages_s: Mapping[str, float]
-    before_s: Mapping[str, float]
-    max_age_s: float
-    interval_s: float
-
-    def fault(self, name: str) -> str | None:
-        """Return what is wrong between the router and a ready worker; None if nothing is."""
-        if name not in self.ready:
-            return "is ready, but the router does not know it; its EndpointSlice may be missing"
-        if self.ready[name] != 1:
-            return "is ready, but the router sends nothing to it"
-        age_s = self.ages_s.get(name)
-        if age_s is None:
-            return "its metrics have never been read"
-        if age_s > self.max_age_s:
-            return (
-                f"its metrics are {age_s:.0f} s old, above planner.metrics.maxAgeSeconds {self.max_age_s:g}"
-            )
-        # Every scrape resets the age; grown by the full interval, there was none.
-        grown_s = age_s - self.before_s.get(name, age_s)
-        if grown_s > 0 and grown_s >= 0.9 * self.interval_s:
-            return f"its metrics were not read again within {self.interval_s:.0f} s"
-        return None
-
-
 def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
     return {each.labels.get("worker", ""): each.value for each in samples if each.name == name}
-
-
-def _unread(subject: str, page: Page, remedy: str) -> Finding:
-    why = page.later if isinstance(page.later, Unreadable) else page.first
-    assert isinstance(why, Unreadable)  # noqa: S101 - the caller saw that one of the two is
-    if why.is_forbidden:
-        return unknown(subject, f"/metrics: {why.why}", "ask for the right: get pods/proxy")
-    return problem(subject, f"/metrics: {why.why}", remedy)
 
 
 def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[Finding]:
     read = 0
     for view in views:
         page = facts.pages.get(view.name)
-        if page is None or view.role == "router":
-            continue
-        about = f"worker {view.namespace}/{view.name}"
-        logs = f"kubectl logs -n {view.namespace} {view.name}"
-        if isinstance(page.first, Unreadable) or isinstance(page.later, Unreadable):
-            yield _unread(about, page, logs)
-            continue
-        fault = _of_page(page.first, page.later)
-        if fault is None:
-            read += 1
-        else:
-            yield problem(about, fault, logs)
+        if page is not None and view.role != "router":
+            fault = _worker_page(view, page)
+            read += fault is None
+            if fault is not None:
+                yield fault
     if read:
         yield ok(subject, f"the metrics of {read} workers can be read")
 
 
-def _of_page(first: str, later: str) -> str | None:
-    tokens = f"{names.VLLM_GENERATION_TOKENS}{names.COUNTER_SUFFIX}"
-    prompts = f"{names.VLLM_PROMPT_TOKENS}{names.COUNTER_SUFFIX}"
-    pages = [_samples(text, names.VLLM_RUNNING, tokens, prompts) for text in (first, later)]
-    if pages[0] is None or pages[1] is None:
-        return "/metrics cannot be read as Prometheus text"
-    totals = [
-        {name: sum(each.value for each in page if each.name == name) for name in {each.name for each in page}}
-        for page in pages
-        if page is not None
+def _worker_page(worker: PodView, page: Page) -> Finding | None:
+    subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
+    tokens = [
+        each + names.COUNTER_SUFFIX for each in (names.VLLM_GENERATION_TOKENS, names.VLLM_PROMPT_TOKENS)
     ]
-    if names.VLLM_RUNNING not in totals[1]:
-        return f"/metrics holds no {names.VLLM_RUNNING}; is it a vLLM or Penstock worker?"
-    busy = min(each.get(names.VLLM_RUNNING, 0.0) for each in totals)
-    stands = all(totals[0].get(each) == totals[1].get(each) for each in (tokens, prompts))
-    if busy > 0 and stands:
-        return f"has {busy:.0f} requests under way, but its token counters stand still"
+    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *tokens)
+    if isinstance(looks, Finding):
+        return looks
+    first, later = looks
+    if all(each.name != names.VLLM_RUNNING for each in later):
+        message = f"/metrics holds no {names.VLLM_RUNNING}; is it a vLLM or Penstock worker?"
+        return problem(subject, message, logs)
+    busy = min(_total(each, names.VLLM_RUNNING) for each in looks)
+    if busy > 0 and all(_total(first, each) == _total(later, each) for each in tokens):
+        message = f"has {busy:.0f} requests under way, but its token counters stand still"
+        return problem(subject, message, logs)
     return None
 
 
@@ -331,13 +285,12 @@ def _prometheus(subject: str, facts: GraphFacts) -> Iterator[Finding]:
     if facts.prometheus is None:
         return
     url = facts.graph["spec"]["planner"]["metrics"]["prometheusUrl"]
+    about = f"Prometheus {url}"
     if isinstance(facts.prometheus, Unreadable):
         report = unknown if facts.prometheus.is_forbidden else warning
-        yield report(
-            subject, f"Prometheus {url}: {facts.prometheus.why}", f"try it from a pod: curl {url}/-/ready"
-        )
+        yield report(subject, f"{about}: {facts.prometheus.why}", f"try it from a pod: curl {url}/-/ready")
     elif facts.prometheus == 0:
         remedy = "scrape the graphs: helm upgrade … --set monitoring.podMonitor.enabled=true"
-        yield warning(subject, f"Prometheus {url} holds no series of its workers", remedy)
+        yield warning(subject, f"{about} holds no series of its workers", remedy)
     else:
-        yield ok(subject, f"Prometheus {url} holds series of {facts.prometheus} workers")
+        yield ok(subject, f"{about} holds series of {facts.prometheus} workers")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
 from penstock.operator.doctor.facts import (
     Finding,
-    GraphFacts,
-    NodeFacts,
     Object,
     Unreadable,
+    full_name,
     ok,
     problem,
     unknown,
@@ -19,12 +18,13 @@ from penstock.operator.doctor.facts import (
 )
 from penstock.operator.plan.drift import quantity
 from penstock.operator.resources.node_pool import gpu_request
+from penstock.operator.resources.pod import gpu_ceiling
 
-_ANY = NodePool()
+Requested = Mapping[str, Mapping[str, int]] | Unreadable
+"""By node, the extended resources that its pods ask for."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
+class _Need(NamedTuple):
     """What one service asks of its nodes: an extended resource (empty: none) and how much of it per pod."""
 
     service: str
@@ -32,13 +32,8 @@ class _Need:
     resource: str
     per_pod: int
 
-    def of(self, replicas: int) -> int:
-        """Return how much so many replicas ask for together."""
-        return replicas * self.spec.nodes_per_replica * self.per_pod
 
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(NamedTuple):
     """One pool of one graph: its name (None: any node), its specification, who uses it, and the graph's ceiling."""
 
     subject: str
@@ -48,70 +43,67 @@ class _Pool:
     ceiling: int | None
 
 
-def pool_findings(facts: GraphFacts, nodes: NodeFacts) -> Iterator[Finding]:
+def pool_findings(
+    raw: Object, nodes: tuple[Object, ...] | Unreadable, requested: Requested
+) -> Iterator[Finding]:
     """Yield what is to be said of one graph's pools; nothing if its manifest cannot be read."""
     try:
-        graph = GraphDeployment.model_validate({**facts.graph, "status": None})
+        graph = GraphDeployment.model_validate({**raw, "status": None})
     except ValueError:
         return
-    name = f"{facts.graph['metadata']['namespace']}/{graph.name}"
-    if isinstance(nodes.nodes, Unreadable):
+    name = full_name(raw)
+    if isinstance(nodes, Unreadable):
         remedy = "ask for the right: list nodes; or see kubectl get nodes"
-        yield unknown(f"nodes for {name}", nodes.nodes.why, remedy)
+        yield unknown(f"nodes for {name}", nodes.why, remedy)
         return
-    for pool in _pools(graph, name):
-        yield from _pool(pool, nodes.nodes, nodes.requested)
+    for pool in (None, *graph.spec.node_pools):
+        needs = [
+            _Need(service, each, *(gpu_request(graph, service) or ("", 0)))
+            for service, each in graph.spec.workers.items()
+            if each.node_pool == pool
+        ]
+        if pool is not None or any(need.resource for need in needs):
+            subject = f"any node of {name}" if pool is None else f"pool {pool} of {name}"
+            spec = NodePool() if pool is None else graph.spec.node_pools[pool]
+            yield from _pool(_Pool(subject, pool, spec, needs, gpu_ceiling(graph)), nodes, requested)
 
 
-def _pools(graph: GraphDeployment, name: str) -> Iterator[_Pool]:
-    planner = graph.spec.planner
-    ceiling = planner.max_gpu_budget if planner.enabled else None
-    for pool in [None, *graph.spec.node_pools]:
-        needs = [_need(graph, name) for name, each in graph.spec.workers.items() if each.node_pool == pool]
-        if pool is None and any(need.resource for need in needs):
-            yield _Pool(f"any node of {name}", None, _ANY, needs, ceiling)
-        elif pool is not None:
-            yield _Pool(f"pool {pool} of {name}", pool, graph.spec.node_pools[pool], needs, ceiling)
-
-
-def _need(graph: GraphDeployment, service: str) -> _Need:
-    resource, per_pod = gpu_request(graph, service) or ("", 0)
-    return _Need(service, graph.spec.services[service], resource, per_pod)
-
-
-def _pool(
-    pool: _Pool, nodes: tuple[Object, ...], requested: Mapping[str, Mapping[str, int]] | Unreadable
-) -> Iterator[Finding]:
-    matching = [each for each in nodes if _matches(each, pool.spec.node_selector)]
-    labels = [f"{key}={value}" for key, value in sorted(pool.spec.node_selector.items())]
+def _pool(pool: _Pool, nodes: tuple[Object, ...], requested: Requested) -> Iterator[Finding]:
+    selector = sorted(pool.spec.node_selector.items())
+    labels = [f"{key}={value}" for key, value in selector]
+    matching = [
+        each
+        for each in nodes
+        if all(each["metadata"].get("labels", {}).get(key) == value for key, value in selector)
+    ]
     if not matching:
         message = f"no node carries {' and '.join(labels)}" if labels else "there is no node"
-        remedy = (
+        fix = (
             f"kubectl label node NODE {' '.join(labels)}, or correct spec.nodePools.{pool.name}.nodeSelector"
         )
-        report = problem if pool.needs else warning
-        yield report(pool.subject, message, remedy if labels else "kubectl get nodes")
+        yield (problem if pool.needs else warning)(
+            pool.subject, message, fix if labels else "kubectl get nodes"
+        )
         return
     usable = [each for each in matching if _is_usable(each)]
     if not usable:
         show = f"kubectl get nodes{' -l ' if labels else ''}{','.join(labels)}; kubectl uncordon NODE"
         yield problem(pool.subject, f"none of its {len(matching)} nodes is ready and schedulable", show)
         return
-    open_nodes, taints = _split(usable, pool.spec.tolerations)
+    refused = {each["metadata"]["name"]: _taints(each, pool.spec.tolerations) for each in usable}
+    open_nodes = [each for each in usable if not refused[each["metadata"]["name"]]]
+    taints = [taint for each in refused.values() for taint in each]
     if taints:
-        message = f"{len(usable) - len(open_nodes)} of {len(usable)} nodes are tainted {', '.join(taints)}"
+        names = ", ".join(dict.fromkeys(map(_shown, taints)))
+        message = f"{len(usable) - len(open_nodes)} of {len(usable)} nodes are tainted {names}"
         where = (
             "the service's podTemplate" if pool.name is None else f"spec.nodePools.{pool.name}.tolerations"
         )
-        report = warning if open_nodes else problem
-        yield report(pool.subject, message, f"add to {where}: {_toleration(taints[0])}")
+        match = f"value: {taints[0]['value']}" if taints[0].get("value") else "operator: Exists"
+        toleration = f"{{key: {taints[0]['key']}, {match}, effect: {taints[0]['effect']}}}"
+        yield (warning if open_nodes else problem)(pool.subject, message, f"add to {where}: {toleration}")
     if open_nodes:
         yield from _gpus(pool, open_nodes, requested)
-
-
-def _matches(node: Object, selector: Mapping[str, str]) -> bool:
-    labels = node["metadata"].get("labels", {})
-    return all(labels.get(key) == value for key, value in selector.items())
 
 
 def _is_usable(node: Object) -> bool:
@@ -120,22 +112,18 @@ def _is_usable(node: Object) -> bool:
     return ready == "True" and not node.get("spec", {}).get("unschedulable", False)
 
 
-def _split(nodes: list[Object], tolerations: tuple[Toleration, ...]) -> tuple[list[Object], list[str]]:
-    """Return the nodes whose taints are all tolerated, and the taints that keep pods from the others."""
-    open_nodes: list[Object] = []
-    taints: dict[str, None] = {}
-    for node in nodes:
-        refused = [
-            each
-            for each in node.get("spec", {}).get("taints", ())
-            if each["effect"] != "PreferNoSchedule" and not any(_tolerates(one, each) for one in tolerations)
-        ]
-        if not refused:
-            open_nodes.append(node)
-        for each in refused:
-            value = f"={each['value']}" if each.get("value") else ""
-            taints[f"{each['key']}{value}:{each['effect']}"] = None
-    return open_nodes, list(taints)
+def _taints(node: Object, tolerations: tuple[Toleration, ...]) -> list[Mapping[str, str]]:
+    """Return the taints that keep pods from a node."""
+    return [
+        each
+        for each in node.get("spec", {}).get("taints", ())
+        if each["effect"] != "PreferNoSchedule" and not any(_tolerates(one, each) for one in tolerations)
+    ]
+
+
+def _shown(taint: Mapping[str, str]) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _tolerates(toleration: Toleration, taint: Mapping[str, str]) -> bool:
@@ -146,68 +134,48 @@ def _tolerates(toleration: Toleration, taint: Mapping[str, str]) -> bool:
     return toleration.operator == "Exists" or (toleration.value or "") == taint.get("value", "")
 
 
-def _toleration(taint: str) -> str:
-    key, _, effect = taint.rpartition(":")
-    name, has_value, value = key.partition("=")
-    if has_value:
-        return f"{{key: {name}, value: {value}, effect: {effect}}}"
-    return f"{{key: {name}, operator: Exists, effect: {effect}}}"
-
-
-def _gpus(
-    pool: _Pool, nodes: list[Object], requested: Mapping[str, Mapping[str, int]] | Unreadable
-) -> Iterator[Finding]:
+def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Finding]:
     asked = [need for need in pool.needs if need.resource]
     if not asked:
         yield ok(pool.subject, f"{len(nodes)} nodes; no service asks them for GPUs")
         return
     resource = asked[0].resource  # one per pool: the pool names it
-    here = {each["metadata"]["name"]: _allocatable(each, resource) for each in nodes}
-    if not any(here.values()):
+    here = {
+        each["metadata"]["name"]: int(
+            quantity(each.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0
+        )
+        for each in nodes
+    }
+    total = sum(here.values())
+    if not total:
         remedy = "check the device plugin: kubectl get daemonsets -A; kubectl describe node NODE"
         yield problem(pool.subject, f"none of its {len(nodes)} nodes offers {resource}", remedy)
         return
-    yield from _shortages(pool, asked, here)
-    yield _use(pool.subject, resource, here, requested)
+    yield from _shortages(pool, asked, total, max(here.values()))
+    if isinstance(requested, Unreadable):
+        use = f"; how many are taken is not known: {requested.why}"
+    else:
+        taken = sum(requested.get(node, {}).get(resource, 0) for node in here)
+        use = f": {taken} taken, {total - taken} free"
+    yield ok(pool.subject, f"{len(here)} nodes with {total} {resource}{use}")
 
 
-def _shortages(pool: _Pool, needs: list[_Need], here: Mapping[str, int]) -> Iterator[Finding]:
-    total, largest, resource = sum(here.values()), max(here.values()), needs[0].resource
+def _shortages(pool: _Pool, needs: list[_Need], total: int, largest: int) -> Iterator[Finding]:
+    resource, now, most = needs[0].resource, 0, 0
     for need in needs:
+        now += need.spec.replicas * need.spec.nodes_per_replica * need.per_pod
+        most += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
         if need.per_pod > largest:
             message = (
                 f"{need.service} asks for {need.per_pod} {resource} on one node, the largest has {largest}"
             )
             remedy = f"lower services.{need.service}.gpusPerReplica, or raise its nodesPerReplica"
             yield problem(pool.subject, message, remedy)
-    now = sum(need.of(need.spec.replicas) for need in needs)
-    most = sum(need.of(need.spec.replica_bounds[1]) for need in needs)
     most = most if pool.ceiling is None else min(most, pool.ceiling)
+    has = f"{resource}, the nodes have {total}"
     if now > total:
-        message = f"its services start with {now} {resource}, the nodes have {total}"
-        yield problem(pool.subject, message, "add nodes, or lower replicas")
+        yield problem(pool.subject, f"its services start with {now} {has}", "add nodes, or lower replicas")
     elif most > total:
-        message = (
-            f"its services may grow to {most} {resource}, the nodes have {total}; more replicas stay pending"
-        )
-        yield warning(pool.subject, message, "add nodes, or lower maxReplicas or planner.maxGpuBudget")
-
-
-def _use(
-    subject: str,
-    resource: str,
-    here: Mapping[str, int],
-    requested: Mapping[str, Mapping[str, int]] | Unreadable,
-) -> Finding:
-    total = sum(here.values())
-    if isinstance(requested, Unreadable):
-        return ok(
-            subject,
-            f"{len(here)} nodes with {total} {resource}; how many are taken is not known: {requested.why}",
-        )
-    taken = sum(requested.get(node, {}).get(resource, 0) for node in here)
-    return ok(subject, f"{len(here)} nodes with {total} {resource}: {taken} taken, {total - taken} free")
-
-
-def _allocatable(node: Object, resource: str) -> int:
-    return int(quantity(node.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0)
+        remedy = "add nodes, or lower maxReplicas or planner.maxGpuBudget"
+        message = f"its services may grow to {most} {has}; more replicas stay pending"
+        yield warning(pool.subject, message, remedy)

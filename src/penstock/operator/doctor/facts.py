@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.operator.rbac import Right
 
@@ -29,7 +29,7 @@ class Finding:
     Attributes:
         severity: problem: something does not work; unknown: it could not be looked at.
         subject: What it is about, such as ``graph serving/llama`` or ``API server``.
-        message: What was found, one sentence without a full stop.
+        message: One sentence without a full stop.
         remedy: What to do, a command where there is one; empty if nothing is to be done.
     """
 
@@ -73,57 +73,30 @@ def counts(findings: Iterable[Finding]) -> dict[Severity, int]:
 Object = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Something that could not be read.
+def full_name(obj: Object) -> str:
+    """Return ``namespace/name``."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
-    Attributes:
-        why: The server's or the connection's own words.
-        is_forbidden: Whether a right was missing, in place of an answer.
-    """
+
+class Unreadable(NamedTuple):
+    """Something that could not be read: why, in the other side's words, and whether a right was missing."""
 
     why: str
     is_forbidden: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Why no operator acts on a graph.
+class Page(NamedTuple):
+    """The text of a metrics page, read twice."""
 
-    Attributes:
-        why: One sentence.
-        remedy: What to do.
-    """
-
-    why: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """The API server.
-
-    Attributes:
-        url: Its address.
-        version: Such as ``v1.34.4``.
-        skew_s: This machine's clock less the server's, seconds; None if unknown. Exact to about a second.
-    """
-
-    url: str
-    version: str | Unreadable
-    skew_s: float | None = None
+    first: str | Unreadable
+    later: str | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """One election's Lease, looked at twice.
+    """The Lease of operator or planner, None where there is none, looked at twice.
 
     Attributes:
-        component: ``operator`` or ``planner``.
-        namespace: Where it lies.
-        name: Its name.
-        first: At the first look; None if there is none.
-        later: At the second look.
         now_s: The server's clock at the second look, seconds since the epoch; None if unknown.
     """
 
@@ -143,8 +116,6 @@ class RightsFact:
         who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
         component: ``operator`` or ``planner``; empty for the caller.
         namespace: Where it must; None: in all namespaces.
-        asked: How many rights were asked for.
-        missing: The ones that it lacks.
         unseen: Why it could not be asked; None if it could.
     """
 
@@ -157,25 +128,10 @@ class RightsFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A metrics page, read twice.
-
-    Attributes:
-        first: Text at the first look.
-        later: Text at the second look.
-    """
-
-    first: str | Unreadable
-    later: str | Unreadable
-
-
-@dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """One graph and what its processes say.
+    """One graph, its pods, and what they say.
 
     Attributes:
-        graph: The GraphDeployment.
-        pods: Its pods.
         ready: By router pod, what its /ready answers.
         pages: By pod, its /metrics; at most `gather.MAX_PAGES` of them.
         prometheus: Number of workers' series in the configured Prometheus; None if none is configured.
@@ -189,44 +145,31 @@ class GraphFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Nodes and what runs on them.
+class Facts:
+    """All that was seen; nothing but the server where that does not answer.
 
     Attributes:
-        nodes: All nodes.
+        version: The API server's, such as ``v1.34.4``.
+        now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
+        interval_s: Time between the two looks, real seconds.
+        release: Penstock's, of this program.
+        skew_s: This machine's clock less the server's, seconds; None if unknown. Exact to about a second.
+        crds: By name, the live CustomResourceDefinition; None if absent.
+        deployments: Of operator and planner, wherever they could be looked for.
         requested: By node, extended resources that its pods asked for.
     """
 
-    nodes: tuple[Object, ...] | Unreadable
-    requested: Mapping[str, Mapping[str, int]] | Unreadable
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that was seen.
-
-    Attributes:
-        server: The API server.
-        crds: By name, the live CustomResourceDefinition; None if absent.
-        deployments: Operator and planner Deployments, wherever they could be looked for.
-        leases: Of the elections that those Deployments hold.
-        rights: What the caller, operator and planner may do.
-        graphs: The graphs that were asked for.
-        profiles: The ProfileRequests beside them.
-        nodes: Nodes and requests.
-        now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
-        interval_s: Time between the two looks, real seconds.
-        version: Penstock's, of this program.
-    """
-
-    server: ServerFacts
-    crds: Mapping[str, Object | Unreadable | None]
-    deployments: tuple[Object, ...] | Unreadable
-    leases: tuple[LeaseFact, ...]
-    rights: tuple[RightsFact, ...]
-    graphs: tuple[GraphFacts, ...] | Unreadable
-    profiles: tuple[Object, ...] | Unreadable
-    nodes: NodeFacts
+    url: str
+    version: str | Unreadable
     now_s: float
     interval_s: float
-    version: str
+    release: str
+    skew_s: float | None = None
+    crds: Mapping[str, Object | Unreadable | None] = field(default_factory=dict)
+    deployments: tuple[Object, ...] | Unreadable = ()
+    leases: tuple[LeaseFact, ...] = ()
+    rights: tuple[RightsFact, ...] = ()
+    graphs: tuple[GraphFacts, ...] | Unreadable = ()
+    profiles: tuple[Object, ...] | Unreadable = ()
+    nodes: tuple[Object, ...] | Unreadable = ()
+    requested: Mapping[str, Mapping[str, int]] | Unreadable = field(default_factory=dict)

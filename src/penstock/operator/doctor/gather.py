@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
@@ -39,15 +39,14 @@ from penstock.kube.objects.names import (
     child_name,
 )
 from penstock.operator.doctor.check import component_of, lease_of, scope_of
+from penstock.operator.doctor.check_pools import Requested
 from penstock.operator.doctor.facts import (
     Facts,
     GraphFacts,
     LeaseFact,
-    NodeFacts,
     Object,
     Page,
     RightsFact,
-    ServerFacts,
     Unreadable,
 )
 from penstock.operator.plan.drift import quantity
@@ -73,19 +72,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to look at.
-
-    Attributes:
-        namespace: Graphs of this one; None: of all.
-        graph: Only the graph of this name; None: all.
-        interval_s: Time between the two looks, real seconds.
-        version: Penstock's, of this program.
-    """
+    """What to look at: graphs of one namespace or (None) all, one graph or all, real seconds between the two looks."""
 
     namespace: str | None
     graph: str | None
     interval_s: float
-    version: str
+    release: str
 
 
 async def gather(client: KubeClient, scope: Scope) -> Facts:
@@ -100,31 +92,26 @@ class _Gatherer:
         self._slots = asyncio.Semaphore(MAX_CALLS)
 
     async def gather(self) -> Facts:
-        server = await self._server()
-        if isinstance(server.version, Unreadable):
-            nothing = server.version
-            nodes = NodeFacts(nothing, nothing)
-            return self._facts(
-                server,
-                crds={},
-                deployments=nothing,
-                leases=(),
-                rights=(),
-                graphs=nothing,
-                profiles=nothing,
-                nodes=nodes,
-            )
-        crds, deployments, graphs, profiles, nodes = await asyncio.gather(
+        scope = self._scope
+        found = await self._seen(self._client.raw_get("/version"))
+        version = found if isinstance(found, Unreadable) else str(found.get("gitVersion"))
+        facts = Facts(self._client.server, version, time.time(), scope.interval_s, scope.release)
+        if isinstance(version, Unreadable):
+            return facts
+        skew_s = await self._skew_s()
+        crds, deployments, graphs, profiles, (nodes, requested) = await asyncio.gather(
             self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
         )
         leases, seen, rights = await asyncio.gather(
             self._leases(deployments), self._each(graphs, self._first), self._rights(deployments)
         )
         if leases or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
-            await asyncio.sleep(self._scope.interval_s)
-        later_leases, later = await asyncio.gather(self._later(leases, server), self._each(seen, self._again))
-        return self._facts(
-            server,
+            await asyncio.sleep(scope.interval_s)
+        later_leases, later = await asyncio.gather(self._later(leases, skew_s), self._each(seen, self._again))
+        return replace(
+            facts,
+            now_s=time.time() - (skew_s or 0.0),
+            skew_s=skew_s,
             crds=crds,
             deployments=deployments,
             leases=later_leases,
@@ -132,16 +119,7 @@ class _Gatherer:
             graphs=later,
             profiles=profiles,
             nodes=nodes,
-        )
-
-    def _facts(self, server: ServerFacts, **seen: Any) -> Facts:
-        now_s = time.time() - (server.skew_s or 0.0)
-        return Facts(
-            server=server,
-            now_s=now_s,
-            interval_s=self._scope.interval_s,
-            version=self._scope.version,
-            **seen,
+            requested=requested,
         )
 
     async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
@@ -166,17 +144,11 @@ class _Gatherer:
 
         return await self._seen(found())
 
-    async def _server(self) -> ServerFacts:
-        version = await self._seen(self._client.raw_get("/version"))
-        if isinstance(version, Unreadable):
-            return ServerFacts(self._client.server, version)
+    async def _skew_s(self) -> float | None:
         before_s = time.time()
         server_s = await self._seen(self._client.server_time_s())
-        if isinstance(server_s, Unreadable):
-            return ServerFacts(self._client.server, str(version.get("gitVersion")))
         # Date is cut to whole seconds, so the server's clock stands half a second further on average.
-        skew_s = (before_s + time.time()) / 2 - (server_s + 0.5)
-        return ServerFacts(self._client.server, str(version.get("gitVersion")), skew_s)
+        return None if isinstance(server_s, Unreadable) else (before_s + time.time()) / 2 - (server_s + 0.5)
 
     async def _crds(self) -> dict[str, Object | Unreadable | None]:
         wanted = list(definitions())
@@ -206,10 +178,10 @@ class _Gatherer:
         items = () if found is None else found.items
         return tuple(each for each in items if self._scope.graph in (None, graph_of(each)))
 
-    async def _nodes(self) -> NodeFacts:
+    async def _nodes(self) -> tuple[tuple[Object, ...] | Unreadable, Requested]:
         nodes = await self._seen(self._client.list(NODE, namespace=None))
         if isinstance(nodes, Unreadable):
-            return NodeFacts(nodes, nodes)
+            return nodes, nodes
         requested: dict[str, dict[str, int]] = {}
         # A cluster has many pods: each is added up as its page arrives and forgotten.
         read = self._client.read_pages(
@@ -220,7 +192,7 @@ class _Gatherer:
             restart=requested.clear,
         )
         version = await self._seen(read)
-        return NodeFacts(tuple(nodes.items), version if isinstance(version, Unreadable) else requested)
+        return tuple(nodes.items), version if isinstance(version, Unreadable) else requested
 
     async def _leases(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[LeaseFact, ...]:
         if isinstance(deployments, Unreadable):
@@ -239,9 +211,9 @@ class _Gatherer:
     async def _lease(self, namespace: str, name: str) -> Object | Unreadable | None:
         return await self._seen_or_none(self._client.get(LEASE, name, namespace=namespace))
 
-    async def _later(self, leases: tuple[LeaseFact, ...], server: ServerFacts) -> tuple[LeaseFact, ...]:
+    async def _later(self, leases: tuple[LeaseFact, ...], skew_s: float | None) -> tuple[LeaseFact, ...]:
         found = await asyncio.gather(*(self._lease(each.namespace, each.name) for each in leases))
-        now_s = None if server.skew_s is None else time.time() - server.skew_s
+        now_s = None if skew_s is None else time.time() - skew_s
         return tuple(
             replace(each, later=later, now_s=now_s) for each, later in zip(leases, found, strict=True)
         )
@@ -258,12 +230,10 @@ class _Gatherer:
         return tuple(await asyncio.gather(*asked))
 
     async def _rights_of(
-        self, who: str, component: str, namespace: str | None, rights: Iterable[Right]
+        self, who: str, component: str, namespace: str | None, rights: Sequence[Right]
     ) -> RightsFact:
-        rights = tuple(rights)
-        answers = await asyncio.gather(
-            *(self._may(who if component else None, namespace, each) for each in rights)
-        )
+        user = who if component else None
+        answers = await asyncio.gather(*(self._may(user, namespace, each) for each in rights))
         unseen = next((each for each in answers if isinstance(each, Unreadable)), None)
         missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
         return RightsFact(who, component, namespace, len(rights), missing, unseen)
@@ -276,13 +246,11 @@ class _Gatherer:
         if user is not None:
             _, _, account_namespace, _ = user.split(":")
             accounts = "system:serviceaccounts"
-            spec |= {
-                "user": user,
-                "groups": [accounts, f"{accounts}:{account_namespace}", "system:authenticated"],
-            }
+            groups = [accounts, f"{accounts}:{account_namespace}", "system:authenticated"]
+            spec |= {"user": user, "groups": groups}
             kind = SUBJECT_REVIEW
-        review = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}
-        answer = await self._seen(self._client.create(review, field_manager="penstock-doctor"))
+        call = self._client.create(kind.of({}, spec=spec), field_manager="penstock-doctor")
+        answer = await self._seen(call)
         return answer if isinstance(answer, Unreadable) else bool(answer.get("status", {}).get("allowed"))
 
     async def _each(
@@ -299,19 +267,15 @@ class _Gatherer:
         if isinstance(found, Unreadable):
             return GraphFacts(graph, found)
         # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
-        views = {each["metadata"]["name"]: pod_view(each) for each in found.items}
-        serving = [each for each in found.items if views[each["metadata"]["name"]].ready]
-        read = [each for each in serving if not views[each["metadata"]["name"]].worker_index][:MAX_PAGES]
-        pages = await asyncio.gather(*(self._pod_text(each, "/metrics") for each in read))
-        routers = [each for each in read if views[each["metadata"]["name"]].role == "router"]
-        ready = await asyncio.gather(*(self._pod_text(each, "/ready") for each in routers))
+        views = [(each, pod_view(each)) for each in found.items]
+        read = [(each, view) for each, view in views if view.ready and not view.worker_index][:MAX_PAGES]
+        pages = await self._texts([each for each, _ in read], "/metrics")
+        ready = await self._texts([each for each, view in read if view.role == "router"], "/ready")
         return GraphFacts(
             graph,
             tuple(found.items),
-            ready={each["metadata"]["name"]: answer for each, answer in zip(routers, ready, strict=True)},
-            pages={
-                each["metadata"]["name"]: Page(text, text) for each, text in zip(read, pages, strict=True)
-            },
+            ready=ready,
+            pages={name: Page(text, text) for name, text in pages.items()},
             prometheus=await self._prometheus(graph),
         )
 
@@ -319,12 +283,15 @@ class _Gatherer:
         if isinstance(facts.pods, Unreadable):
             return facts
         read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
-        texts = await asyncio.gather(*(self._pod_text(each, "/metrics") for each in read))
-        pages = {
-            each["metadata"]["name"]: replace(facts.pages[each["metadata"]["name"]], later=text)
-            for each, text in zip(read, texts, strict=True)
-        }
-        return replace(facts, pages=pages)
+        texts = await self._texts(read, "/metrics")
+        return replace(
+            facts, pages={name: Page(facts.pages[name].first, text) for name, text in texts.items()}
+        )
+
+    async def _texts(self, pods: list[Object], path: str) -> dict[str, str | Unreadable]:
+        """Return what pods answer at a path, by their names."""
+        texts = await asyncio.gather(*(self._pod_text(each, path) for each in pods))
+        return {each["metadata"]["name"]: text for each, text in zip(pods, texts, strict=True)}
 
     async def _pod_text(self, pod: Object, path: str) -> str | Unreadable:
         metadata = pod["metadata"]

@@ -1,28 +1,23 @@
 """Which gated pods may start now, so that existing workers never hold more GPUs than the graph's budget.
 
-Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate; only the operator lifts it,
-and only as this module allows. A pod counts from its release until it is finished or gone, terminating or
-not. Views may lag behind the cluster, but only towards the past: a pod not seen yet is gated, a pod seen
-longer than it exists counts too long, and releases not seen yet are handed in. So a stale view can delay a
-start and can never exceed the budget.
+Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate, which only the operator lifts. A pod
+counts from its release until it is finished or gone, terminating or not. A view that lags can delay a start and never
+exceed the budget: a pod not seen yet is gated, one seen too long counts too long, and releases not seen yet are handed in.
 
-**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing
-whatever the priorities; then the replacement of a replica that the same service has lost, so that a rollout
-or a kill does not hand its GPUs to another service; then the higher ``scaling.priority``; then the older; then
-by name.
+**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing; then the
+replacement of a replica that the same service has lost; then the higher ``scaling.priority``; then the older; then by name.
 
-**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their
-way out (terminating, deadline not past) will complete its room: then everyone behind it waits, so that
-small ones cannot slip past a big one for ever. If nothing on its way out would make room, holding GPUs back
-would only idle them, and those behind it pass; as long as all wanted replicas together fit the budget,
-this delays no replica, for their room becomes free without taking from those that passed.
+**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their way out
+(terminating, deadline not past) will complete its room, so that small ones cannot slip past a big one for ever. If
+nothing on its way out would make room, holding GPUs back would only idle them, and those behind it pass; that delays no
+replica as long as all wanted ones together fit the budget.
 
 **Groups.** A LeaderWorkerSet group starts completely or not at all: the first release takes the GPUs of the
 entire group, whose remaining pods then start as they appear.
 
-**Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them, and in that
-moment another service's waiting pod would take them. So what a service held stays its own while its workload
-wants that many replicas, for `KEEP_S` also before the replacement exists.
+**Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them. So that no
+other service's waiting pod takes them, what a service held stays its own while its workload wants that many replicas, for
+`KEEP_S` also before the replacement exists.
 """
 
 from __future__ import annotations
@@ -37,12 +32,7 @@ from penstock.operator.plan.pods import PodView
 
 @dataclass(slots=True)
 class Unit:
-    """One replica: a pod, or all pods of a group.
-
-    Attributes:
-        pods: At least one.
-        started: How many of them are released.
-    """
+    """One replica: a pod, or all pods of a group, and how many of them are released."""
 
     pods: list[PodView]
     started: int = 0
@@ -70,12 +60,7 @@ class Unit:
 
 
 def units(pods: Iterable[PodView], already_released: frozenset[str]) -> list[Unit]:
-    """Return the replicas that ``pods`` are part of.
-
-    Args:
-        pods: Worker pods of one graph.
-        already_released: Uids whose gate was lifted, perhaps not yet visible in ``pods``.
-    """
+    """Return the replicas that ``pods`` are part of; uids whose gate was lifted may not be visible in them yet."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")
@@ -118,16 +103,11 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return the holding of each service, including what it is to get back.
+    """Return what each service holds, including what it is to get back of what it held before.
 
-    Args:
-        pods: All worker pods of the graph.
-        before: What it held at the last look; empty if unknown.
-        already_released: Uids whose gate was lifted, perhaps not yet visible in ``pods``.
-        replicas: By service, the number that its workload is to have.
-        now_s: Seconds since the epoch.
+    ``replicas`` are, by service, the number that its workload is to have; the rest is as in `releases`.
     """
-    started = [each for each in units(_unfinished(pods), already_released) if each.started]
+    started = _started(pods, already_released)
     counts = Counter(each.service for each in started)
     found = {}
     for service in {*counts, *before} & set(replicas):
@@ -147,21 +127,15 @@ def holdings(
 def lost(
     held: Mapping[str, Holding], pods: Iterable[PodView], already_released: frozenset[str]
 ) -> Counter[str]:
-    """Return how many replicas each service has lost that it is to get back.
-
-    Args:
-        held: From `holdings`, at the last look.
-        pods: All worker pods of the graph.
-        already_released: As in `holdings`.
-    """
+    """Return how many replicas each service has lost, of those that it held, that it is to get back."""
     missing = Counter({service: each.replicas for service, each in held.items()})
-    started = [each for each in units(_unfinished(pods), already_released) if each.started]
-    missing.subtract(each.service for each in started)
+    missing.subtract(each.service for each in _started(pods, already_released))
     return +missing
 
 
-def _unfinished(pods: Iterable[PodView]) -> list[PodView]:
-    return [pod for pod in pods if not pod.finished]
+def _started(pods: Iterable[PodView], already_released: frozenset[str]) -> list[Unit]:
+    present = units([pod for pod in pods if not pod.finished], already_released)
+    return [each for each in present if each.started]
 
 
 OVERDUE_S: Final = 60.0
@@ -170,14 +144,7 @@ OVERDUE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A gated pod that may not start yet.
-
-    Attributes:
-        uid: Pod's uid.
-        name: Pod's name.
-        service: Its service.
-        reason: One sentence for a person to read; the same for the same state.
-    """
+    """A gated pod that may not start yet, and why: one sentence for a person, the same for the same state."""
 
     uid: str
     name: str
@@ -233,7 +200,8 @@ def releases(
     first, rest = _line([unit for unit in staying if not unit.started], running, priorities, missing)
     missing.subtract(unit.service for unit in first)
     kept = sum(number * held[service].gpus for service, number in (+missing).items())
-    started, waiting = _admit(_Line(first, rest, kept), gpus, coming, budget)
+    line = [*((unit, 0) for unit in first), *((unit, kept) for unit in rest)]
+    started, waiting = _admit(line, gpus, coming, budget)
     allowed += [uid for unit in started for uid in _to_lift(unit, already_released)]
     over = [
         Waiting(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
@@ -245,12 +213,7 @@ def releases(
 
 
 def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
-    """Return the services whose gated pods wait for GPUs that nothing on its way out will free.
-
-    Args:
-        found: What the budget allows now.
-        pods: The pods that it was asked about.
-    """
+    """Return the services whose gated pods, of those asked about, wait for GPUs that nothing on its way out will free."""
     if found.release or any(pod.terminating and not pod.finished for pod in pods):
         return frozenset()
     return frozenset(each.service for each in found.waiting)
@@ -260,10 +223,6 @@ def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
     """Return how many replicas of each service the budget keeps from running.
 
     A replica that only waits for the GPUs of a leaving one of its own service is not among them.
-
-    Args:
-        found: What the budget allows now.
-        pods: The pods that it was asked about.
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]
@@ -300,36 +259,22 @@ def _line(
     replacements: list[Unit] = []
     others: list[Unit] = []
     for unit in ordered:
-        if any(unit is head for head in heads):
-            continue
-        is_replacement = seen[unit.service] < missing.get(unit.service, 0)
-        (replacements if is_replacement else others).append(unit)
-        seen[unit.service] += 1
+        if not any(unit is head for head in heads):
+            is_replacement = seen[unit.service] < missing.get(unit.service, 0)
+            (replacements if is_replacement else others).append(unit)
+            seen[unit.service] += 1
     return heads + replacements, others
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The waiting replicas.
-
-    Attributes:
-        first: Of empty roles, and replacements.
-        rest: All others, behind them.
-        kept: GPUs that the rest leaves to replacements which do not exist yet.
-    """
-
-    first: Sequence[Unit]
-    rest: Sequence[Unit]
-    kept: int
-
-
-def _admit(line: _Line, gpus: int, coming: int, budget: int | None) -> tuple[list[Unit], list[Waiting]]:
+def _admit(
+    line: Sequence[tuple[Unit, int]], gpus: int, coming: int, budget: int | None
+) -> tuple[list[Unit], list[Waiting]]:
+    """Return who starts and who waits of a line, each with the GPUs that it leaves to replacements yet to come."""
     started: list[Unit] = []
     waiting: list[Waiting] = []
     held_for: Unit | None = None
-    for place, unit in enumerate([*line.first, *line.rest]):
+    for unit, kept in line:
         need = unit.all_gpus
-        kept = 0 if place < len(line.first) else line.kept
         room = None if budget is None else budget - gpus - kept
         if room is None or (need <= room and held_for is None):
             started.append(unit)

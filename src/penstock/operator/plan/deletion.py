@@ -4,8 +4,7 @@ Pure: what still exists decides the next step.
 
 1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
 2. Once no router pod is left, or all of them are idle, workers can only be finishing: each is drained (`drain.plan_scale`
-   with desired 0), its workload deleted when none of its pods lives. An idle router that still gets a request refuses it
-   then, for lack of workers; one that got a worker before is not idle, and is waited for.
+   with desired 0), its workload deleted when none of its pods lives. An idle router refuses further requests then.
 3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
 4. When nothing is left, the finalizer goes.
 
@@ -17,43 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from penstock.api import Role
+from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
 from penstock.operator.plan.pods import PodView
-
-
-class DeletionStage(StrEnum):
-    """How far a deletion is; names appear in the status."""
-
-    ROUTERS = "DrainingRouters"
-    WORKERS = "DrainingWorkers"
-    REST = "DeletingChildren"
-    FINISHED = "Finished"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Child:
-    """One existing object of the graph.
-
-    Attributes:
-        kind: Its kind, for example ``Deployment``.
-        name: Its name.
-        service: Service that it belongs to; empty for what the graph has once.
-        role: That service's role; empty for what the graph has once.
-        terminating: Whether its deletion was asked for already.
-    """
-
-    kind: str
-    name: str
-    service: str = ""
-    role: str = ""
-    terminating: bool = False
-
-    @property
-    def is_workload(self) -> bool:
-        """Whether it makes pods."""
-        return self.kind in {"Deployment", "LeaderWorkerSet"}
+from penstock.operator.trim import Object
+from penstock.operator.workloads import WORKLOADS, label_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +29,22 @@ class DeletionStep:
     """The actions now; they may run at once, and repeatedly.
 
     Attributes:
-        stage: How far the deletion is.
+        message: What is being waited for; one sentence, the same for the same state.
         delete: Children to delete.
         drain: Services to scale to 0 by draining.
         release: Whether to remove the finalizer.
-        message: What is being waited for; one sentence, the same for the same state.
+        waits_for_idleness: Whether pods are to be asked again soon.
     """
 
-    stage: DeletionStage
-    delete: tuple[Child, ...] = ()
+    message: str
+    delete: tuple[Object, ...] = ()
     drain: tuple[str, ...] = ()
     release: bool = False
-    message: str = ""
-
-    @property
-    def waits_for_idleness(self) -> bool:
-        """Whether pods are to be asked again soon."""
-        return bool(self.drain) or self.stage is DeletionStage.ROUTERS
+    waits_for_idleness: bool = False
 
 
 def next_step(
-    children: Iterable[Child], pods: Sequence[PodView], *, idle: Collection[str] = ()
+    children: Iterable[Object], pods: Sequence[PodView], *, idle: Collection[str] = ()
 ) -> DeletionStep:
     """Return the next step of the deletion of a graph.
 
@@ -90,38 +53,34 @@ def next_step(
         pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
         idle: Router pods that leave and hold no request.
     """
-    present = sorted(children)
-    workloads = [child for child in present if child.is_workload]
-    routers = [child for child in workloads if child.role == Role.ROUTER]
-    router_pods = [
-        pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in idle
-    ]
+    present = sorted(children, key=lambda child: (child["kind"], child["metadata"]["name"]))
+    workloads = [child for child in present if child["kind"] in WORKLOADS]
+    routers = [child for child in workloads if label_of(child, ROLE_LABEL) == Role.ROUTER]
+    left = [pod for pod in pods if not pod.finished]
+    router_pods = [pod for pod in left if pod.role == Role.ROUTER and pod.name not in idle]
     if routers or router_pods:
-        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_text("router", router_pods))
-    worker_pods = [pod for pod in pods if not pod.finished]
-    if workloads or worker_pods:
-        busy = {pod.service for pod in worker_pods if pod.alive}
+        return DeletionStep(_text("router", router_pods), _undeleted(routers), waits_for_idleness=True)
+    if workloads or left:
+        busy = {pod.service for pod in left if pod.alive}
+        drain = tuple(sorted(busy & {label_of(child, SERVICE_LABEL) for child in workloads}))
         return DeletionStep(
-            DeletionStage.WORKERS,
-            _undeleted([child for child in workloads if child.service not in busy]),
-            tuple(sorted({child.service for child in workloads if child.service in busy})),
-            message=_text("worker", worker_pods),
+            _text("worker", left),
+            _undeleted(child for child in workloads if label_of(child, SERVICE_LABEL) not in busy),
+            drain,
+            waits_for_idleness=bool(drain),
         )
     if present:
-        names = ", ".join(f"{child.kind} {child.name}" for child in present)
-        return DeletionStep(
-            DeletionStage.REST, _undeleted(present), message=f"waits until these are gone: {names}"
-        )
-    return DeletionStep(DeletionStage.FINISHED, release=True, message="everything is gone")
+        names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in present)
+        return DeletionStep(f"waits until these are gone: {names}", _undeleted(present))
+    return DeletionStep("everything is gone", release=True)
 
 
-def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
-    return tuple(child for child in children if not child.terminating)
+def _undeleted(children: Iterable[Object]) -> tuple[Object, ...]:
+    return tuple(child for child in children if not child["metadata"].get("deletionTimestamp"))
 
 
 def _text(what: str, pods: Sequence[PodView]) -> str:
     if not pods:
         return f"deletes the {what}s"
-    return (
-        f"waits until {what} pods have finished their requests: {', '.join(sorted(pod.name for pod in pods))}"
-    )
+    names = ", ".join(sorted(pod.name for pod in pods))
+    return f"waits until {what} pods have finished their requests: {names}"

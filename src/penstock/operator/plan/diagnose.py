@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.kube.objects.names import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS, REPLICA_FAILURE
 from penstock.operator.plan.pods import ContainerView, PodView, pod_view
@@ -55,22 +55,62 @@ class Category(StrEnum):
 
 _SEVERITY: Final = {category: rank for rank, category in enumerate(Category)}
 
-_ABSENT: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
-_KEY_ABSENT: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S+?/([^\s/]+)")
+_REMEDIES: Final[Mapping[Category, str]] = {
+    Category.IMAGE_PULL: "correct the image, or add imagePullSecrets in podTemplate",
+    Category.CONFIG: "correct env, envFrom or podTemplate of the service",
+    Category.OUT_OF_MEMORY: "raise its memory limit in podTemplate or lower model.contextTokens",
+    Category.CRASH_LOOP: "see kubectl logs --previous -c {container}",
+    Category.NODE_LOST: "check the node; delete it if it is gone for good",
+    Category.EVICTED: "free that resource on the node or raise the pod's requests",
+    Category.FAILED: "see kubectl describe pod; it is replaced by itself",
+    Category.PROBE_FAILING: "see kubectl logs {pod} -c {container}",
+    Category.TERMINATING_STUCK: "check the node and the pod's finalizers, then kubectl delete --force",
+    Category.STARTING_SLOWLY: "see kubectl describe pod {pod} and its logs",
+    Category.WAITING_FOR_BUDGET: "raise planner.maxGpuBudget or scale another service down",
+}
+"""What a person can do, where the words of the cluster do not say more."""
+
+_PLACEMENTS: Final = (
+    (r"Insufficient \S*(gpu|gaudi|tpu)", "add GPU nodes to the pool, or lower replicas or gpusPerReplica"),
+    ("Insufficient", "add nodes, or lower the requests in podTemplate"),
+    ("taint", "add the taint to the node pool's tolerations"),
+    ("affinity|selector", "label the nodes as the node pool's nodeSelector says, or correct it"),
+    ("persistentvolumeclaim|volume", "create the claim, or give it a storage class that can bind it"),
+    ("", "see kubectl describe pod"),
+)
+"""Words of the scheduler, and the remedy."""
+
+_CONFIGS: Final = (
+    (r'secret "([^"]+)" not found', r"create Secret \1 in the graph's namespace"),
+    (r'configmap "([^"]+)" not found', r"create ConfigMap \1 in the graph's namespace"),
+    (r"couldn't find key (\S+) in (Secret|ConfigMap) \S+?/([^\s/]+)", r"add key \1 to \2 \3"),
+)
+"""Words of the kubelet about variables, and the remedy."""
+
+_REFUSALS: Final = (
+    (r"exceeded quota: ([^,]+)", r"raise ResourceQuota \1 of the namespace, or lower replicas"),
+    (
+        "violates PodSecurity",
+        "change podTemplate or cacheMount to what the namespace's pod security level allows",
+    ),
+    (r'webhook "([^"]+)"', r"ask who runs admission webhook \1, or change podTemplate"),
+    ("minimum|maximum", "set resources in podTemplate within the namespace's LimitRange"),
+    ("", "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"),
+)
+"""Words of the API server that refuses pods, and the remedy."""
+
 _NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
+
+
+def _remedy(words: str, table: Iterable[tuple[str, str]]) -> str | None:
+    """Return the remedy of the first row whose pattern is in the words."""
+    found = ((re.search(pattern, words), remedy) for pattern, remedy in table)
+    return next((match.expand(remedy) for match, remedy in found if match is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One pod's trouble, or that of a workload whose pods cannot be created.
-
-    Attributes:
-        category: What kind of trouble.
-        pod: Pod's name; the workload's for `Category.REFUSED`.
-        service: Its service.
-        message: What is wrong; one sentence without the pod's name.
-        remedy: What a person can do.
-    """
+    """One pod's trouble, or that of a workload whose pods cannot be created: what is wrong and what a person can do."""
 
     category: Category
     pod: str
@@ -87,6 +127,15 @@ def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
     return min(diagnoses, key=lambda each: (_SEVERITY[each.category], each.pod), default=None)
 
 
+class _Trouble(NamedTuple):
+    """What is wrong; a remedy where it is not the category's, and the container that it is about."""
+
+    category: Category
+    message: str
+    remedy: str | None = None
+    container: str = ""
+
+
 def diagnose(
     pod: PodView | Mapping[str, Any],
     *,
@@ -94,10 +143,10 @@ def diagnose(
     budget_reason: str = "",
     slow_start_s: float = SLOW_START_S,
 ) -> Diagnosis | None:
-    """Return what keeps ``pod`` from serving; None if nothing is known to.
+    """Return what keeps ``pod``, a view or as the API returns it, from serving; None if nothing is known to.
 
     Args:
-        pod: The view, or the pod as the API returns it.
+        pod: The pod.
         now_s: Seconds since the epoch.
         budget_reason: Why the budget does not release it, from `budget.releases`.
         slow_start_s: Seconds that a container may take to start before that is reported.
@@ -108,33 +157,23 @@ def diagnose(
         found = _of_scheduling(view, budget_reason) or _of_containers(view, now_s, slow_start_s)
     if found is None:
         return None
-    category, message, remedy = found
-    return Diagnosis(category, view.name, view.service, message, remedy)
+    remedy = found.remedy or _REMEDIES[found.category].format(pod=view.name, container=found.container)
+    return Diagnosis(found.category, view.name, view.service, found.message, remedy)
 
 
-_Words = tuple[Category, str, str]
-_Found = _Words | None
-
-
-def _of_the_pod(pod: PodView, now_s: float) -> _Found:
+def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
     target = pod.condition("DisruptionTarget")
     taken = target is not None and target.status == "True" and target.reason == "DeletionByTaintManager"
     if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):
-        message = f"node {pod.node} does not answer"
-        return Category.NODE_LOST, message, "check the node; delete it if it is gone for good"
+        return _Trouble(Category.NODE_LOST, f"node {pod.node} does not answer")
     if pod.alive and _is_cut_off(pod):
-        message = f"node {pod.node} is not ready"
-        return Category.NODE_LOST, message, "check the node; its pods are replaced after five minutes"
+        remedy = "check the node; its pods are replaced after five minutes"
+        return _Trouble(Category.NODE_LOST, f"node {pod.node} is not ready", remedy)
     if pod.phase == "Failed":
         return _of_failure(pod)
     if pod.terminating and pod.deleted_s is not None and now_s > pod.deleted_s + STUCK_S:
         where = f" on node {pod.node}" if pod.bound else ""
-        message = f"was deleted{where} and does not go"
-        return (
-            Category.TERMINATING_STUCK,
-            message,
-            "check the node and the pod's finalizers, then kubectl delete --force",
-        )
+        return _Trouble(Category.TERMINATING_STUCK, f"was deleted{where} and does not go")
     return None
 
 
@@ -155,68 +194,34 @@ def _is_cut_off(pod: PodView) -> bool:
     )
 
 
-def _of_failure(pod: PodView) -> _Words:
+def _of_failure(pod: PodView) -> _Trouble:
     why = pod.message or pod.reason or "no reason given"
     if pod.reason == "Evicted":
-        return (
-            Category.EVICTED,
-            f"was evicted: {why}",
-            "free that resource on the node or raise the pod's requests",
-        )
+        return _Trouble(Category.EVICTED, f"was evicted: {why}")
     ended = [each for each in pod.containers if each.last_exit is not None and each.last_exit.code != 0]
-    if ended:
-        return _of_exit(ended[0])
-    return Category.FAILED, f"failed: {why}", "see kubectl describe pod; it is replaced by itself"
+    return _of_exit(ended[0]) if ended else _Trouble(Category.FAILED, f"failed: {why}")
 
 
-def _of_scheduling(pod: PodView, budget_reason: str) -> _Found:
+def _of_scheduling(pod: PodView, budget_reason: str) -> _Trouble | None:
     if pod.gated:
-        return (
-            Category.WAITING_FOR_BUDGET,
-            f"waits for GPUs of the budget{': ' if budget_reason else ''}{budget_reason}",
-            "raise planner.maxGpuBudget or scale another service down",
-        )
+        message = f"waits for GPUs of the budget{': ' if budget_reason else ''}{budget_reason}"
+        return _Trouble(Category.WAITING_FOR_BUDGET, message)
     if pod.gates:
-        return (
-            Category.UNSCHEDULABLE,
-            f"is held by scheduling gate {', '.join(pod.gates)}",
-            "see who set spec.schedulingGates of the pod",
-        )
+        message = f"is held by scheduling gate {', '.join(pod.gates)}"
+        return _Trouble(Category.UNSCHEDULABLE, message, "see who set spec.schedulingGates of the pod")
     scheduled = pod.condition("PodScheduled")
     if pod.bound or scheduled is None or scheduled.status != "False":
         return None
     if scheduled.reason == "SchedulingGated":  # stale until the scheduler's next attempt
         return None
-    return (
-        Category.UNSCHEDULABLE,
-        f"cannot be scheduled: {_stable(scheduled.message)}",
-        _placement(scheduled.message),
-    )
+    # Without its second half about preemption, which varies between tries.
+    said = scheduled.message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,")
+    message = f"cannot be scheduled: {said or 'the scheduler gave no reason'}"
+    remedy = _remedy(_NODES.sub("", scheduled.message), _PLACEMENTS)
+    return _Trouble(Category.UNSCHEDULABLE, message, remedy)
 
 
-def _stable(message: str) -> str:
-    """Return the scheduler's message without its second half about preemption, which varies between tries."""
-    return (
-        message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,") or "the scheduler gave no reason"
-    )
-
-
-def _placement(message: str) -> str:
-    reasons = _NODES.sub("", message)
-    if re.search(r"Insufficient \S*(gpu|gaudi|tpu)", reasons):
-        return "add GPU nodes to the pool, or lower replicas or gpusPerReplica"
-    if "Insufficient" in reasons:
-        return "add nodes, or lower the requests in podTemplate"
-    if "taint" in reasons:
-        return "add the taint to the node pool's tolerations"
-    if "affinity" in reasons or "selector" in reasons:
-        return "label the nodes as the node pool's nodeSelector says, or correct it"
-    if "persistentvolumeclaim" in reasons or "volume" in reasons:
-        return "create the claim, or give it a storage class that can bind it"
-    return "see kubectl describe pod"
-
-
-def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Found:
+def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Trouble | None:
     for container in pod.containers:
         found = _of_waiting(container)
         if found is not None:
@@ -232,96 +237,51 @@ def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Found:
         begun_s = max([since_s, *(each.running_since_s or since_s for each in main)])
         if unready and now_s - begun_s > NOT_READY_S:
             message = f"container {unready[0]} runs and fails its readiness probe"
-            return Category.PROBE_FAILING, message, f"see kubectl logs {pod.name} -c {unready[0]}"
+            return _Trouble(Category.PROBE_FAILING, message, container=unready[0])
         return None
     if pod.bound and now_s - (pod.started_s or pod.created_s) > slow_start_s:
         loading = any(each.running_since_s is not None for each in main)
         needs = f" ({', '.join(pod.needs)})" if pod.needs else ""
         waits = f"still waits for its volumes{needs} or init containers"
-        message = "is still loading its model" if loading else waits
-        return Category.STARTING_SLOWLY, message, f"see kubectl describe pod {pod.name} and its logs"
+        return _Trouble(Category.STARTING_SLOWLY, "is still loading its model" if loading else waits)
     return None
 
 
-def _of_waiting(container: ContainerView) -> _Found:
-    reason = container.waiting_reason
+def _of_waiting(container: ContainerView) -> _Trouble | None:
+    reason, text = container.waiting_reason, container.waiting_message
     if reason in PULL_REASONS:
-        cause = container.waiting_message.rpartition("ErrImagePull: ")[2].strip()
+        cause = text.rpartition("ErrImagePull: ")[2].strip()
         detail = "" if not cause or cause.startswith("Back-off") else f": {cause}"
-        message = f"image {container.image} cannot be pulled{detail}"
-        return Category.IMAGE_PULL, message, "correct the image, or add imagePullSecrets in podTemplate"
+        return _Trouble(Category.IMAGE_PULL, f"image {container.image} cannot be pulled{detail}")
     if reason in CONFIG_REASONS:
-        return _of_config(container)
-    if reason == CRASH_LOOP:
-        return _of_exit(container)
-    return None
+        message = f"container {container.name} cannot be created: {text or reason}"
+        return _Trouble(Category.CONFIG, message, _remedy(text, _CONFIGS))
+    return _of_exit(container) if reason == CRASH_LOOP else None
 
 
-def _of_config(container: ContainerView) -> _Words:
-    text = container.waiting_message
-    message = f"container {container.name} cannot be created: {text or container.waiting_reason}"
-    absent, key = _ABSENT.search(text), _KEY_ABSENT.search(text)
-    if absent is not None:
-        kind = {"secret": "Secret", "configmap": "ConfigMap"}[absent.group(1)]
-        return Category.CONFIG, message, f"create {kind} {absent.group(2)} in the graph's namespace"
-    if key is not None:
-        return Category.CONFIG, message, f"add key {key.group(1)} to {key.group(2)} {key.group(3)}"
-    return Category.CONFIG, message, "correct env, envFrom or podTemplate of the service"
-
-
-def _of_exit(container: ContainerView) -> _Words:
-    ended = container.last_exit
+def _of_exit(container: ContainerView) -> _Trouble:
+    name, ended = container.name, container.last_exit
     if ended is None:
-        return (
-            Category.CRASH_LOOP,
-            f"container {container.name} ends again and again",
-            f"see kubectl logs --previous -c {container.name}",
-        )
+        return _Trouble(Category.CRASH_LOOP, f"container {name} ends again and again", container=name)
     if ended.reason == "OOMKilled":
-        message = f"container {container.name} was killed for want of memory"
-        return (
-            Category.OUT_OF_MEMORY,
-            message,
-            "raise its memory limit in podTemplate or lower model.contextTokens",
-        )
+        return _Trouble(Category.OUT_OF_MEMORY, f"container {name} was killed for want of memory")
     last = ended.message.splitlines()[-1].strip()[:200] if ended.message.strip() else ""
-    message = f"container {container.name} ended with exit code {ended.code}{': ' if last else ''}{last}"
-    return Category.CRASH_LOOP, message, f"see kubectl logs --previous -c {container.name}"
+    message = f"container {name} ended with exit code {ended.code}{': ' if last else ''}{last}"
+    return _Trouble(Category.CRASH_LOOP, message, container=name)
 
 
 _POD: Final = re.compile(r'^(?:[Pp]ods?) "[^"]*" is (?:forbidden|invalid): ')
 """The pod's generated name differs from try to try; the message must not."""
 
-_QUOTA: Final = re.compile(r"exceeded quota: ([^,]+)")
-_WEBHOOK: Final = re.compile(r'webhook "([^"]+)"')
-
 
 def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
-    """Return why no further pod of ``workload`` can be created; None if none was refused.
-
-    Args:
-        service: Service's name.
-        workload: A Deployment with its status, as the API returns it.
-    """
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    held = [
-        each for each in conditions if each.get("type") == REPLICA_FAILURE and each.get("status") == "True"
-    ]
-    if not held:
-        return None
-    words = _POD.sub("", " ".join(str(held[0].get("message") or "").split()))
-    message = f"the API server refuses its pods: {words or held[0].get('reason') or 'it gives no reason'}"
-    return Diagnosis(Category.REFUSED, workload["metadata"]["name"], service, message, _remedy(words))
-
-
-def _remedy(words: str) -> str:
-    quota, webhook = _QUOTA.search(words), _WEBHOOK.search(words)
-    if quota is not None:
-        return f"raise ResourceQuota {quota.group(1)} of the namespace, or lower replicas"
-    if "violates PodSecurity" in words:
-        return "change podTemplate or cacheMount to what the namespace's pod security level allows"
-    if webhook is not None:
-        return f"ask who runs admission webhook {webhook.group(1)}, or change podTemplate"
-    if "minimum" in words or "maximum" in words:
-        return "set resources in podTemplate within the namespace's LimitRange"
-    return "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"
+    """Return why no further pod of a service's Deployment, with its status, can be created; None if none was refused."""
+    for each in (workload.get("status") or {}).get("conditions") or ():
+        if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
+            words = _POD.sub("", " ".join(str(each.get("message") or "").split()))
+            message = (
+                f"the API server refuses its pods: {words or each.get('reason') or 'it gives no reason'}"
+            )
+            name = workload["metadata"]["name"]
+            return Diagnosis(Category.REFUSED, name, service, message, _remedy(words, _REFUSALS) or "")
+    return None

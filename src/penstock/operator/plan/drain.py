@@ -1,4 +1,4 @@
-"""How a service reaches the desired number of replicas without losing a request.
+"""How many of the desired replicas a service gets, and how it reaches them without losing a request.
 
 Pure and level-triggered: the complete state is on the pods (serving label, drain time, deletion cost) and in
 the workload's ``spec.replicas``; a crash between any two writes costs a second look.
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from penstock.api import ServiceSpec
 from penstock.kube.objects.names import DRAINING
 from penstock.operator.plan.pods import PodView
 
@@ -40,6 +41,60 @@ LEAVING_COST: Final = -(2**31)
 
 DRAINING_COST: Final = LEAVING_COST + 1
 """Deletion cost of a pod that still finishes its requests: it goes before others, after the idle ones."""
+
+SETTLE_S: Final = 3.0
+"""Routers that have not seen a pod's drain mark yet may still send it requests; real seconds, chosen."""
+
+IDLE_S: Final = 1.0
+"""Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
+
+_PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A desired number within its bounds; one word and what was asked for, where that changed it."""
+
+    replicas: int
+    reason: str = ""
+    message: str = ""
+
+
+def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
+    """Return ``desired`` within the service's bounds.
+
+    Args:
+        desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
+        service: The service; without ``scaling`` its ``replicas`` are the number.
+        max_gpu_budget: Most GPUs of the graph; a single service can never use more. None: no ceiling.
+    """
+    if service.scaling is None:
+        if desired is None or desired == service.replicas:
+            return Bounded(service.replicas)
+        why = f"the service has no scaling, so it keeps {service.replicas}"
+        return Bounded(service.replicas, "NotScalable", f"{desired} replicas were asked for; {why}")
+    asked = service.replicas if desired is None else desired
+    low, high = service.replica_bounds
+    said = f"{asked} replicas were asked for"
+    if asked < low:
+        return Bounded(low, "TooFewReplicas", f"{said}; scaling.minReplicas is {low}")
+    fitting = max_gpu_budget // service.gpus if max_gpu_budget is not None and service.gpus else high
+    if asked > high and high <= fitting:
+        return Bounded(high, "TooManyReplicas", f"{said}; scaling.maxReplicas is {high}")
+    if asked > fitting:
+        held = max(low, fitting)
+        gpus = f"{asked} replicas of {service.gpus} GPUs exceed planner.maxGpuBudget {max_gpu_budget}"
+        return Bounded(held, "OverBudget", f"{gpus}; {held} are kept")
+    return Bounded(asked)
+
+
+def held(asked: Bounded, running: int | None) -> Bounded:
+    """Return the replicas that a service of a paused graph keeps; ``running`` is None without a workload."""
+    kept = running or 0
+    if asked.replicas == kept:
+        return asked
+    message = f"{asked.replicas} replicas are wanted; the graph is paused and keeps {kept}"
+    return Bounded(kept, "Paused", message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +129,23 @@ class Load:
         return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
 
 
+def is_idle(load: Load | None) -> bool:
+    """Return whether two looks far enough apart found nothing to do; an unknown load is not idle."""
+    return load is not None and load.is_idle and load.idle_s >= IDLE_S
+
+
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """The next step of one service towards its desired number of replicas.
+    """The next step of one service towards its desired number of replicas; pods are sorted.
 
     Attributes:
         spec_replicas: What the workload's ``spec.replicas`` should be now.
-        begin: Pods to mark as draining (serving label, drain time), sorted.
-        restore: Pods to put back into service (serving label, drain time and deletion cost removed), sorted.
+        begin: Pods to mark as draining (serving label, drain time).
+        restore: Pods to put back into service (serving label, drain time and deletion cost removed).
         deletion_costs: Pods whose deletion cost differs from what it should be, and what it should be.
             0 for a pod in service.
-        draining: Pods that are or will be marked, sorted.
-        waiting_on: Why each of them cannot leave yet; the same text for the same state.
-        leaving: Marked pods that may go at once, sorted.
-        done: Whether nothing is left to do: ``spec_replicas`` is the desired number and no pod is marked.
+        draining: Pods that are or will be marked.
+        leaving: Marked pods that may go at once.
         held: Why nothing is done although it should; empty otherwise.
     """
 
@@ -96,19 +154,8 @@ class ScalePlan:
     restore: tuple[str, ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     draining: tuple[str, ...] = ()
-    waiting_on: Mapping[str, str] = field(default_factory=dict)
     leaving: tuple[str, ...] = ()
-    done: bool = False
     held: str = ""
-
-
-SETTLE_S: Final = 3.0
-"""Routers that have not seen a pod's drain mark yet may still send it requests; real seconds, chosen."""
-
-IDLE_S: Final = 1.0
-"""Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
-
-_PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +194,12 @@ def pods_to_ask(pool: WorkerPool) -> list[PodView]:
 
 
 def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
-    """Return the next step towards the desired number of replicas.
+    """Return the next step towards the desired number of replicas; ``now_s`` in seconds since the epoch.
 
-    Args:
-        pool: The service.
-        loads: Load by pod name; None or absent: unknown, which is not idle.
-        now_s: Seconds since the epoch.
+    Loads are by pod name; None or absent: unknown, which is not idle.
     """
-    alive = sorted(
-        (pod for pod in pool.pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name
-    )
+    leaders = (pod for pod in pool.pods if pod.alive and pod.worker_index == 0)
+    alive = sorted(leaders, key=lambda pod: pod.name)
     desired = pool.desired
     if pool.rolling and desired < pool.spec_replicas:
         return ScalePlan(
@@ -174,67 +217,30 @@ def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: flo
         ):  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
-    obstacles = {pod.name: _obstacle(pod, pool, loads.get(pod.name), now_s) for pod in victims}
+    marked = {pod.name for pod in victims}
+    leaving = {pod.name for pod in victims if _may_go(pod, pool, loads.get(pod.name), now_s)}
     if in_groups:
-        needed = _groups_needed(victims, obstacles, unseen=max(0, pool.known_replicas - len(alive)))
+        needed = _groups_needed(victims, leaving, unseen=max(0, pool.known_replicas - len(alive)))
     else:
-        gone = _deleted_first(alive, {name for name, obstacle in obstacles.items() if obstacle is None})
-        needed = max(len(alive), pool.known_replicas) - gone
-    return _plan(
-        alive,
+        needed = max(len(alive), pool.known_replicas) - _deleted_first(alive, leaving)
+    return ScalePlan(
         spec_replicas=max(desired, min(pool.spec_replicas, needed)),
-        obstacles=obstacles,
-        desired=desired,
-        costs={} if in_groups else _costs(alive, obstacles),
+        begin=tuple(pod.name for pod in alive if pod.name in marked and not pod.draining),
+        restore=tuple(pod.name for pod in alive if pod.name not in marked and _is_marked(pod)),
+        deletion_costs={} if in_groups else _costs(alive, marked, leaving),
+        draining=tuple(sorted(marked)),
+        leaving=tuple(sorted(leaving)),
     )
 
 
-def _obstacle(pod: PodView, pool: WorkerPool, load: Load | None, now_s: float) -> str | None:
-    """Return why a victim cannot go yet; None if it may."""
+def _may_go(pod: PodView, pool: WorkerPool, load: Load | None, now_s: float) -> bool:
+    """Return whether a victim may go at once."""
     if pod.serving != DRAINING or pod.drain_since_s is None:
-        return "is being taken out of service"
+        return False
     elapsed_s = now_s - pod.drain_since_s
     if not pod.may_hold_requests or elapsed_s >= pool.grace_s:
-        return None
-    if pool.has_senders and elapsed_s < SETTLE_S:
-        return "routers are learning that it leaves"
-    return _busy_with(load)
-
-
-def is_idle(load: Load | None) -> bool:
-    """Return whether two looks far enough apart found nothing to do."""
-    return _busy_with(load) is None
-
-
-def _busy_with(load: Load | None) -> str | None:
-    if load is None:
-        return "its load is unknown; it leaves when its grace is over"
-    if load.requests:
-        return "finishes its requests"
-    if not load.is_idle:
-        return "holds KV blocks that another worker may read"
-    return None if load.idle_s >= IDLE_S else "was idle once and is looked at again"
-
-
-def _plan(
-    alive: Sequence[PodView],
-    *,
-    spec_replicas: int,
-    obstacles: Mapping[str, str | None],
-    costs: Mapping[str, int],
-    desired: int,
-) -> ScalePlan:
-    restore = [pod.name for pod in alive if pod.name not in obstacles and _is_marked(pod)]
-    return ScalePlan(
-        spec_replicas=spec_replicas,
-        begin=tuple(pod.name for pod in alive if pod.name in obstacles and not pod.draining),
-        restore=tuple(restore),
-        deletion_costs=costs,
-        draining=tuple(sorted(obstacles)),
-        waiting_on={name: reason for name, reason in sorted(obstacles.items()) if reason is not None},
-        leaving=tuple(sorted(name for name, reason in obstacles.items() if reason is None)),
-        done=spec_replicas == desired and not obstacles and not restore and not costs,
-    )
+        return True
+    return is_idle(load) and not (pool.has_senders and elapsed_s < SETTLE_S)
 
 
 def _is_marked(pod: PodView) -> bool:
@@ -242,10 +248,9 @@ def _is_marked(pod: PodView) -> bool:
     return pod.drain_since_s is not None or not pod.takes_requests
 
 
-def _costs(alive: Sequence[PodView], obstacles: Mapping[str, str | None]) -> dict[str, int]:
+def _costs(alive: Sequence[PodView], marked: Collection[str], leaving: Collection[str]) -> dict[str, int]:
     wanted = {pod.name: 0 for pod in alive if pod.deletion_cost in {LEAVING_COST, DRAINING_COST}}
-    for name, obstacle in obstacles.items():
-        wanted[name] = LEAVING_COST if obstacle is None else DRAINING_COST
+    wanted |= {name: LEAVING_COST if name in leaving else DRAINING_COST for name in marked}
     return {
         pod.name: wanted[pod.name]
         for pod in alive
@@ -253,11 +258,11 @@ def _costs(alive: Sequence[PodView], obstacles: Mapping[str, str | None]) -> dic
     }
 
 
-def _groups_needed(victims: Sequence[PodView], obstacles: Mapping[str, str | None], *, unseen: int) -> int:
+def _groups_needed(victims: Sequence[PodView], leaving: Collection[str], *, unseen: int) -> int:
     """Return the fewest replicas that keep every group which must stay; with unseen groups, no reduction."""
     if unseen:
         return 2**31
-    return max([(pod.group_index or 0) + 1 for pod in victims if obstacles[pod.name] is not None], default=0)
+    return max([(pod.group_index or 0) + 1 for pod in victims if pod.name not in leaving], default=0)
 
 
 def _replica_set_order(pod: PodView) -> tuple[bool, int, bool]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -75,9 +75,6 @@ MERGE_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 ATOMIC_PATHS: Final = ("spec.ingress", "spec.egress")
 """Below these, ``ports`` are NetworkPolicy's, which the API treats as one value."""
 
-SETS: Final = frozenset({"finalizers"})
-"""Lists without order and doubles."""
-
 QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "hard"})
 QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor", "storage"})
 
@@ -114,32 +111,13 @@ MEANINGFUL_WHEN_EMPTY: Final = frozenset({"emptyDir", "podSelector", "namespaceS
 DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
 """What an absent part of a merge key stands for."""
 
-SERVER_OWNED: Final = frozenset(
-    {
-        "metadata.creationTimestamp",
-        "metadata.generation",
-        "metadata.managedFields",
-        "metadata.resourceVersion",
-        "metadata.selfLink",
-        "metadata.uid",
-        "status",
-    }
-)
-"""Paths that no apply can set."""
-
 LEFT_OUT_OF_LISTS: Final = frozenset({"apiVersion", "kind"})
 """Paths that the server leaves out of the items of a list; compared only when the live object has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One wanted value that the live object does not hold.
-
-    Attributes:
-        path: Where, for example ``spec.template.spec.containers[name=worker].image``.
-        want: The value wanted.
-        found: The value found; None if absent.
-    """
+    """One wanted value that the live object does not hold, such as ``spec.template.spec.containers[name=worker].image``."""
 
     path: str
     want: Any
@@ -159,23 +137,6 @@ def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
     return {**desired, "metadata": metadata}
 
 
-def drifted(
-    desired: Mapping[str, Any], live: Mapping[str, Any] | None, *, tolerated: Collection[str] = ()
-) -> str | None:
-    """Return as text the first difference of ``live`` from ``desired``; None without one.
-
-    Args:
-        desired: What the operator applies.
-        live: What the server holds; None if the object is absent.
-        tolerated: Ignored paths, which differed right after an apply of the same desired
-            object, because the server strips the field or a webhook insists on another value.
-    """
-    if live is None:
-        return "the object is absent"
-    found = next((each for each in differences(desired, live) if each.path not in tolerated), None)
-    return None if found is None else str(found)
-
-
 def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldDifference]:
     """Yield where ``live`` falls short of ``desired``, in the order of the sorted paths' keys."""
     yield from _map_differences("", desired, live)
@@ -188,7 +149,7 @@ def _map_differences(
     for key in sorted(want):
         below = f"{path}.{_escaped(key)}" if path else key
         value, other = want[key], found.get(key)
-        if value is None or below in SERVER_OWNED or (below in LEFT_OUT_OF_LISTS and other is None):
+        if value is None or (below in LEFT_OUT_OF_LISTS and other is None):
             continue
         if quantities or key in QUANTITY_FIELDS:
             yield from _quantity_differences(below, value, other)
@@ -238,10 +199,6 @@ def _list_differences(
                 yield FieldDifference(below, element, None)
             else:
                 yield from _map_differences(below, element, other)
-    elif key in SETS:
-        missing = sorted({str(each) for each in want} - {str(each) for each in found})
-        if missing:
-            yield FieldDifference(path, missing, list(found))
     elif len(want) != len(found):
         yield FieldDifference(path, want, found)
     else:

@@ -1,6 +1,6 @@
 """One view of a pod, parsed once; all that the plans read.
 
-Pure. Tolerant of missing fields: a pod may be seen a moment after its creation, trimmed, or hand-made.
+Pure. Tolerant of missing fields: a pod may be seen a moment after its creation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ from penstock.kube.objects.names import (
     WORKER_INDEX_LABEL,
 )
 
-HASH_LABEL: Final = "pod-template-hash"
-"""Kubernetes' own: revision of a Deployment's pod."""
-
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 GROUP_SIZE_ANNOTATION: Final = "leaderworkerset.sigs.k8s.io/size"
-GROUP_REVISION_LABEL: Final = "leaderworkerset.sigs.k8s.io/template-revision-hash"
-"""LeaderWorkerSet's own: which group of its set a pod belongs to, of how many pods, from which template."""
+"""LeaderWorkerSet's own: which group of its set a pod belongs to, and of how many pods."""
 
 GPU_RESOURCES: Final = ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "google.com/tpu")
 """Accelerators whose resource name does not end in ``/gpu``."""
@@ -41,14 +37,7 @@ GPU_RESOURCES: Final = ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gau
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a container ended.
-
-    Attributes:
-        code: Exit code.
-        reason: The kubelet's word, for example ``OOMKilled`` or ``Error``.
-        message: Its last words, where it left any.
-        at_s: When it ended, seconds since the epoch; None if unknown.
-    """
+    """How a container ended: code, the kubelet's word such as ``OOMKilled``, its last words, and when; None: unknown."""
 
     code: int
     reason: str = ""
@@ -61,15 +50,10 @@ class ContainerView:
     """One container of a pod as the kubelet reports it.
 
     Attributes:
-        name: Container's name.
-        image: Image that it runs or is to run.
         init: Whether it runs before the main containers.
-        ready: Whether it passes its readiness probe.
         started: Whether its process runs and passed its startup probe (or has none).
         running_since_s: When its process started, seconds since the epoch; None while it does not run.
-        restarts: Restarts so far.
         waiting_reason: Why it does not run, for example ``ImagePullBackOff``; empty otherwise.
-        waiting_message: The kubelet's explanation.
         last_exit: How its newest ended process ended; None if none did.
     """
 
@@ -79,7 +63,6 @@ class ContainerView:
     ready: bool = False
     started: bool = False
     running_since_s: float | None = None
-    restarts: int = 0
     waiting_reason: str = ""
     waiting_message: str = ""
     last_exit: Exit | None = None
@@ -98,36 +81,17 @@ class PodCondition:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the plans know about a pod. Times are seconds since the epoch.
+    """What the plans know about a pod. Times are seconds since the epoch; a text is empty where there is none.
 
     Attributes:
-        name: Pod's name.
-        namespace: Pod's namespace.
-        uid: Pod's uid; names repeat over time, uids never do.
-        graph: Graph's name; empty if the label is absent.
-        service: Service's name within the graph.
-        role: router, prefill, decode or aggregated; empty if the label is absent.
-        revision: Which pod template it was made from; empty if unknown.
+        uid: Names repeat over time, uids never do.
         gpus: GPUs that it counts against the budget.
         gates: Names of the scheduling gates that still hold it, in order.
-        bound: Whether it is assigned to a node.
-        node: Name of that node; empty if not bound.
-        ip: Its address; empty while it has none.
-        phase: Pending, Running, Succeeded, Failed or Unknown.
-        ready: Whether its Ready condition is True.
-        terminating: Whether its deletion was asked for.
-        finished: Whether its phase is Succeeded or Failed: its containers are gone for good.
-        serving: The serving label's value; empty if absent.
         drain_since_s: When its drain began; None if it does not drain.
         deletion_cost: Its pod-deletion-cost; 0 if absent or no number.
-        created_s: When it was created.
         deleted_s: When its deletion's grace ends or ended; None unless terminating.
         started_s: When the kubelet first saw it; None before.
-        grace_s: Its terminationGracePeriodSeconds.
-        reason: The pod's own reason, for example ``Evicted``.
-        message: The pod's own message.
-        containers: Its containers, init containers first.
-        conditions: Its conditions.
+        containers: Init containers first.
         needs: Objects that its volumes come from and that must exist: ``Secret keys``, sorted.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
         group_index: Group's ordinal; None for a pod of a Deployment.
@@ -141,16 +105,13 @@ class PodView:
     graph: str = ""
     service: str = ""
     role: str = ""
-    revision: str = ""
     gpus: int = 0
     gates: tuple[str, ...] = ()
-    bound: bool = False
     node: str = ""
     ip: str = ""
     phase: str = "Pending"
     ready: bool = False
     terminating: bool = False
-    finished: bool = False
     serving: str = ""
     drain_since_s: float | None = None
     deletion_cost: int = 0
@@ -167,6 +128,16 @@ class PodView:
     group_index: int | None = None
     worker_index: int = 0
     group_size: int = 1
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is assigned to a node."""
+        return bool(self.node)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers are gone for good."""
+        return self.phase in FINISHED_PHASES
 
     @property
     def gated(self) -> bool:
@@ -198,11 +169,6 @@ class PodView:
         """
         return self.bound and not self.finished and any(c.started for c in self.containers if not c.init)
 
-    @property
-    def restarts(self) -> int:
-        """Restarts of its main containers."""
-        return sum(each.restarts for each in self.containers if not each.init)
-
     def condition(self, kind: str) -> PodCondition | None:
         """Return the condition of type ``kind``, or None."""
         return next((each for each in self.conditions if each.type == kind), None)
@@ -216,7 +182,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     metadata, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
     labels, annotations = _map(metadata, "labels"), _map(metadata, "annotations")
     conditions = tuple(_condition(each) for each in _maps(status, "conditions"))
-    phase = str(status.get("phase") or "Pending")
+    grace_s = _integer(spec.get("terminationGracePeriodSeconds"))
     return PodView(
         name=_text(metadata, "name"),
         namespace=_text(metadata, "namespace"),
@@ -224,23 +190,20 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         graph=_text(labels, GRAPH_LABEL),
         service=_text(labels, SERVICE_LABEL),
         role=_text(labels, ROLE_LABEL),
-        revision=_text(labels, HASH_LABEL) or _text(labels, GROUP_REVISION_LABEL),
         gpus=_gpus(annotations, spec),
         gates=tuple(_text(each, "name") for each in _maps(spec, "schedulingGates")),
-        bound=bool(spec.get("nodeName")),
         node=_text(spec, "nodeName"),
         ip=_text(status, "podIP"),
-        phase=phase,
+        phase=_text(status, "phase") or "Pending",
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         terminating=bool(metadata.get("deletionTimestamp")),
-        finished=phase in FINISHED_PHASES,
         serving=_text(labels, SERVING_LABEL),
         drain_since_s=seconds(annotations.get(DRAIN_ANNOTATION)),
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)) or 0,
         created_s=seconds(metadata.get("creationTimestamp")) or 0.0,
         deleted_s=seconds(metadata.get("deletionTimestamp")),
         started_s=seconds(status.get("startTime")),
-        grace_s=_grace_s(spec),
+        grace_s=30.0 if grace_s is None else float(grace_s),
         reason=_text(status, "reason"),
         message=_text(status, "message"),
         containers=tuple(_containers(spec, status)),
@@ -253,23 +216,17 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     )
 
 
-def _grace_s(spec: Mapping[str, Any]) -> float:
-    value = _integer(spec.get("terminationGracePeriodSeconds"))
-    return 30.0 if value is None else float(value)
-
-
 def _gpus(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
     named = _integer(annotations.get(GPUS_ANNOTATION))
     if named is not None:
         return max(0, named)
-    return sum(_container_gpus(each) for each in _maps(spec, "containers"))
-
-
-def _container_gpus(container: Mapping[str, Any]) -> int:
-    resources = _map(container, "resources")
-    asked = {**_map(resources, "requests"), **_map(resources, "limits")}
-    gpus = (name for name in asked if name.endswith("/gpu") or name in GPU_RESOURCES)
-    return sum(max(0, _integer(asked[name]) or 0) for name in gpus)
+    found = 0
+    for container in _maps(spec, "containers"):
+        resources = _map(container, "resources")
+        asked = {**_map(resources, "requests"), **_map(resources, "limits")}
+        gpus = (name for name in asked if name.endswith("/gpu") or name in GPU_RESOURCES)
+        found += sum(max(0, _integer(asked[name]) or 0) for name in gpus)
+    return found
 
 
 def _condition(condition: Mapping[str, Any]) -> PodCondition:
@@ -288,31 +245,32 @@ def _containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[
         (False, "containers", "containerStatuses"),
     ):
         seen = {_text(each, "name"): each for each in _maps(status, states)}
-        for container in _maps(spec, names):
-            name = _text(container, "name")
-            image = _text(container, "image")
-            yield _container(name, image, seen.pop(name, {}), init=init)
-        for name, state in seen.items():
-            yield _container(name, "", state, init=init)
+        images = {_text(each, "name"): _text(each, "image") for each in _maps(spec, names)}
+        for name in {**images, **seen}:
+            yield _container(name, images.get(name, ""), seen.get(name, {}), init=init)
 
 
 def _container(name: str, image: str, status: Mapping[str, Any], *, init: bool) -> ContainerView:
     state = _map(status, "state")
     waiting, running = _map(state, "waiting"), state.get("running")
     ended = _map(state, "terminated") or _map(_map(status, "lastState"), "terminated")
-    # A kubelet that does not report `started` has no startup probe to wait for.
-    started = running is not None and status.get("started") is not False
+    last_exit = Exit(
+        code=_integer(ended.get("exitCode")) or 0,
+        reason=_text(ended, "reason"),
+        message=_text(ended, "message").strip(),
+        at_s=seconds(ended.get("finishedAt")),
+    )
     return ContainerView(
         name=name,
         image=_text(status, "image") or image,
         init=init,
         ready=bool(status.get("ready")),
-        started=started,
-        running_since_s=seconds(running.get("startedAt")) if isinstance(running, Mapping) else None,
-        restarts=_integer(status.get("restartCount")) or 0,
+        # A kubelet that does not report `started` has no startup probe to wait for.
+        started=running is not None and status.get("started") is not False,
+        running_since_s=seconds(_map(state, "running").get("startedAt")),
         waiting_reason=_text(waiting, "reason"),
         waiting_message=_text(waiting, "message"),
-        last_exit=_exit(ended) if ended else None,
+        last_exit=last_exit if ended else None,
     )
 
 
@@ -333,36 +291,20 @@ def _needs(spec: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _exit(ended: Mapping[str, Any]) -> Exit:
-    return Exit(
-        code=_integer(ended.get("exitCode")) or 0,
-        reason=_text(ended, "reason"),
-        message=_text(ended, "message").strip(),
-        at_s=seconds(ended.get("finishedAt")),
-    )
-
-
 def _map(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = parent.get(key)
-    return value if isinstance(value, Mapping) else {}
+    return parent.get(key) or {}
 
 
 def _maps(parent: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
-    value = parent.get(key)
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return ()
-    return [each for each in value if isinstance(each, Mapping)]
+    return parent.get(key) or ()
 
 
 def _text(parent: Mapping[str, Any], key: str) -> str:
-    value = parent.get(key)
-    return "" if value is None else str(value)
+    return str(parent.get(key) or "")
 
 
 def _integer(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return None
     try:
-        return int(value)
+        return int(value) if isinstance(value, int | str) else None
     except ValueError:
         return None

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from penstock.api import ProfilePhase
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
-from penstock.operator.plan.conditions import ConditionResult, conditions
 from penstock.operator.plan.diagnose import diagnose, worst
 from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.status import ConditionResult, conditions
 
 COMPLETE: Final = "Complete"
 """Type of the condition."""
@@ -33,36 +33,12 @@ _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request stands.
-
-    Attributes:
-        phase: One word.
-        reason: Of the condition.
-        message: Of the condition.
-        recommendation: From the result; empty without one.
-    """
+    """How a request stands: phase, reason and message of its condition, and the recommendation once there is one."""
 
     phase: ProfilePhase
     reason: str
     message: str
     recommendation: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What is known of a request's Job.
-
-    Attributes:
-        job: As the API has it, with its status.
-        pods: Its pods.
-        result: Data of the result's ConfigMap; None: there is no ConfigMap.
-        config_map: Its name.
-    """
-
-    job: Mapping[str, Any]
-    pods: Sequence[PodView]
-    result: Mapping[str, str] | None
-    config_map: str
 
 
 def ended(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -74,29 +50,34 @@ def ended(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
-    """Return how a request stands whose Job is there.
+def outcome(
+    job: Mapping[str, Any],
+    pods: Sequence[PodView],
+    result: Mapping[str, str] | None,
+    config_map: str,
+    *,
+    now_s: float,
+) -> Outcome:
+    """Return how a request stands whose Job is there; ``now_s`` in seconds since the epoch.
 
-    Args:
-        facts: What is known.
-        now_s: Seconds since the epoch.
+    ``result`` is the data of the ConfigMap of that name; None: there is none.
     """
-    end = ended(facts.job)
+    end = ended(job)
     if end is None:
-        return _under_way(facts, now_s)
+        return _under_way(job, pods, now_s)
     if end["type"] == "Failed":
-        return _failed(facts, end)
-    if facts.result is None or PROFILE_KEY not in facts.result:
+        return _failed(job["metadata"]["name"], pods, end)
+    if result is None or PROFILE_KEY not in result:
         message = (
-            f"the Job ended, but ConfigMap {facts.config_map} holds no {PROFILE_KEY}; "
+            f"the Job ended, but ConfigMap {config_map} holds no {PROFILE_KEY}; "
             "delete the request and apply it again"
         )
         return Outcome(ProfilePhase.FAILED, "ResultMissing", message)
-    found = recommendation(facts.result)
+    found = recommendation(result)
     said = "; ".join(found.get("summary", ()))
-    message = f"ConfigMap {facts.config_map} holds the profile. {said}".rstrip()
+    message = f"ConfigMap {config_map} holds the profile. {said}".rstrip()
     # Without a graph to apply, a target is missed; the last lines say which, and what it takes.
-    reason = "Profiled" if GRAPH_KEY in facts.result else "TargetsMissed"
+    reason = "Profiled" if GRAPH_KEY in result else "TargetsMissed"
     return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
 
 
@@ -120,13 +101,7 @@ def request_status(
 ) -> dict[str, Any]:
     """Return the status of a request, for server-side apply.
 
-    Args:
-        found: How it stands.
-        generation: Its ``metadata.generation``.
-        job: Its Job; None: there is none.
-        config_map: Name of the result's ConfigMap.
-        old: The status that is there; empty if there is none.
-        now: RFC 3339; used only where the condition's status changes.
+    ``now`` (RFC 3339) is used only where the condition's status changes from the ``old`` one.
     """
     is_done = found.phase is ProfilePhase.SUCCEEDED
     condition = ConditionResult(COMPLETE, status=is_done, reason=found.reason, message=found.message)
@@ -155,39 +130,30 @@ def _times(job: Mapping[str, Any], phase: ProfilePhase) -> dict[str, str]:
     return {**times, "completionTime": at} if phase.is_final and at else times
 
 
-def _under_way(facts: JobFacts, now_s: float) -> Outcome:
-    name = facts.job["metadata"]["name"]
-    found = [
-        each for pod in facts.pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished
-    ]
+def _under_way(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) -> Outcome:
+    name = job["metadata"]["name"]
+    found = [each for pod in pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished]
     trouble = worst(found)
     if trouble is not None:
         return Outcome(ProfilePhase.PROFILING, trouble.category.value, str(trouble))
-    failed = (facts.job.get("status") or {}).get("failed") or 0
+    failed = (job.get("status") or {}).get("failed") or 0
     if failed:
-        words = last_words(facts.pods)
+        words = last_words(pods)
         message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {words}"
         return Outcome(ProfilePhase.PROFILING, "Retrying", message)
-    if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in facts.pods):
+    if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in pods):
         return Outcome(
             ProfilePhase.PROFILING, _PROFILING, f"Job {name} measures; see kubectl logs job/{name}"
         )
     return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {name} starts its pod")
 
 
-def _failed(facts: JobFacts, end: Mapping[str, Any]) -> Outcome:
-    name, reason = facts.job["metadata"]["name"], str(end.get("reason") or "Failed")
-    words = last_words(facts.pods)
-    remedy = _REMEDIES.get(reason, "correct what it says")
+def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outcome:
+    reason, words = str(end.get("reason") or "Failed"), last_words(pods)
+    is_late = reason == "DeadlineExceeded"
+    remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct what it says"
     message = f"Job {name}: {end.get('message') or reason}. {words}; {remedy}, then delete the request and apply it again"
     return Outcome(ProfilePhase.FAILED, reason, message)
-
-
-_REMEDIES: Final[Mapping[str, str]] = {
-    "DeadlineExceeded": "raise timeoutSeconds, or measure fewer sizes",
-    "BackoffLimitExceeded": "correct what it says",
-    "PodFailurePolicy": "correct what it says",
-}
 
 
 def last_words(pods: Sequence[PodView]) -> str:

@@ -33,10 +33,6 @@ class RolloutView:
     """Where a service's workload stands.
 
     Attributes:
-        service: Service's name.
-        role: Its role.
-        replicas: Its ``spec.replicas``.
-        ready: Replicas that are ready.
         updated: Replicas of the newest revision.
         rolling: Whether a rollout has begun and not ended.
         surges: Whether its strategy starts one more than wanted first.
@@ -46,7 +42,6 @@ class RolloutView:
 
     service: str
     role: Role
-    replicas: int = 0
     ready: int = 0
     updated: int = 0
     rolling: bool = False
@@ -90,7 +85,6 @@ def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> Rollo
     specification. Replicas that merely start, or merely are one too many, are no rollout.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
-    replicas = int(spec.get("replicas", 1))
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
     generation = int((workload.get("metadata") or {}).get("generation", 0))
     behind = generation > int(status.get("observedGeneration", generation))
@@ -103,7 +97,6 @@ def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> Rollo
     return RolloutView(
         service=service,
         role=role,
-        replicas=replicas,
         ready=int(status.get("readyReplicas", 0)),
         updated=updated,
         rolling=behind or existing > updated,
@@ -119,10 +112,6 @@ def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dic
     Routers always may. A worker service may if no other one rolls, or if it rolls itself (a correction of
     its own rollout), or if some worker service has no ready replica: then nothing is served and there is no
     ratio to keep. Of several, decode goes first.
-
-    Args:
-        changed: Services whose live pod template differs from the wanted one.
-        views: All services whose workload exists.
     """
     workers = [view for view in views if view.role.is_worker]
     asking = sorted(

@@ -100,14 +100,7 @@ def children(
 def adapter(
     graph: GraphDeployment, service: str, context: BuildContext, *, replicas: int | None
 ) -> dict[str, Any]:
-    """Return a service's ScalingAdapter: its desired number of replicas as an object of its own.
-
-    Args:
-        graph: The graph.
-        service: Service's name.
-        context: Of the build.
-        replicas: Number to start with; None leaves the number to its owner.
-    """
+    """Return a service's ScalingAdapter: its desired number of replicas as an object; None leaves that to its owner."""
     number = {} if replicas is None else {"replicas": replicas}
     spec = {"graph": graph.name, "service": service, **number}
     return service_child(SCALING_ADAPTER, graph, service, context, spec=spec)
@@ -142,8 +135,9 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
     other on every port, because KV transfers and collectives choose theirs at run time.
     """
     http = [{"port": HTTP_PORT, "protocol": "TCP"}]
-    workers = {"from": [{"podSelector": _roles(graph, WORKER_ROLES)}]}
-    from_routers: dict[str, Any] = {"from": [{"podSelector": _roles(graph, (Role.ROUTER,))}]}
+    workers_of, routers_of = _roles(graph, WORKER_ROLES), _roles(graph, (Role.ROUTER,))
+    workers = {"from": [{"podSelector": workers_of}]}
+    from_routers: dict[str, Any] = {"from": [{"podSelector": routers_of}]}
     to_routers: list[dict[str, Any]] = [{"ports": http}]
     if graph.spec.traits.frontend is None:
         port = graph.spec.router.kv_events_port
@@ -164,21 +158,14 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
     if graph.spec.router.gateway.enabled:
         readers.append({"namespaceSelector": {"matchLabels": {GATEWAY_ACCESS_LABEL: GATEWAY_ACCESS}}})
     to_workers = [from_routers, workers, {"from": readers, "ports": http}]
-    return [
-        _network_policy(graph, context, WORKER_SUFFIX, WORKER_ROLES, to_workers),
-        _network_policy(graph, context, ROUTER_SUFFIX, (Role.ROUTER,), to_routers),
-    ]
-
-
-def _network_policy(
-    graph: GraphDeployment,
-    context: BuildContext,
-    suffix: str,
-    roles: Sequence[Role],
-    ingress: list[dict[str, Any]],
-) -> dict[str, Any]:
-    spec = {"podSelector": _roles(graph, roles), "policyTypes": ["Ingress"], "ingress": ingress}
-    return graph_child(NETWORK_POLICY, graph, context, suffix, spec=spec)
+    found = []
+    for suffix, selected, ingress in (
+        (WORKER_SUFFIX, workers_of, to_workers),
+        (ROUTER_SUFFIX, routers_of, to_routers),
+    ):
+        spec = {"podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress}
+        found.append(graph_child(NETWORK_POLICY, graph, context, suffix, spec=spec))
+    return found
 
 
 def _roles(graph: GraphDeployment, roles: Sequence[Role]) -> dict[str, Any]:

@@ -32,11 +32,10 @@ class BuildContext:
 
     Attributes:
         owner_uid: UID of the GraphDeployment; empty: children without an owner, for reading only.
-        namespace: Namespace of the graph and of its children.
         operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
-        allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
+        allows_privileges: Whether a podTemplate may add privileges, see `resources.privileges`.
         has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
         has_inference_pool: Whether it knows the kind InferencePool.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
@@ -74,12 +73,7 @@ _OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*ar
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:
-    """Return Kubernetes' recommended labels that no later release changes.
-
-    Args:
-        instance: Name of the object that the children belong to.
-        component: What they are of it, such as a role.
-    """
+    """Return Kubernetes' recommended labels, which no later release changes, of a component of a named object."""
     names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
     return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
 
@@ -90,13 +84,7 @@ def release_label() -> dict[str, str]:
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a context with the labels of a graph, and those of its annotations that are named, for its children.
-
-    Args:
-        context: Of the build.
-        metadata: The graph's.
-        annotations: Keys of annotations.
-    """
+    """Return a context with the labels of a graph's metadata, and the annotations of these keys, for its children."""
     chosen = set(annotations)
     labels, others = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return replace(

@@ -1,4 +1,4 @@
-"""What a node pool gives a service's pods: nodes, GPUs and the model cache, among their other volumes.
+"""What a node pool gives pods: nodes, GPUs and the model cache, among their other volumes.
 
 The model cache is a folder of the node (``nodePools.<pool>.cacheMount``) or a PersistentVolumeClaim
 (``cacheClaim``). A node's folder is the fastest and shared by all pods there, but every pod security
@@ -8,23 +8,30 @@ restricted standard; with several nodes it needs access mode ReadWriteMany or Re
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 from penstock.api import GraphDeployment, NodePool, Role
-from penstock.kube.objects.names import (
-    API_KEYS_FOLDER,
-    GRAPH_FILE,
-    GRAPH_LABEL,
-    ROLE_LABEL,
-    TIER_KEYS_FOLDER,
-    child_name,
-)
-from penstock.operator.resources.metadata import ROUTER_SUFFIX, selector
+from penstock.kube.objects.names import GRAPH_LABEL, ROLE_LABEL
+from penstock.operator.resources.metadata import selector
 
 _ZONE = "topology.kubernetes.io/zone"
 _HOST = "kubernetes.io/hostname"
-_ANY_POOL = NodePool()
+
+TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own
+HOME = "/home/penstock"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
+
+_USER = "penstock"
+"""User 1000 is in no image's password file; PyTorch asks for its name all the same."""
+
+Mounted = tuple[dict[str, Any], dict[str, Any]]
+"""A volume and its mount."""
+
+
+def pool_of(graph: GraphDeployment, service: str) -> NodePool | None:
+    """Return the node pool of a service; None: any node."""
+    name = graph.spec.services[service].node_pool
+    return None if name is None else graph.spec.node_pools[name]
 
 
 def gpus_per_pod(graph: GraphDeployment, service: str) -> int:
@@ -39,30 +46,31 @@ def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
     Workers that model a GPU (simulated ones and Dynamo's mocker) ask only if their service names a node
     pool, so that they run on a cluster without GPUs and yet can be set to hold real ones.
     """
-    spec = graph.spec.services[service]
-    if spec.gpus == 0 or (graph.spec.models_gpus and spec.node_pool is None):
+    pool, gpus = pool_of(graph, service), gpus_per_pod(graph, service)
+    if gpus == 0 or (graph.spec.models_gpus and pool is None):
         return None
-    return _pool(graph, service).gpu_resource_name, gpus_per_pod(graph, service)
+    return (pool or NodePool()).gpu_resource_name, gpus
 
 
 def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
     """Return node selector, tolerations, affinity and spread of a service's pods; only what is not empty."""
-    pool = _pool(graph, service)
-    spec: dict[str, Any] = {
-        "nodeSelector": dict(sorted(pool.node_selector.items())),
-        "tolerations": [each.to_manifest() for each in pool.tolerations],
-    }
+    spec = on_nodes(pool_of(graph, service))
     role = graph.spec.services[service].role
     if role is Role.ROUTER:
         spec["topologySpreadConstraints"] = [_spread(graph, service, topology) for topology in (_HOST, _ZONE)]
     elif role is not Role.AGGREGATED:
         spec["affinity"] = _same_zone(graph)
+    return spec
+
+
+def on_nodes(pool: NodePool | None) -> dict[str, Any]:
+    """Return node selector and tolerations of pods on a pool's nodes; only what is not empty."""
+    pool = pool or NodePool()
+    spec = {
+        "nodeSelector": dict(sorted(pool.node_selector.items())),
+        "tolerations": [each.to_manifest() for each in pool.tolerations],
+    }
     return {key: value for key, value in spec.items() if value}
-
-
-def _pool(graph: GraphDeployment, service: str) -> NodePool:
-    name = graph.spec.services[service].node_pool
-    return _ANY_POOL if name is None else graph.spec.node_pools[name]
 
 
 def _spread(graph: GraphDeployment, service: str, topology: str) -> dict[str, Any]:
@@ -86,78 +94,40 @@ def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
 
 
-TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own
-HOME = "/home/penstock"
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
-
-Mounted = tuple[dict[str, Any], dict[str, Any]]
-"""A volume and its mount."""
-
-
-def is_penstock_image(graph: GraphDeployment, service: str) -> bool:
-    """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
-    return graph.spec.runs_penstock(graph.spec.services[service])
+def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
+    """Return the variables that name a pod's folders; Penstock's own programs write below /tmp alone and load no model."""
+    if is_own:
+        return {"HOME": TEMPORARY}
+    cache = {} if pool is None or pool.cache_mount is None else {"HF_HOME": pool.cache_mount}
+    return {"HOME": HOME, **cache, "USER": _USER}
 
 
-def home_of(graph: GraphDeployment, service: str) -> str:
-    """Return the home folder of a service's processes."""
-    return TEMPORARY if is_penstock_image(graph, service) else HOME
-
-
-def cache_of(graph: GraphDeployment, service: str) -> tuple[str, NodePool] | None:
-    """Return where a service mounts its model cache, and its pool; None without one.
-
-    Penstock's own programs load no model, so they mount none.
-    """
-    pool = graph.spec.node_pools.get(graph.spec.services[service].node_pool or "")
-    if pool is None or pool.cache_mount is None or is_penstock_image(graph, service):
-        return None
-    return pool.cache_mount, pool
-
-
-def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
-    """Return every volume of a service's pods with its mount."""
-    found = [empty_volume("tmp", TEMPORARY)]
-    is_router = graph.spec.services[service].role is Role.ROUTER
-    if not is_penstock_image(graph, service):
-        found.append(empty_volume("home", HOME))
-        if not is_router:
-            # Named as the importer names it, so that an overlay's own size replaces this one.
-            found.append(empty_volume("shared-memory", SHARED_MEMORY, medium="Memory"))
-    elif is_router:
-        found += _router_files(graph)
-    cache = cache_of(graph, service)
-    if cache is not None:
-        found.append(cache_volume(*cache))
+def folders(pool: NodePool | None, *, is_own: bool, is_worker: bool = True) -> list[Mounted]:
+    """Return the volumes below which a pod's programs write, and its pool's model cache, with their mounts."""
+    found = [_empty("tmp", TEMPORARY)]
+    if is_own:
+        return found
+    found.append(_empty("home", HOME))
+    if is_worker:
+        # Named as the importer names it, so that an overlay's own size replaces this one.
+        found.append(_empty("shared-memory", SHARED_MEMORY, medium="Memory"))
+    if pool is not None and pool.cache_mount is not None:
+        found.append(_cache(pool.cache_mount, pool.cache_claim))
     return found
 
 
-def empty_volume(name: str, path: str, **settings: str) -> Mounted:
-    """Return an emptyDir mounted at ``path``."""
+def _empty(name: str, path: str, **settings: str) -> Mounted:
     return {"name": name, "emptyDir": settings}, {"name": name, "mountPath": path}
 
 
-def _router_files(graph: GraphDeployment) -> list[Mounted]:
-    folder = str(PurePosixPath(GRAPH_FILE).parent)
-    config = {"name": "graph", "configMap": {"name": child_name(graph.name, ROUTER_SUFFIX)}}
-    found: list[Mounted] = [(config, {"name": "graph", "mountPath": folder, "readOnly": True})]
-    secret = graph.spec.router.auth.api_keys_secret
-    if secret is not None:
-        keys = {"name": "api-keys", "secret": {"secretName": secret}}
-        found.append((keys, {"name": "api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
-    tiers = graph.spec.router.tiers
-    if tiers.enabled and tiers.keys_secret is not None:
-        keys = {"name": "tier-keys", "secret": {"secretName": tiers.keys_secret}}
-        found.append((keys, {"name": "tier-keys", "mountPath": TIER_KEYS_FOLDER, "readOnly": True}))
-    return found
+def read_only(name: str, path: str, **source: Any) -> Mounted:
+    """Return a volume of files, such as a ConfigMap's, mounted at ``path``."""
+    return {"name": name, **source}, {"name": name, "mountPath": path, "readOnly": True}
 
 
-def cache_volume(path: str, pool: NodePool) -> Mounted:
-    """Return a pool's model cache mounted at ``path``: its claim, or the node's folder."""
+def _cache(path: str, claim: str | None) -> Mounted:
     name = "model-cache"
-    if pool.cache_claim is not None:
-        volume = {"name": name, "persistentVolumeClaim": {"claimName": pool.cache_claim}}
-    else:
-        # Not DirectoryOrCreate: that makes a folder that only root may write, and the model load fails later.
-        volume = {"name": name, "hostPath": {"path": path, "type": "Directory"}}
-    return volume, {"name": name, "mountPath": path}
+    # Not DirectoryOrCreate: that makes a folder that only root may write, and the model load fails later.
+    host = {"hostPath": {"path": path, "type": "Directory"}}
+    source = host if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
+    return {"name": name, **source}, {"name": name, "mountPath": path}

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.operator.resources.privileges import confined
 
 _PATCH = "$patch"
 _DELETE = "delete"
@@ -46,12 +47,7 @@ _ADDED = "tolerations"
 
 
 def overlay(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return ``base`` with ``patch`` laid over it; neither is changed.
-
-    Args:
-        base: A pod template.
-        patch: The user's part of one.
-        path: Where ``patch`` stands in the manifest, for messages.
+    """Return a pod template with a user's patch, which stands at ``path`` of a manifest, laid over it.
 
     Raises:
         InvalidSpecError: a map stands where the template has a list or the other way round, a list's item
@@ -152,37 +148,46 @@ MAIN: Final = "main"
 """Name of the container that does the work; an overlay refers to it."""
 
 
-def refuse_broken(
-    template: Mapping[str, Any], path: str, *, gpus: int, resource: str, key: str = "gpusPerReplica"
-) -> None:
-    """Refuse a template that the overlay made unusable.
+class Counted(NamedTuple):
+    """GPUs that a pod counts against its budget, the resource that it asks them of (empty: none), and the key that sets them."""
 
-    Args:
-        template: After the overlay.
-        path: Where the overlay stands in the manifest, for messages.
-        gpus: GPUs that the pod counts against its budget.
-        resource: Extended resource that it asks them of; empty: it asks for none.
-        key: Key of the manifest that sets their number.
+    gpus: int
+    resource: str
+    key: str
+
+
+def overlaid(
+    built: Mapping[str, Any],
+    patch: Mapping[str, Any],
+    path: str,
+    *,
+    counted: Counted,
+    allows_privileges: bool,
+) -> dict[str, Any]:
+    """Return a built pod template with the user's podTemplate laid over it.
 
     Raises:
-        InvalidSpecError: a list became another type, container `MAIN` is gone, or a container asks for other GPUs.
+        InvalidSpecError: it cannot be, or makes the template unusable or, where that is not allowed, privileged.
     """
+    template = overlay(built, patch, path)
+    _refuse_broken(template, path, counted)
+    return template if allows_privileges else confined(built, template, path)
+
+
+def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> None:
     spec = template.get("spec", {})
     for lists in ("containers", "initContainers", "schedulingGates"):
         if not isinstance(spec.get(lists, []), list):
-            message = "is no list; write one, or remove it"
-            raise InvalidSpecError([Problem(path=f"{path}.spec.{lists}", message=message)])
+            raise _refusal(f"{path}.spec.{lists}", "is no list; write one, or remove it")
     if MAIN not in [each["name"] for each in spec.get("containers", [])]:
         message = f"removes container {MAIN}, which does the work; keep it and change its keys"
-        raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])
+        raise _refusal(f"{path}.spec.containers", message)
     for kind in ("containers", "initContainers"):
         for each in spec.get(kind, []):
-            counted = 0 if kind == "containers" and each["name"] != MAIN else gpus
-            for what in _other_gpus(each, resource, counted):
-                message = (
-                    f"{what} of {each['name']}, but the budget counts {counted}; remove it and set {key}"
-                )
-                raise InvalidSpecError([Problem(path=f"{path}.spec.{kind}", message=message)])
+            gpus = 0 if kind == "containers" and each["name"] != MAIN else counted.gpus
+            for what in _other_gpus(each, counted.resource, gpus):
+                fix = f"but the budget counts {gpus}; remove it and set {counted.key}"
+                raise _refusal(f"{path}.spec.{kind}", f"{what} of {each['name']}, {fix}")
 
 
 def _other_gpus(container: Mapping[str, Any], pool_resource: str, counted: int) -> Iterator[str]:

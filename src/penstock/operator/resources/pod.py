@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
@@ -31,16 +32,17 @@ from penstock.operator.resources.metadata import (
     service_labels,
 )
 from penstock.operator.resources.node_pool import (
-    cache_of,
+    Mounted,
+    folders,
     gpu_request,
     gpus_per_pod,
-    home_of,
-    is_penstock_image,
+    home_variables,
     placement,
-    volumes,
+    pool_of,
+    read_only,
 )
-from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
-from penstock.operator.resources.privileges import confined, container_security, pod_security
+from penstock.operator.resources.overlay import MAIN, Counted, overlaid
+from penstock.operator.resources.privileges import RESTRICTED, container_security
 from penstock.operator.resources.router_config import config_digest, graph_secret_variable
 from penstock.runtimes import (
     PORT,
@@ -56,9 +58,6 @@ from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHO
 PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
 """Values of the placeholders in commands and variables."""
 
-_USER = "penstock"
-"""User 1000 is in no image's password file; PyTorch asks for its name all the same."""
-
 _IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
 
 
@@ -66,16 +65,14 @@ def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext
     """Return the variables; a later one of the same name replaces an earlier one where that stands.
 
     The pod's own address and name come first, because others refer to them as ``$(POD_IP)``.
-
-    Args:
-        graph: The graph.
-        spec: The process that the container runs.
-        context: Of the build.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():
         found[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-    for name, value in {**_folders(graph, spec.service), **filled_env(spec, PORTS)}.items():
+    pool, is_own = pool_of(graph, spec.service), _is_own(graph, spec.service)
+    of_runtime = runtime_of(graph.spec.runtime).pod_environment(graph.spec.services[spec.service].role)
+    literal = {**home_variables(pool, is_own=is_own), **of_runtime, **filled_env(spec, PORTS)}
+    for name, value in literal.items():
         found[name] = {"name": name, "value": value}
     if spec.role == Role.ROUTER and graph.spec.traits.frontend is None:
         found[GRAPH_SECRET_VARIABLE] = graph_secret_variable(graph, context)
@@ -84,19 +81,27 @@ def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext
     return list(found.values())
 
 
-def environment_from(spec: ProcessSpec) -> list[dict[str, Any]]:
-    """Return the Secrets and ConfigMaps whose keys become variables."""
-    return [each.to_manifest() for each in spec.env_from]
+def _is_own(graph: GraphDeployment, service: str) -> bool:
+    """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
+    return graph.spec.runs_penstock(graph.spec.services[service])
 
 
-def _folders(graph: GraphDeployment, service: str) -> dict[str, str]:
-    variables = {"HOME": home_of(graph, service)}
-    cache = cache_of(graph, service)
-    if cache is not None:
-        variables["HF_HOME"] = cache[0]
-    if not is_penstock_image(graph, service):
-        variables["USER"] = _USER
-    return {**variables, **runtime_of(graph.spec.runtime).pod_environment(graph.spec.services[service].role)}
+def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
+    """Return every volume of a service's pods with its mount."""
+    is_own, is_worker = _is_own(graph, service), graph.spec.services[service].role.is_worker
+    found = folders(pool_of(graph, service), is_own=is_own, is_worker=is_worker)
+    if not is_own or is_worker:
+        return found
+    source = {"name": child_name(graph.name, ROUTER_SUFFIX)}
+    found.append(read_only("graph", str(PurePosixPath(GRAPH_FILE).parent), configMap=source))
+    router = graph.spec.router
+    if router.auth.api_keys_secret is not None:
+        keys = {"secretName": router.auth.api_keys_secret}
+        found.append(read_only("api-keys", API_KEYS_FOLDER, secret=keys))
+    if router.tiers.enabled and router.tiers.keys_secret is not None:
+        keys = {"secretName": router.tiers.keys_secret}
+        found.append(read_only("tier-keys", TIER_KEYS_FOLDER, secret=keys))
+    return found
 
 
 _STARTUP_PERIOD_S = 2
@@ -109,40 +114,33 @@ _KILL_GRACE_S = 30
 
 
 def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[str, Any]:
-    """Return startup, readiness and liveness probe.
+    """Return startup, readiness and liveness probe, of a path that answers 200 while the process can serve.
 
-    Args:
-        role: Whose container it is.
-        path: Answers 200 while the process can serve.
-        startup_s: Longest time to the first 200, in seconds.
-        liveness_s: How long a container that served may give no 200, in seconds.
+    The first 200 may take ``startup_s``; then there may be none for ``liveness_s``.
     """
+    get = {"path": path, "port": HTTP_PORT}
     return {
         "startupProbe": {
-            "httpGet": _get(path),
+            "httpGet": get,
             "periodSeconds": _STARTUP_PERIOD_S,
             "timeoutSeconds": 5,
             "failureThreshold": max(1, math.ceil(startup_s / _STARTUP_PERIOD_S)),
         },
         "readinessProbe": {
-            "httpGet": _get(path),
+            "httpGet": get,
             "periodSeconds": 1 if role is Role.ROUTER else 2,
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
         # A worker in a long step answers late: one silence of 10 s is no failure.
         "livenessProbe": {
-            "httpGet": _get(path),
+            "httpGet": get,
             "periodSeconds": _LIVENESS_PERIOD_S,
             "timeoutSeconds": _LIVENESS_PERIOD_S,
             "failureThreshold": math.ceil(liveness_s / _LIVENESS_PERIOD_S),
             "terminationGracePeriodSeconds": _KILL_GRACE_S,
         },
     }
-
-
-def _get(path: str) -> dict[str, Any]:
-    return {"path": path, "port": HTTP_PORT}
 
 
 SETTLE_S = 5
@@ -239,15 +237,9 @@ def pod_template(
     follows: bool = False,
     more_args: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the pod template of a service.
+    """Return the pod template of a service; ``more_args`` come before the user's own.
 
-    Args:
-        graph: The graph.
-        spec: The service's process.
-        context: Of the build.
-        follows: Whether the pod is a follower in a multi-node replica: it answers no requests, so it has
-            no probes and is in no Service.
-        more_args: Arguments before the user's own.
+    A follower in a multi-node replica answers no requests, so it has no probes and is in no Service.
 
     Raises:
         InvalidSpecError: the service's podTemplate cannot be laid over the template, or makes privileges of it that
@@ -255,8 +247,8 @@ def pod_template(
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
-    own_labels = service_labels(graph, spec.service)
-    if service.role.is_worker and not follows:
+    own_labels, is_worker = service_labels(graph, spec.service), service.role.is_worker
+    if is_worker and not follows:
         own_labels[SERVING_LABEL] = SERVING
     built = {
         "metadata": {
@@ -266,24 +258,20 @@ def pod_template(
         "spec": {
             "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
             "volumes": [volume for volume, _ in volumes(graph, spec.service)],
-            "securityContext": pod_security(),
-            "serviceAccountName": _account(graph, service.role),
-            "automountServiceAccountToken": _asks_the_api(graph, service.role),
-            # Variables such as VLLM_PORT, made of a Service's name, would configure the process.
-            "enableServiceLinks": False,
+            "serviceAccountName": child_name(graph.name, WORKER_SUFFIX if is_worker else ROUTER_SUFFIX),
+            # Routers watch EndpointSlices; workers of some runtimes, such as Dynamo's, register themselves as well.
+            "automountServiceAccountToken": not is_worker
+            or bool(runtime_of(graph.spec.runtime).cluster.verbs),
             "terminationGracePeriodSeconds": service.termination_grace_period_seconds,
+            **RESTRICTED,
             **placement(graph, spec.service),
         },
     }
-    template = overlay(built, service.pod_template, path)
-    refuse_broken(
-        template,
-        path,
-        gpus=gpus_per_pod(graph, spec.service),
-        resource=(gpu_request(graph, spec.service) or ("", 0))[0],
+    resource, _ = gpu_request(graph, spec.service) or ("", 0)
+    counted = Counted(gpus_per_pod(graph, spec.service), resource, "gpusPerReplica")
+    template = overlaid(
+        built, service.pod_template, path, counted=counted, allows_privileges=context.allows_privileges
     )
-    if not context.allows_privileges:
-        template = confined(built, template, path)
     return _with_own_marks(graph, spec.service, template, own_labels)
 
 
@@ -298,7 +286,7 @@ def _container(
     service = graph.spec.services[spec.service]
     argv = filled_argv(spec, PORTS)
     split = len(argv) - len(service.args)
-    is_own = is_penstock_image(graph, spec.service)
+    is_own = _is_own(graph, spec.service)
     container: dict[str, Any] = {
         "name": MAIN,
         "image": _image(graph, spec, context),
@@ -306,7 +294,7 @@ def _container(
         "command": [argv[0]],
         "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
         "env": environment(graph, spec, context),
-        "envFrom": environment_from(spec),
+        "envFrom": [each.to_manifest() for each in spec.env_from],
         "ports": _ports(graph, service.role),
         "resources": _resources(graph, spec.service),
         "securityContext": container_security(is_root_read_only=is_own),
@@ -335,7 +323,7 @@ def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> 
     is_default = service.image is None and (
         graph.spec.image is None or graph.spec.needs_router_image(service)
     )
-    if is_default and context.penstock_image is not None and is_penstock_image(graph, spec.service):
+    if is_default and context.penstock_image is not None and _is_own(graph, spec.service):
         return context.penstock_image
     return spec.image
 
@@ -352,7 +340,7 @@ def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
 
 def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
     resources: dict[str, Any] = {}
-    if is_penstock_image(graph, service):
+    if _is_own(graph, service):
         resources["requests"] = dict(_OWN_REQUESTS)
         if graph.spec.services[service].role is Role.ROUTER:
             resources["limits"] = dict(_ROUTER_LIMITS)
@@ -362,15 +350,6 @@ def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
         resources["requests"] = {**resources.get("requests", {}), name: str(number)}
         resources["limits"] = {name: str(number)}
     return resources
-
-
-def _account(graph: GraphDeployment, role: Role) -> str:
-    return child_name(graph.name, ROUTER_SUFFIX if role is Role.ROUTER else WORKER_SUFFIX)
-
-
-def _asks_the_api(graph: GraphDeployment, role: Role) -> bool:
-    """Routers watch EndpointSlices; workers of some runtimes, such as Dynamo's, register themselves as well."""
-    return role is Role.ROUTER or bool(runtime_of(graph.spec.runtime).cluster.verbs)
 
 
 def _with_own_marks(

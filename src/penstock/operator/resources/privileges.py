@@ -18,24 +18,23 @@ USER_ID = 1000
 """User and group of every process; vLLM's image names none, and any but root will do."""
 
 
-def pod_security() -> dict[str, Any]:
-    """Return the pod's security context; volumes that can be, are made writable for `USER_ID`."""
-    return {
+RESTRICTED: Final[Mapping[str, Any]] = {
+    "securityContext": {
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
         "runAsGroup": USER_ID,
         "fsGroup": USER_ID,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    },
+    # Variables such as VLLM_PORT, made of a Service's name, would configure the process.
+    "enableServiceLinks": False,
+}
+"""Of every pod; volumes that can be, are made writable for `USER_ID`."""
 
 
 def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
-    """Return the container's security context.
-
-    Args:
-        is_root_read_only: Whether the image runs without writing outside its volumes; vLLM's does not.
-    """
+    """Return the container's security context; vLLM's image does not run without writing outside its volumes."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -100,12 +99,7 @@ class _Found(NamedTuple):
 
 
 def confined(built: Mapping[str, Any], template: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a pod template whose added containers are confined as the built ones are, where they do not say how.
-
-    Args:
-        built: The pod template before the user's overlay.
-        template: The pod template after it.
-        path: Where the overlay stands in the manifest, for messages.
+    """Return a pod template whose containers, added to the built ones, are confined as those are, where they do not say how.
 
     Raises:
         InvalidSpecError: the template has privileges, each with its key.
@@ -116,17 +110,12 @@ def confined(built: Mapping[str, Any], template: Mapping[str, Any], path: str) -
         if added := _maps(spec.get(kind)):
             spec[kind] = [each if each.get("name") in known else _with_defaults(each) for each in added]
     annotations = _map(_map(template.get("metadata")).get("annotations"))
-    found = [*_of_annotations(annotations), *_of_pod(own, spec)]
-    if found:
-        raise InvalidSpecError(
-            [
-                Problem(
-                    path=f"{path}.{each.key}",
-                    message=f"{each.value} is not allowed in a podTemplate; {each.remedy}, or set the chart's {ALLOWED_BY}",
-                )
-                for each in found
-            ]
-        )
+    problems = []
+    for key, value, remedy in (*_of_annotations(annotations), *_of_pod(own, spec)):
+        message = f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's {ALLOWED_BY}"
+        problems.append(Problem(path=f"{path}.{key}", message=message))
+    if problems:
+        raise InvalidSpecError(problems)
     return {**template, "spec": spec}
 
 

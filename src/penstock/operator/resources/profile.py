@@ -35,15 +35,15 @@ from penstock.kube.objects.names import (
 )
 from penstock.operator.resources.metadata import BuildContext, owned_by, recommended_labels, release_label
 from penstock.operator.resources.node_pool import (
-    HOME,
-    SHARED_MEMORY,
     TEMPORARY,
     Mounted,
-    cache_volume,
-    empty_volume,
+    folders,
+    home_variables,
+    on_nodes,
+    read_only,
 )
-from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
-from penstock.operator.resources.privileges import confined, container_security, pod_security
+from penstock.operator.resources.overlay import MAIN, Counted, overlaid
+from penstock.operator.resources.privileges import RESTRICTED, container_security
 
 OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
 """Where the Job keeps what it measures; a try that fails takes it along."""
@@ -61,21 +61,10 @@ _REQUESTS: Final = {"cpu": "1", "memory": "1Gi"}
 _Env = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileObjects:
-    """What a request becomes: all that the Job needs to be there, in the order in which it is applied, and the Job."""
-
-    before: tuple[dict[str, Any], ...]
-    job: dict[str, Any]
-
-
-def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: BuildContext) -> ProfileObjects:
-    """Return the objects of a request; the same arguments give the same objects.
-
-    Args:
-        request: A valid request.
-        graph: The valid graph that it measures.
-        context: Of the build; the owner is the request.
+def profile_objects(
+    request: ProfileRequest, graph: GraphDeployment, context: BuildContext
+) -> list[dict[str, Any]]:
+    """Return the objects of a request that measures a graph, its Job last; the same arguments give the same objects.
 
     Raises:
         InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
@@ -100,7 +89,7 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         "policyTypes": ["Ingress"],
         "ingress": [],
     }
-    before = (
+    return [
         SERVICE_ACCOUNT.of(metadata, automountServiceAccountToken=False),
         ROLE.of(metadata, rules=[rights]),
         ROLE_BINDING.of(
@@ -110,8 +99,8 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         # Made empty, so that the Job may patch this one object and can take no other's name.
         CONFIG_MAP.of({"name": request.config_map, **own}),
         NETWORK_POLICY.of(metadata, spec=closed),
-    )
-    return ProfileObjects(before, _job(_Work(request, graph, context, labels), metadata))
+        _job(_Work(request, graph, context, labels), metadata),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +150,12 @@ def _graph_file(graph: GraphDeployment) -> dict[str, str]:
 
 
 def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    _refuse_own_frontend(work)
+    if work.graph.spec.traits.frontend is not None:
+        message = (
+            f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
+            "--endpoint URL --tp N --config-map NAME` against it"
+        )
+        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
     rules: list[dict[str, Any]] = [
         {"action": "FailJob", "onExitCodes": never_right},
@@ -180,51 +174,39 @@ def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return JOB.of(metadata, spec=spec)
 
 
-def _refuse_own_frontend(work: _Work) -> None:
-    if work.graph.spec.traits.frontend is not None:
-        message = (
-            f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
-            "--endpoint URL --tp N --config-map NAME` against it"
-        )
-        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
-
-
 def _pod_template(work: _Work) -> dict[str, Any]:
-    mounted = _volumes(work)
-    pool = work.pool or NodePool()
-    spec: dict[str, Any] = {
+    name, pool = profile_name(work.request.name), work.pool
+    mounted = folders(pool, is_own=work.is_simulated)
+    folder = str(PurePosixPath(PROFILE_GRAPH_FILE).parent)
+    mounted.insert(1, read_only("graph", folder, configMap={"name": name}))
+    own = {"labels": dict(work.labels), "annotations": {GPUS_ANNOTATION: str(work.gpus)}}
+    spec = {
         "restartPolicy": "Never",
         "containers": [_container(work, mounted)],
         "volumes": [volume for volume, _ in mounted],
-        "securityContext": pod_security(),
-        "serviceAccountName": profile_name(work.request.name),
+        "serviceAccountName": name,
         "automountServiceAccountToken": True,
-        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
-        "nodeSelector": dict(sorted(pool.node_selector.items())),
-        "tolerations": [each.to_manifest() for each in pool.tolerations],
+        **RESTRICTED,
+        **on_nodes(pool),
     }
-    built = {
-        "metadata": {"labels": dict(work.labels), "annotations": {GPUS_ANNOTATION: str(work.gpus)}},
-        "spec": {key: value for key, value in spec.items() if value or value is False},
-    }
-    template = overlay(built, work.request.spec.pod_template, _TEMPLATE)
-    refuse_broken(template, _TEMPLATE, gpus=work.gpus, resource=work.gpu_resource, key="spec.maxGpus")
-    if not work.context.allows_privileges:
-        template = confined(built, template, _TEMPLATE)
-    return _with_own_marks(template, built)
-
-
-def _with_own_marks(template: dict[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Set what selectors and the Job's promises rely on, whatever the overlay made of it."""
+    template = overlaid(
+        {"metadata": own, "spec": spec},
+        work.request.spec.pod_template,
+        _TEMPLATE,
+        counted=Counted(work.gpus, work.gpu_resource, "spec.maxGpus"),
+        allows_privileges=work.context.allows_privileges,
+    )
+    # What selectors and the Job's promises rely on stands, whatever the overlay made of it.
     metadata = template.get("metadata", {})
-    own = built["metadata"]
-    marks = {key: {**metadata.get(key, {}), **own[key]} for key in ("labels", "annotations")}
+    marks = {key: {**metadata.get(key, {}), **each} for key, each in own.items()}
     spec = {**template["spec"], "restartPolicy": "Never"}
     return {**template, "metadata": {**metadata, **marks}, "spec": spec}
 
 
 def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
+    spec = work.graph.spec
+    sources = (*spec.env_from, *(each for service in spec.workers.values() for each in service.env_from))
     container = {
         "name": MAIN,
         "image": _image(work),
@@ -232,7 +214,7 @@ def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
         "command": ["penstock"],
         "args": _arguments(work),
         "env": _environment(work),
-        "envFrom": _environment_from(work),
+        "envFrom": [each.to_manifest() for each in dict.fromkeys(sources)],
         "resources": _resources(work),
         "securityContext": container_security(is_root_read_only=work.is_simulated),
         "volumeMounts": [mount for _, mount in mounted],
@@ -275,26 +257,16 @@ def _environment(work: _Work) -> _Env:
 
     Literal values are in the graph, from which the workers under test get them.
     """
-    home = TEMPORARY if work.is_simulated else HOME
     found: dict[str, dict[str, Any]] = {
-        "POD_NAMESPACE": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-        "HOME": {"value": home},
+        "POD_NAMESPACE": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
     }
-    if not work.is_simulated:
-        found["USER"] = {"value": "penstock"}
-    if (pool := work.pool) is not None and pool.cache_mount is not None and not work.is_simulated:
-        found["HF_HOME"] = {"value": pool.cache_mount}
+    for name, value in home_variables(work.pool, is_own=work.is_simulated).items():
+        found[name] = {"value": value}
     spec = work.graph.spec
     for each in (*spec.env, *(env for service in spec.workers.values() for env in service.env)):
         if each.value_from is not None:
             found[each.name] = {"valueFrom": dict(each.value_from)}
     return [{"name": name, **value} for name, value in found.items()]
-
-
-def _environment_from(work: _Work) -> _Env:
-    spec = work.graph.spec
-    sources = (*spec.env_from, *(each for service in spec.workers.values() for each in service.env_from))
-    return [each.to_manifest() for each in dict.fromkeys(sources)]
 
 
 def _resources(work: _Work) -> dict[str, Any]:
@@ -303,19 +275,3 @@ def _resources(work: _Work) -> dict[str, Any]:
         return {"requests": requests} if requests else {}
     gpus = {work.gpu_resource: str(work.gpus)}
     return {"requests": {**requests, **gpus}, "limits": gpus}
-
-
-def _volumes(work: _Work) -> list[Mounted]:
-    config = {"name": "graph", "configMap": {"name": profile_name(work.request.name)}}
-    folder = str(PurePosixPath(PROFILE_GRAPH_FILE).parent)
-    found: list[Mounted] = [
-        empty_volume("tmp", TEMPORARY),
-        (config, {"name": "graph", "mountPath": folder, "readOnly": True}),
-    ]
-    if work.is_simulated:
-        return found
-    found += [empty_volume("home", HOME), empty_volume("shared-memory", SHARED_MEMORY, medium="Memory")]
-    pool = work.pool
-    if pool is not None and pool.cache_mount is not None:
-        found.append(cache_volume(pool.cache_mount, pool))
-    return found

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
-from penstock.kube.events import EventMessage, EventRecorder, EventReporter
+from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
@@ -34,8 +34,7 @@ class DecisionEventWriter:
     """
 
     def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
-        reporter = EventReporter(PLANNER, instance, "Scale")
-        self._recorder = EventRecorder(client, reporter, on_dropped=self._drop, now_s=now_s)
+        self._recorder = EventRecorder(client, PLANNER, instance, "Scale", on_dropped=self._drop, now_s=now_s)
         self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
         self.dropped = 0
 

@@ -10,10 +10,8 @@ from penstock.operator.doctor.facts import (
     Facts,
     GraphFacts,
     LeaseFact,
-    NodeFacts,
     Page,
     RightsFact,
-    ServerFacts,
 )
 
 NOW_S = 1_800_000_000.0
@@ -168,7 +166,9 @@ def facts(**changes):
         live[name]["spec"]["conversion"] = {"strategy": "None"}
         live[name]["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
     healthy = Facts(
-        server=ServerFacts("https://cluster", "v1.34.4", 0.2),
+        url="https://cluster",
+        version="v1.34.4",
+        skew_s=0.2,
         crds=live,
         deployments=(component("operator"), component("planner")),
         leases=(
@@ -177,9 +177,10 @@ def facts(**changes):
         rights=(RightsFact("you", "", "serving", 10),),
         graphs=(graph_facts(),),
         profiles=(),
-        nodes=NodeFacts((node(),), {"node-1": {"nvidia.com/gpu": 2}}),
+        nodes=(node(),),
+        requested={"node-1": {"nvidia.com/gpu": 2}},
         now_s=NOW_S,
         interval_s=6.0,
-        version="0.1.0",
+        release="0.1.0",
     )
     return replace(healthy, **changes)

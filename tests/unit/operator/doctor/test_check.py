@@ -16,7 +16,6 @@ from penstock.operator.doctor.facts import (
     LeaseFact,
     Right,
     RightsFact,
-    ServerFacts,
     Severity,
     Unreadable,
     counts,
@@ -48,8 +47,7 @@ def test_a_healthy_cluster_has_only_good_findings():
 
 def test_an_unreachable_server_is_the_only_finding():
     """Nothing else can be known then."""
-    unreachable = ServerFacts("https://cluster", Unreadable("no answer within 10 s"))
-    found = only(check(facts(server=unreachable)))
+    found = only(check(facts(version=Unreadable("no answer within 10 s"))))
     assert found.severity is Severity.PROBLEM
     assert found.message == "https://cluster: no answer within 10 s"
     assert "--kubeconfig" in found.remedy
@@ -67,7 +65,7 @@ def test_an_unreachable_server_is_the_only_finding():
 )
 def test_clocks(skew_s, severity, message):
     """Up to 2 s cannot be told from the server's whole seconds."""
-    findings = check(facts(server=ServerFacts("https://cluster", "v1.34.4", skew_s)))
+    findings = check(facts(skew_s=skew_s))
     assert ("clock", message) in told(findings, severity)
 
 
@@ -75,10 +73,28 @@ NAME = "graphdeployments.penstock.dev"
 
 
 def spoiled(change):
-    """The definitions, one of them changed in place."""
-    crds = dict(facts().crds)
-    change(crds[NAME])
-    return crds
+    """The definition, changed in place."""
+    crd = facts().crds[NAME]
+    change(crd)
+    return crd
+
+
+def unestablished(crd):
+    """Say that the API server refuses it."""
+    crd["status"].update(conditions=[{"type": "Established", "status": "False"}])
+
+
+def without_columns(crd):
+    """Drop a column."""
+    crd["spec"]["versions"][0]["additionalPrinterColumns"].pop()
+
+
+def without_schema(crd):
+    """Drop a key of the schema."""
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"].pop("spec")
+
+
+OTHER_VERSION = "differs from this program's, version 0.1.0"
 
 
 @pytest.mark.parametrize(
@@ -86,26 +102,10 @@ def spoiled(change):
     [
         (None, Severity.PROBLEM, "is not installed"),
         (FORBIDDEN, Severity.UNKNOWN, "403: you may not"),
-        (
-            spoiled(
-                lambda crd: crd["status"].update(conditions=[{"type": "Established", "status": "False"}])
-            )[NAME],
-            Severity.PROBLEM,
-            "is not established",
-        ),
-        (spoiled(lambda crd: crd.pop("status"))[NAME], Severity.PROBLEM, "is not established"),
-        (
-            spoiled(lambda crd: crd["spec"]["versions"][0]["additionalPrinterColumns"].pop())[NAME],
-            Severity.WARNING,
-            "differs from this program's, version 0.1.0",
-        ),
-        (
-            spoiled(
-                lambda crd: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"].pop("spec")
-            )[NAME],
-            Severity.WARNING,
-            "differs from this program's, version 0.1.0",
-        ),
+        (spoiled(unestablished), Severity.PROBLEM, "is not established"),
+        (spoiled(lambda crd: crd.pop("status")), Severity.PROBLEM, "is not established"),
+        (spoiled(without_columns), Severity.WARNING, OTHER_VERSION),
+        (spoiled(without_schema), Severity.WARNING, OTHER_VERSION),
     ],
     ids=["absent", "forbidden", "refused", "no status", "columns", "schema"],
 )
@@ -226,50 +226,21 @@ def test_no_planner_where_nobody_wants_one():
     assert counts(findings)[Severity.WARNING] == 0
 
 
-def leased(first, later, now_s=NOW_S):
-    """Facts with one Lease."""
-    return facts(leases=(LeaseFact("operator", "penstock-system", "penstock-operator", first, later, now_s),))
+BEHIND = "the clock of penstock-operator-abc is 100 s behind the API server's"
+AHEAD = "the clock of penstock-operator-abc is 30 s ahead of the API server's"
+LATE = "penstock-operator-abc has not renewed it for 16 s, its term is 15 s"
+HELD = "held by penstock-operator-abc"
 
 
 @pytest.mark.parametrize(
     ("first", "later", "now_s", "severity", "message"),
     [
-        (lease(NOW), lease(NOW), NOW_S + 15, Severity.OK, "held by penstock-operator-abc, renewed 15 s ago"),
-        (
-            lease(NOW),
-            lease(NOW),
-            NOW_S + 16,
-            Severity.PROBLEM,
-            "penstock-operator-abc has not renewed it for 16 s, its term is 15 s",
-        ),
-        (
-            lease(EARLIER),
-            lease(NOW),
-            None,
-            Severity.OK,
-            "held by penstock-operator-abc, renewed during the check",
-        ),
-        (
-            lease(NOW),
-            lease(NOW),
-            None,
-            Severity.UNKNOWN,
-            "held by penstock-operator-abc, not renewed during the check",
-        ),
-        (
-            lease(EARLIER),
-            lease(NOW),
-            NOW_S + 100,
-            Severity.WARNING,
-            "the clock of penstock-operator-abc is 100 s behind the API server's",
-        ),
-        (
-            lease(EARLIER),
-            lease(NOW),
-            NOW_S - 30,
-            Severity.WARNING,
-            "the clock of penstock-operator-abc is 30 s ahead of the API server's",
-        ),
+        (lease(NOW), lease(NOW), NOW_S + 15, Severity.OK, f"{HELD}, renewed 15 s ago"),
+        (lease(NOW), lease(NOW), NOW_S + 16, Severity.PROBLEM, LATE),
+        (lease(EARLIER), lease(NOW), None, Severity.OK, f"{HELD}, renewed during the check"),
+        (lease(NOW), lease(NOW), None, Severity.UNKNOWN, f"{HELD}, not renewed during the check"),
+        (lease(EARLIER), lease(NOW), NOW_S + 100, Severity.WARNING, BEHIND),
+        (lease(EARLIER), lease(NOW), NOW_S - 30, Severity.WARNING, AHEAD),
         (None, None, NOW_S, Severity.PROBLEM, "does not exist, so no operator acts"),
         (lease(NOW), lease(NOW, holder=""), NOW_S, Severity.PROBLEM, "nobody holds it, so no operator acts"),
         (FORBIDDEN, FORBIDDEN, NOW_S, Severity.UNKNOWN, "403: you may not"),
@@ -277,7 +248,8 @@ def leased(first, later, now_s=NOW_S):
 )
 def test_leases(first, later, now_s, severity, message):
     """A renewal seen between two looks counts whatever the clocks say."""
-    findings = check(leased(first, later, now_s))
+    seen = LeaseFact("operator", "penstock-system", "penstock-operator", first, later, now_s)
+    findings = check(facts(leases=(seen,)))
     subject = "operator lease penstock-system/penstock-operator"
     assert (subject, message) in told(findings, severity)
 
@@ -285,6 +257,8 @@ def test_leases(first, later, now_s, severity, message):
 STALE = LeaseFact(
     "operator", "penstock-system", "penstock-cluster-operator", lease(NOW), lease(NOW), NOW_S + 95
 )
+STOPPED = (component("operator", replicas=0), PLANNER)
+NOT_RUNNING = "no operator runs; its status, Ready, may be out of date"
 SILENT = (
     "no operator acts on it: operator lease penstock-system/penstock-cluster-operator: penstock-operator-abc has not"
     " renewed it for 95 s, its term is 15 s"
@@ -295,11 +269,8 @@ SILENT = (
     ("changes", "message"),
     [
         ({"leases": (STALE,)}, f"{SILENT}; its status, Ready, may be out of date"),
-        ({"deployments": (PLANNER,)}, "no operator runs; its status, Ready, may be out of date"),
-        (
-            {"deployments": (component("operator", replicas=0), PLANNER)},
-            "no operator runs; its status, Ready, may be out of date",
-        ),
+        ({"deployments": (PLANNER,)}, NOT_RUNNING),
+        ({"deployments": STOPPED}, NOT_RUNNING),
         ({"deployments": FORBIDDEN, "leases": (STALE,)}, None),
         ({"leases": (replace(STALE, now_s=NOW_S + 5),)}, None),
     ],
@@ -400,7 +371,7 @@ def test_every_finding_that_asks_for_action_says_which():
     spoils = [
         replace(facts(), deployments=()),
         replace(facts(), crds=dict.fromkeys(facts().crds)),
-        leased(None, None),
+        facts(leases=(replace(STALE, first=None, later=None),)),
         replace(facts(), graphs=(graph_facts(pods=FORBIDDEN), graph_facts(pages={}, ready={}))),
     ]
     for each in (finding for spoil in spoils for finding in check(spoil)):

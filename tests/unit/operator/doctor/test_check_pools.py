@@ -7,10 +7,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from doctor_facts import graph_facts, graph_object, node
+from doctor_facts import graph_object, node
 
 from penstock.operator.doctor.check_pools import pool_findings
-from penstock.operator.doctor.facts import NodeFacts, Severity, Unreadable
+from penstock.operator.doctor.facts import Severity, Unreadable
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -19,8 +19,7 @@ POOL = "pool a100 of serving/llama"
 
 def judged(nodes, *, graph=None, requested=None):
     """Severity, subject, message and remedy of every finding."""
-    facts = graph_facts(graph=graph or graph_object())
-    found = pool_findings(facts, NodeFacts(nodes, {} if requested is None else requested))
+    found = pool_findings(graph or graph_object(), nodes, requested or {})
     return [(each.severity, each.subject, each.message, each.remedy) for each in found]
 
 

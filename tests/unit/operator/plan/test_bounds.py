@@ -3,16 +3,12 @@
 import pytest
 
 from penstock.api import ServiceSpec
-from penstock.operator.plan.bounds import Bounded, bounded
+from penstock.operator.plan.drain import Bounded, bounded
 
 SCALED = ServiceSpec.model_validate(
-    {
-        "role": "decode",
-        "replicas": 2,
-        "gpusPerReplica": 2,
-        "scaling": {"minReplicas": 1, "maxReplicas": 6},
-    }
+    {"role": "decode", "replicas": 2, "gpusPerReplica": 2, "scaling": {"minReplicas": 1, "maxReplicas": 6}}
 )
+TOO_MANY = Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")
 FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerReplica": 1})
 
 
@@ -24,18 +20,10 @@ FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerRep
         (4, 8, Bounded(4)),
         (6, None, Bounded(6)),
         (0, 8, Bounded(1, "TooFewReplicas", "0 replicas were asked for; scaling.minReplicas is 1")),
-        (9, None, Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")),
-        (9, 12, Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")),
-        (
-            5,
-            8,
-            Bounded(4, "OverBudget", "5 replicas of 2 GPUs exceed planner.maxGpuBudget 8; 4 are kept"),
-        ),
-        (
-            9,
-            1,
-            Bounded(1, "OverBudget", "9 replicas of 2 GPUs exceed planner.maxGpuBudget 1; 1 are kept"),
-        ),
+        (9, None, TOO_MANY),
+        (9, 12, TOO_MANY),
+        (5, 8, Bounded(4, "OverBudget", "5 replicas of 2 GPUs exceed planner.maxGpuBudget 8; 4 are kept")),
+        (9, 1, Bounded(1, "OverBudget", "9 replicas of 2 GPUs exceed planner.maxGpuBudget 1; 1 are kept")),
     ],
 )
 def test_a_wish_is_kept_within_the_bounds(desired, budget, expected):

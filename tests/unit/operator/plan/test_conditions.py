@@ -9,25 +9,27 @@ import pytest
 from penstock.api import GraphSpec, Role
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.budget import Waiting
-from penstock.operator.plan.conditions import (
+from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.facts import (
+    ConditionFacts,
+    Replicas,
+    ServiceFacts,
+    count,
+    missing_definition,
+    observed_facts,
+)
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
     MESSAGE_LIMIT,
     PROGRESSING,
     READY,
     SCHEDULABLE,
-    ConditionFacts,
     ConditionResult,
-    Replicas,
-    ServiceFacts,
     condition_results,
     conditions,
-    count,
-    missing_definition,
-    observed_services,
 )
-from penstock.operator.plan.diagnose import Category, Diagnosis
-from penstock.operator.plan.pods import PodView
 from penstock.operator.resources.metadata import BuildContext
 
 
@@ -58,16 +60,13 @@ def with_service(name, **changes):
 
 def test_a_graph_at_rest():
     """Ready, stable, healthy, within its budget, scheduled; sorted by type."""
+    serving = "ready replicas: router 2, prefill 1, decode 2"
     assert condition_results(REST) == (
-        ConditionResult(
-            BUDGET_RESPECTED, status=True, reason="WithinBudget", message="3 GPUs are in use of 8"
-        ),
-        ConditionResult(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble"),
-        ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted"),
-        ConditionResult(
-            READY, status=True, reason="Serving", message="ready replicas: router 2, prefill 1, decode 2"
-        ),
-        ConditionResult(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node"),
+        ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", "3 GPUs are in use of 8"),
+        ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble"),
+        ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted"),
+        ConditionResult(READY, True, "Serving", serving),
+        ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node"),
     )
 
 
@@ -91,11 +90,8 @@ def test_ready_needs_every_role(names, reason, message):
 def test_a_graph_without_router_is_ready_with_its_workers():
     """Requests come through a router of the user's own, which the message says."""
     facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 1)})
-    assert judged(facts)[READY] == (
-        True,
-        "Serving",
-        "ready replicas: aggregated 1; the graph declares no router, so requests have to come through one of your own",
-    )
+    words = "the graph declares no router, so requests have to come through one of your own"
+    assert judged(facts)[READY] == (True, "Serving", f"ready replicas: aggregated 1; {words}")
     facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 0)})
     assert judged(facts)[READY] == (False, "NoReadyWorker", "no ready replica of aggregated")
 
@@ -110,11 +106,8 @@ def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
         "decode": replace(DECODE, **gone),
     }
     asleep = replace(REST, services=services, is_woken=True)
-    assert judged(asleep)[READY] == (
-        True,
-        "ScaledToZero",
-        "no replica of prefill, decode is wanted: the next request brings them back",
-    )
+    words = "no replica of prefill, decode is wanted: the next request brings them back"
+    assert judged(asleep)[READY] == (True, "ScaledToZero", words)
     assert judged(asleep)[PROGRESSING][:2] == (False, "Stable")
     assert judged(asleep)[DEGRADED][0] is False
     waking = {**services, "decode": replace(DECODE, **{**gone, "target": 1})}
@@ -124,21 +117,18 @@ def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
     assert judged(replace(asleep, is_woken=False))[READY][:2] == (False, "NoReadyWorker")
 
 
+def leaving(number):
+    """Return what changes on a service of one replica while more of it drain."""
+    return {"replicas": Replicas(number + 1, number + 1, 1, number, number + 1), "target": 1}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "message"),
     [
         ({"rolling": True}, "RollingOut", "decode: rolls out"),
         ({"held": "waits for prefill"}, "Scaling", "decode: waits for prefill"),
-        (
-            {"replicas": Replicas(2, 2, 1, 1, 2), "target": 1},
-            "Draining",
-            "decode: 1 of its replicas is leaving",
-        ),
-        (
-            {"replicas": Replicas(3, 3, 1, 2, 3), "target": 1},
-            "Draining",
-            "decode: 2 of its replicas are leaving",
-        ),
+        (leaving(1), "Draining", "decode: 1 of its replicas is leaving"),
+        (leaving(2), "Draining", "decode: 2 of its replicas are leaving"),
         ({"target": 3}, "Scaling", "decode: 2 of 3 replicas are ready"),
         ({"desired": 3}, "Scaling", "decode: goes to 2 replicas"),
         ({"target": 1}, "Scaling", "decode: goes to 1 replicas"),
@@ -158,27 +148,18 @@ def test_degraded_names_the_worst():
     """And how many more there are; waiting for the budget is none of them."""
     crash, slow = trouble(Category.CRASH_LOOP), trouble(Category.STARTING_SLOWLY, "q")
     waits = trouble(Category.WAITING_FOR_BUDGET, "w")
-    assert judged(replace(REST, diagnoses=[slow, crash, waits]))[DEGRADED] == (
-        True,
-        "CrashLoop",
-        "p: m; r (and 1 more)",
-    )
+    several = judged(replace(REST, diagnoses=[slow, crash, waits]))[DEGRADED]
+    assert several == (True, "CrashLoop", "p: m; r (and 1 more)")
     assert judged(replace(REST, diagnoses=[crash]))[DEGRADED] == (True, "CrashLoop", "p: m; r")
     assert not judged(replace(REST, diagnoses=[waits]))[DEGRADED][0]
 
 
 def test_the_budget_is_judged_by_what_exists():
     """Over, within, or none at all."""
-    assert judged(replace(REST, budget=2))[BUDGET_RESPECTED] == (
-        False,
-        "OverBudget",
-        "3 GPUs are in use, the budget is 2; no worker starts until enough have ended",
-    )
-    assert judged(replace(REST, budget=None))[BUDGET_RESPECTED] == (
-        True,
-        "NoBudget",
-        "3 GPUs are in use; there is no ceiling",
-    )
+    over = "3 GPUs are in use, the budget is 2; no worker starts until enough have ended"
+    assert judged(replace(REST, budget=2))[BUDGET_RESPECTED] == (False, "OverBudget", over)
+    none = "3 GPUs are in use; there is no ceiling"
+    assert judged(replace(REST, budget=None))[BUDGET_RESPECTED] == (True, "NoBudget", none)
 
 
 def test_schedulable_tells_the_schedulers_or_the_budgets_reason():
@@ -204,14 +185,8 @@ def test_a_transition_time_changes_only_with_the_status():
         {"type": "PlannerActive", "status": "True"},
     ]
     a, b = conditions(found, old=old, generation=7, now="now")
-    assert a == {
-        "type": "A",
-        "status": "True",
-        "reason": "R",
-        "message": "new",
-        "lastTransitionTime": "then",
-        "observedGeneration": 7,
-    }
+    told = {"type": "A", "status": "True", "reason": "R", "message": "new"}
+    assert a == {**told, "lastTransitionTime": "then", "observedGeneration": 7}
     assert (b["status"], b["lastTransitionTime"], len(b["message"])) == ("False", "now", MESSAGE_LIMIT)
     assert b["message"].endswith("...")
 
@@ -230,7 +205,7 @@ def test_each_pod_is_counted_once_for_what_it_is():
         pod("draining", serving=DRAINING),
         pod("stripped", serving=""),
         pod("terminating", terminating=True),
-        pod("finished", finished=True),
+        pod("finished", phase="Failed"),
     ]
     assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5)
 
@@ -264,20 +239,15 @@ def test_services_are_found_by_their_pods():
         member("y", "decode", ""),
         member("z", "juggler", "circus"),
     ]
-    assert observed_services(pods) == {
-        "decode": ServiceFacts(
-            Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, "penstock.dev/graph=g,penstock.dev/service=decode"
-        ),
-        "frontend": ServiceFacts(
-            Role.ROUTER,
-            Replicas(1, 1, 1, 0, 1),
-            1,
-            1,
-            0,
-            "penstock.dev/graph=g,penstock.dev/service=frontend",
-        ),
+    raw = {"metadata": {"generation": 2}, "spec": {"planner": {"maxGpuBudget": 3}}}
+    found = observed_facts(raw, pods, deleting="waits")
+    assert (found.generation, found.budget, found.deleting) == (2, 3, "waits")
+    selects = "penstock.dev/graph=g,penstock.dev/service="
+    assert found.services == {
+        "decode": ServiceFacts(Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"),
+        "frontend": ServiceFacts(Role.ROUTER, Replicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"),
     }
-    assert observed_services([]) == {}
+    assert observed_facts(raw, []).services == {}
 
 
 def spec(runtime, nodes=1, **router):
@@ -289,31 +259,30 @@ def spec(runtime, nodes=1, **router):
     )
 
 
+SEVERAL_NODES = "worker: nodesPerReplica above 1"
+POOL = "InferencePool of inference.networking.k8s.io"
+BEHIND_A_GATEWAY = spec("vllm", gateway={"enabled": True})
+
+
 @pytest.mark.parametrize(
-    ("spec", "sets", "discovery", "named"),
+    ("spec", "known", "discovery", "named"),
     [
-        (spec("vllm"), False, False, None),
-        (spec("vllm", nodes=2), True, False, None),
-        (spec("vllm", nodes=2), False, True, "worker: nodesPerReplica above 1"),
-        (spec("dynamo"), False, True, None),
-        (spec("dynamo"), True, False, "DynamoWorkerMetadata"),
-        (spec("dynamo", nodes=2), False, True, "worker: nodesPerReplica above 1"),
-        (spec("dynamo", nodes=2), True, True, None),
+        (spec("vllm"), {}, False, None),
+        (spec("vllm", nodes=2), {"has_leader_worker_set": True}, False, None),
+        (spec("vllm", nodes=2), {}, True, SEVERAL_NODES),
+        (spec("dynamo"), {}, True, None),
+        (spec("dynamo"), {"has_leader_worker_set": True}, False, "DynamoWorkerMetadata"),
+        (spec("dynamo", nodes=2), {}, True, SEVERAL_NODES),
+        (spec("dynamo", nodes=2), {"has_leader_worker_set": True}, True, None),
+        (BEHIND_A_GATEWAY, {}, False, POOL),
+        (BEHIND_A_GATEWAY, {"has_inference_pool": True}, False, None),
     ],
 )
-def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
-    """One replica over several nodes, and runtime dynamo."""
-    context = BuildContext("", "", has_leader_worker_set=sets)
-    failure = missing_definition(spec, context, has_kind_of_runtime=discovery)
-    assert (
-        (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
-    )
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_graph_behind_a_gateway_needs_the_kind_of_its_pool(known):
-    """Its condition names the kind and where it comes from."""
-    graph = spec("vllm", gateway={"enabled": True})
-    context = BuildContext("", "", has_inference_pool=known)
-    failure = missing_definition(graph, context, has_kind_of_runtime=False)
-    assert (failure is None) if known else "InferencePool of inference.networking.k8s.io" in failure.message
+def test_only_what_a_graph_needs_is_missed(spec, known, discovery, named):
+    """One replica over several nodes, runtime dynamo, and a Gateway's pool; the kind is named."""
+    failure = missing_definition(spec, BuildContext("", "", **known), has_kind_of_runtime=discovery)
+    if named is None:
+        assert failure is None
+    else:
+        assert failure.reason == "MissingCRD"
+        assert named in failure.message

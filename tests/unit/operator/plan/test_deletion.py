@@ -1,13 +1,22 @@
 """The order in which a graph goes."""
 
-from penstock.operator.plan.deletion import Child, DeletionStage, DeletionStep, next_step
+from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
+from penstock.operator.plan.deletion import DeletionStep, next_step
 from penstock.operator.plan.pods import PodView
+from penstock.operator.workloads import WORKLOADS
 
-ROUTER = Child("Deployment", "llama-frontend", "frontend", "router")
-DECODE = Child("Deployment", "llama-decode", "decode", "decode")
-PREFILL = Child("LeaderWorkerSet", "llama-prefill", "prefill", "prefill")
-SERVICE = Child("Service", "llama-decode", "decode", "decode")
-CONFIG = Child("ConfigMap", "llama-router")
+
+def child(kind, name, service="", role=""):
+    """Return an object of the graph; without labels, one that the graph has once."""
+    labels = {SERVICE_LABEL: service, ROLE_LABEL: role} if service else {}
+    return {"kind": kind, "metadata": {"name": name, "labels": labels}}
+
+
+ROUTER = child("Deployment", "llama-frontend", "frontend", "router")
+DECODE = child("Deployment", "llama-decode", "decode", "decode")
+PREFILL = child("LeaderWorkerSet", "llama-prefill", "prefill", "prefill")
+SERVICE = child("Service", "llama-decode", "decode", "decode")
+CONFIG = child("ConfigMap", "llama-router")
 
 
 def pod(name, role, **more):
@@ -19,41 +28,32 @@ def test_an_idle_router_is_waited_for_only_by_what_it_needs():
     """Workers go beside it; Services and the rest behind it."""
     ending = pod("r", "router", terminating=True)
     step = next_step([DECODE, CONFIG], [ending, pod("d", "decode")], idle={"r"})
-    assert (step.stage, step.drain) == (DeletionStage.WORKERS, ("decode",))
+    assert (step.delete, step.drain) == ((), ("decode",))
     assert next_step([CONFIG], [ending], idle={"r"}).delete == ()
 
 
 def test_then_workers_are_drained_and_deleted():
     """A service with living pods drains; one without loses its workload."""
     step = next_step([PREFILL, DECODE, CONFIG], [pod("d", "decode"), pod("p", "prefill", terminating=True)])
-    assert step == DeletionStep(
-        DeletionStage.WORKERS,
-        (PREFILL,),
-        ("decode",),
-        message="waits until worker pods have finished their requests: d, p",
-    )
-    assert next_step([DECODE], [pod("r", "router", finished=True)]) == DeletionStep(
-        DeletionStage.WORKERS, (DECODE,), message="deletes the workers"
-    )
+    message = "waits until worker pods have finished their requests: d, p"
+    assert step == DeletionStep(message, (PREFILL,), ("decode",), waits_for_idleness=True)
+    ended = pod("r", "router", phase="Failed")
+    assert next_step([DECODE], [ended]) == DeletionStep("deletes the workers", (DECODE,))
 
 
 def test_every_deletion_ends():
     """Whatever is there, doing what each step says leads to the finalizer's removal, routers before workers."""
-    children = {ROUTER, DECODE, PREFILL, SERVICE, CONFIG}
+    children = [ROUTER, DECODE, PREFILL, SERVICE, CONFIG]
     pods = {"r": pod("r", "router"), "d": pod("d", "decode"), "p": pod("p", "prefill")}
-    stages = []
+    deleted = []
     for _ in range(10):
         step = next_step(children, list(pods.values()))
-        stages.append(step.stage)
         if step.release:
             break
-        children -= set(step.delete)
-        gone = {child.service for child in step.delete if child.is_workload} | set(step.drain)
+        deleted.append(sorted(each["kind"] for each in step.delete))
+        children = [each for each in children if each not in step.delete]
+        workloads = [each for each in step.delete if each["kind"] in WORKLOADS]
+        gone = {each["metadata"]["labels"][SERVICE_LABEL] for each in workloads} | set(step.drain)
         pods = {name: each for name, each in pods.items() if each.service not in gone}
-    assert stages == [
-        DeletionStage.ROUTERS,
-        DeletionStage.WORKERS,
-        DeletionStage.WORKERS,
-        DeletionStage.REST,
-        DeletionStage.FINISHED,
-    ]
+    assert deleted == [["Deployment"], [], ["Deployment", "LeaderWorkerSet"], ["ConfigMap", "Service"]]
+    assert step == DeletionStep("everything is gone", release=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.stamps import stamp
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.plan.diagnose import Category, Diagnosis, diagnose, refusal, worst
-
-PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no failure."""
 
 NOW = 10_000.0
 
@@ -53,183 +50,81 @@ def running(since_s, **more):
     return {"state": {"running": {"startedAt": stamp(NOW - since_s)}}, **more}
 
 
+def conditions(*found):
+    """Return a status with conditions: type, status, and what else each has."""
+    return {"conditions": [{"type": kind, "status": status, **more} for kind, status, more in found]}
+
+
 PULL = "failed to pull: not found"
+BACK_OFF = 'Back-off pulling image "vllm:1"'
+CANNOT_PULL = "image vllm:1 cannot be pulled"
+CORRECT_IMAGE = "correct the image, or add imagePullSecrets in podTemplate"
+NO_SECRET = 'secret "hf-token" not found'
+NO_MAP = 'configmap "c" not found'
+NO_KEY = "couldn't find key token in Secret serving/hf"
+CANNOT_CREATE = "container worker cannot be created"
+LAST_LOG = "see kubectl logs --previous -c worker"
+REPLACED = "see kubectl describe pod; it is replaced by itself"
+SILENT_NODE = "node n1 does not answer"
+CHECK_NODE = "check the node; delete it if it is gone for good"
+FORCE = "check the node and the pod's finalizers, then kubectl delete --force"
+FAILS_PROBE = "container worker runs and fails its readiness probe"
+LOG = "see kubectl logs p -c worker"
+DESCRIBE = "see kubectl describe pod p and its logs"
+TAINTED = conditions(("DisruptionTarget", "True", {"reason": "DeletionByTaintManager"}))
+CUT_OFF = conditions(("Ready", "False", {}), ("ContainersReady", "True", {}))
+JUST_UNREADY = conditions(("Ready", "False", {"lastTransitionTime": stamp(NOW - 5)}))
+LONG_UNREADY = conditions(("Ready", "False", {"lastTransitionTime": stamp(NOW - 31)}))
+OVERDUE = {"deletionTimestamp": stamp(NOW - 61)}
+OUT_OF_MEMORY = waiting("CrashLoopBackOff", lastState=ended(137, "OOMKilled"))
+TRACEBACK = waiting("CrashLoopBackOff", lastState=ended(1, message="Traceback\nValueError: no\n"))
+RESTARTED = running(5, started=False, lastState=ended(2))
+EXITED = {"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended(3)}]}
+BUDGET = {"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]}
+QUOTA = {"nodeName": "", "schedulingGates": [{"name": "quota"}]}
+LONG_AGO = {"startTime": stamp(NOW - 301)}
 CASES = [
-    (
-        pod(container=waiting("ErrImagePull", PULL)),
-        Category.IMAGE_PULL,
-        f"image vllm:1 cannot be pulled: {PULL}",
-        "correct the image, or add imagePullSecrets in podTemplate",
-    ),
-    (
-        pod(container=waiting("ImagePullBackOff", f'Back-off pulling image "vllm:1": ErrImagePull: {PULL}')),
-        Category.IMAGE_PULL,
-        f"image vllm:1 cannot be pulled: {PULL}",
-        "correct the image, or add imagePullSecrets in podTemplate",
-    ),
-    (
-        pod(container=waiting("ImagePullBackOff", 'Back-off pulling image "vllm:1"')),
-        Category.IMAGE_PULL,
-        "image vllm:1 cannot be pulled",
-        "correct the image, or add imagePullSecrets in podTemplate",
-    ),
-    (
-        pod(container=waiting("CreateContainerConfigError", 'secret "hf-token" not found')),
-        Category.CONFIG,
-        'container worker cannot be created: secret "hf-token" not found',
-        "create Secret hf-token in the graph's namespace",
-    ),
-    (
-        pod(container=waiting("CreateContainerConfigError", 'configmap "c" not found')),
-        Category.CONFIG,
-        'container worker cannot be created: configmap "c" not found',
-        "create ConfigMap c in the graph's namespace",
-    ),
-    (
-        pod(container=waiting("CreateContainerConfigError", "couldn't find key token in Secret serving/hf")),
-        Category.CONFIG,
-        "container worker cannot be created: couldn't find key token in Secret serving/hf",
-        "add key token to Secret hf",
-    ),
-    (
-        pod(container=waiting("RunContainerError")),
-        Category.CONFIG,
-        "container worker cannot be created: RunContainerError",
-        "correct env, envFrom or podTemplate of the service",
-    ),
-    (
-        pod(container=waiting("CrashLoopBackOff", lastState=ended(1, message="Traceback\nValueError: no\n"))),
-        Category.CRASH_LOOP,
-        "container worker ended with exit code 1: ValueError: no",
-        "see kubectl logs --previous -c worker",
-    ),
-    (
-        pod(container=waiting("CrashLoopBackOff")),
-        Category.CRASH_LOOP,
-        "container worker ends again and again",
-        "see kubectl logs --previous -c worker",
-    ),
-    (
-        pod(container=running(5, started=False, lastState=ended(2))),
-        Category.CRASH_LOOP,
-        "container worker ended with exit code 2",
-        "see kubectl logs --previous -c worker",
-    ),
-    (
-        pod(container=waiting("CrashLoopBackOff", lastState=ended(137, "OOMKilled"))),
-        Category.OUT_OF_MEMORY,
-        "container worker was killed for want of memory",
-        "raise its memory limit in podTemplate or lower model.contextTokens",
-    ),
-    (
-        pod(status={"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended(3)}]}),
-        Category.CRASH_LOOP,
-        "container w ended with exit code 3",
-        "see kubectl logs --previous -c w",
-    ),
-    (
-        pod(status={"phase": "Failed", "reason": "Evicted", "message": "low on disk"}),
-        Category.EVICTED,
-        "was evicted: low on disk",
-        "free that resource on the node or raise the pod's requests",
-    ),
-    (
-        pod(status={"phase": "Failed", "reason": "UnexpectedAdmissionError"}),
-        Category.FAILED,
-        "failed: UnexpectedAdmissionError",
-        "see kubectl describe pod; it is replaced by itself",
-    ),
-    (
-        pod(status={"phase": "Failed"}),
-        Category.FAILED,
-        "failed: no reason given",
-        "see kubectl describe pod; it is replaced by itself",
-    ),
-    (
-        pod(status={"reason": "NodeLost"}),
-        Category.NODE_LOST,
-        "node n1 does not answer",
-        "check the node; delete it if it is gone for good",
-    ),
-    (
-        pod(
-            status={
-                "conditions": [
-                    {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-                ]
-            }
-        ),
-        Category.NODE_LOST,
-        "node n1 does not answer",
-        "check the node; delete it if it is gone for good",
-    ),
-    (
-        pod(
-            status={
-                "conditions": [
-                    {"type": "Ready", "status": "False"},
-                    {"type": "ContainersReady", "status": "True"},
-                ]
-            }
-        ),
-        Category.NODE_LOST,
-        "node n1 is not ready",
-        "check the node; its pods are replaced after five minutes",
-    ),
-    (
-        pod(metadata={"deletionTimestamp": stamp(NOW - 61)}),
-        Category.TERMINATING_STUCK,
-        "was deleted on node n1 and does not go",
-        "check the node and the pod's finalizers, then kubectl delete --force",
-    ),
-    (
-        pod(metadata={"deletionTimestamp": stamp(NOW - 61)}, spec={"nodeName": ""}),
-        Category.TERMINATING_STUCK,
-        "was deleted and does not go",
-        "check the node and the pod's finalizers, then kubectl delete --force",
-    ),
-    (
-        pod(spec={"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]}),
-        Category.WAITING_FOR_BUDGET,
-        "waits for GPUs of the budget",
-        "raise planner.maxGpuBudget or scale another service down",
-    ),
-    (
-        pod(spec={"nodeName": "", "schedulingGates": [{"name": "quota"}]}),
-        Category.UNSCHEDULABLE,
-        "is held by scheduling gate quota",
-        "see who set spec.schedulingGates of the pod",
-    ),
-    (
-        pod(container=running(100, started=True)),
-        Category.PROBE_FAILING,
-        "container worker runs and fails its readiness probe",
-        "see kubectl logs p -c worker",
-    ),
-    (
-        pod(
-            container=running(100, started=True),
-            status={
-                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW - 31)}]
-            },
-        ),
-        Category.PROBE_FAILING,
-        "container worker runs and fails its readiness probe",
-        "see kubectl logs p -c worker",
-    ),
-    (
-        pod(status={"startTime": stamp(NOW - 301)}, container=running(290, started=False)),
-        Category.STARTING_SLOWLY,
-        "is still loading its model",
-        "see kubectl describe pod p and its logs",
-    ),
-    (
-        pod(status={"startTime": stamp(NOW - 301)}, container=waiting("ContainerCreating")),
-        Category.STARTING_SLOWLY,
-        "still waits for its volumes or init containers",
-        "see kubectl describe pod p and its logs",
-    ),
-]
+    (pod(container=waiting("ErrImagePull", PULL)), Category.IMAGE_PULL, f"{CANNOT_PULL}: {PULL}", CORRECT_IMAGE),
+    (pod(container=waiting("ImagePullBackOff", f"{BACK_OFF}: ErrImagePull: {PULL}")),
+     Category.IMAGE_PULL, f"{CANNOT_PULL}: {PULL}", CORRECT_IMAGE),
+    (pod(container=waiting("ImagePullBackOff", BACK_OFF)), Category.IMAGE_PULL, CANNOT_PULL, CORRECT_IMAGE),
+    (pod(container=waiting("CreateContainerConfigError", NO_SECRET)),
+     Category.CONFIG, f"{CANNOT_CREATE}: {NO_SECRET}", "create Secret hf-token in the graph's namespace"),
+    (pod(container=waiting("CreateContainerConfigError", NO_MAP)),
+     Category.CONFIG, f"{CANNOT_CREATE}: {NO_MAP}", "create ConfigMap c in the graph's namespace"),
+    (pod(container=waiting("CreateContainerConfigError", NO_KEY)),
+     Category.CONFIG, f"{CANNOT_CREATE}: {NO_KEY}", "add key token to Secret hf"),
+    (pod(container=waiting("RunContainerError")), Category.CONFIG,
+     f"{CANNOT_CREATE}: RunContainerError", "correct env, envFrom or podTemplate of the service"),
+    (pod(container=TRACEBACK), Category.CRASH_LOOP,
+     "container worker ended with exit code 1: ValueError: no", LAST_LOG),
+    (pod(container=waiting("CrashLoopBackOff")), Category.CRASH_LOOP, "container worker ends again and again", LAST_LOG),
+    (pod(container=RESTARTED), Category.CRASH_LOOP, "container worker ended with exit code 2", LAST_LOG),
+    (pod(container=OUT_OF_MEMORY), Category.OUT_OF_MEMORY, "container worker was killed for want of memory",
+     "raise its memory limit in podTemplate or lower model.contextTokens"),
+    (pod(status=EXITED), Category.CRASH_LOOP, "container w ended with exit code 3", "see kubectl logs --previous -c w"),
+    (pod(status={"phase": "Failed", "reason": "Evicted", "message": "low on disk"}), Category.EVICTED,
+     "was evicted: low on disk", "free that resource on the node or raise the pod's requests"),
+    (pod(status={"phase": "Failed", "reason": "UnexpectedAdmissionError"}),
+     Category.FAILED, "failed: UnexpectedAdmissionError", REPLACED),
+    (pod(status={"phase": "Failed"}), Category.FAILED, "failed: no reason given", REPLACED),
+    (pod(status={"reason": "NodeLost"}), Category.NODE_LOST, SILENT_NODE, CHECK_NODE),
+    (pod(status=TAINTED), Category.NODE_LOST, SILENT_NODE, CHECK_NODE),
+    (pod(status=CUT_OFF), Category.NODE_LOST, "node n1 is not ready",
+     "check the node; its pods are replaced after five minutes"),
+    (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "was deleted on node n1 and does not go", FORCE),
+    (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "was deleted and does not go", FORCE),
+    (pod(spec=BUDGET), Category.WAITING_FOR_BUDGET, "waits for GPUs of the budget",
+     "raise planner.maxGpuBudget or scale another service down"),
+    (pod(spec=QUOTA), Category.UNSCHEDULABLE, "is held by scheduling gate quota",
+     "see who set spec.schedulingGates of the pod"),
+    (pod(container=running(100, started=True)), Category.PROBE_FAILING, FAILS_PROBE, LOG),
+    (pod(container=running(100, started=True), status=LONG_UNREADY), Category.PROBE_FAILING, FAILS_PROBE, LOG),
+    (pod(status=LONG_AGO, container=running(290, started=False)),
+     Category.STARTING_SLOWLY, "is still loading its model", DESCRIBE),
+    (pod(status=LONG_AGO, container=waiting("ContainerCreating")),
+     Category.STARTING_SLOWLY, "still waits for its volumes or init containers", DESCRIBE),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "category", "message", "remedy"), CASES)
@@ -267,8 +162,7 @@ def test_the_schedulers_words_are_passed_on(reason, remedy):
 
 def test_the_budgets_reason_is_told():
     """What `releases` says appears in the diagnosis, and is no fault."""
-    gated = pod(spec={"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]})
-    found = diagnose(gated, now_s=NOW, budget_reason="needs 2")
+    found = diagnose(pod(spec=BUDGET), now_s=NOW, budget_reason="needs 2")
     assert found is not None
     assert found.message == "waits for GPUs of the budget: needs 2"
     assert [each for each in Category if not each.is_fault] == [found.category]
@@ -277,17 +171,9 @@ def test_the_budgets_reason_is_told():
 @pytest.mark.parametrize(
     "fine",
     [
-        pod(
-            container=running(5, ready=True, started=True),
-            status={"conditions": [{"type": "Ready", "status": "True"}]},
-        ),
+        pod(container=running(5, ready=True, started=True), status=conditions(("Ready", "True", {}))),
         pod(container=running(5, started=True)),
-        pod(
-            container=running(100, started=True),
-            status={
-                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW - 5)}]
-            },
-        ),
+        pod(container=running(100, started=True), status=JUST_UNREADY),
         pod(container=running(100, started=True, ready=True)),
         pod(container=running(50, started=False)),
         pod(container=waiting("ContainerCreating")),
@@ -298,13 +184,7 @@ def test_the_budgets_reason_is_told():
         pod(status={"phase": "Succeeded"}),
         pod(spec={"nodeName": "", "containers": []}, status={"phase": "Pending"}),
         unscheduled("", "SchedulingGated"),  # released; the scheduler has not looked again
-        pod(
-            status={
-                "conditions": [
-                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-                ]
-            }
-        ),
+        pod(status=conditions(("DisruptionTarget", "True", {"reason": "PreemptionByScheduler"}))),
         {},
     ],
 )
@@ -323,7 +203,6 @@ def test_the_worst_comes_first():
     assert str(crash) == "b: m; r"
 
 
-@PATIENT
 @given(st.floats(0, 200), st.floats(0, 200))
 def test_a_message_does_not_change_with_time_alone(one, other):
     """Two looks at the same trouble say the same, so the status is not written again."""

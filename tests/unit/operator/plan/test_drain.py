@@ -4,15 +4,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.drain import DRAINING_COST, LEAVING_COST, Load, ScalePlan, WorkerPool, plan_scale
 from penstock.operator.plan.pods import ContainerView, PodView
-
-PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no failure."""
 
 IDLE = Load(0, 0, 0.0, idle_s=2.0)
 NOW = 1000.0
@@ -23,7 +20,7 @@ def pod(name, **more):
     defaults = {
         "uid": name,
         "role": "decode",
-        "bound": True,
+        "node": "n",
         "phase": "Running",
         "ready": True,
         "serving": SERVING,
@@ -39,7 +36,7 @@ def marked(name, since_s=NOW - 10, cost=DRAINING_COST, **more):
 
 def pending(name, **more):
     """Return a pod without a node."""
-    return pod(name, bound=False, phase="Pending", ready=False, containers=(), **more)
+    return pod(name, node="", phase="Pending", ready=False, containers=(), **more)
 
 
 def plan(*pods, desired, spec=None, loads=None, now_s=NOW, **more):
@@ -56,36 +53,33 @@ def test_up_is_at_once_and_restores():
 
 
 @pytest.mark.parametrize(
-    ("since_s", "load", "obstacle"),
+    ("since_s", "load", "may_go"),
     [
-        (NOW - 2, IDLE, "routers are learning that it leaves"),
-        (NOW - 10, None, "its load is unknown; it leaves when its grace is over"),
-        (NOW - 10, Load(1, 0, 0.0), "finishes its requests"),
-        (NOW - 10, Load(0, 1, 0.0), "finishes its requests"),
-        (NOW - 10, Load(0, 0, 0.01), "holds KV blocks that another worker may read"),
-        (NOW - 10, Load(0, 0, 0.0, idle_s=0.5), "was idle once and is looked at again"),
-        (NOW - 3, Load(0, 0, 0.0, idle_s=1.0), None),
-        (NOW - 60, Load(9, 9, 1.0), None),
-        (NOW - 60, None, None),
+        (NOW - 2, IDLE, False),  # routers are learning that it leaves
+        (NOW - 10, None, False),
+        (NOW - 10, Load(1, 0, 0.0), False),
+        (NOW - 10, Load(0, 1, 0.0), False),
+        (NOW - 10, Load(0, 0, 0.01), False),  # another worker may read its KV blocks
+        (NOW - 10, Load(0, 0, 0.0, idle_s=0.5), False),
+        (NOW - 3, Load(0, 0, 0.0, idle_s=1.0), True),
+        (NOW - 60, Load(9, 9, 1.0), True),
+        (NOW - 60, None, True),
     ],
 )
-def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, obstacle):
+def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, may_go):
     """Its cost falls first; the spec follows when that is seen on the pod."""
     found = plan(pod("a"), marked("b", since_s), desired=1, loads={"b": load})
-    if obstacle is None:
-        assert (found.leaving, found.waiting_on) == (("b",), {})
-        assert (found.spec_replicas, found.deletion_costs) == (2, {"b": LEAVING_COST})
-        seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), desired=1, loads={"b": load})
-        assert (seen.spec_replicas, seen.deletion_costs, seen.done) == (1, {}, False)
-    else:
-        assert (found.spec_replicas, found.waiting_on) == (2, {"b": obstacle})
+    assert (found.draining, found.leaving) == (("b",), ("b",) if may_go else ())
+    assert (found.spec_replicas, found.deletion_costs) == (2, {"b": LEAVING_COST} if may_go else {})
+    seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), desired=1, loads={"b": load})
+    assert (seen.spec_replicas, seen.deletion_costs) == ((1, {}) if may_go else (2, {"b": DRAINING_COST}))
 
 
 @pytest.mark.parametrize(
     "never_served",
     [
-        {"bound": False, "phase": "Pending", "ready": False, "containers": ()},
-        {"ready": False, "containers": (ContainerView("worker", restarts=3),)},
+        {"node": "", "phase": "Pending", "ready": False, "containers": ()},
+        {"ready": False, "containers": (ContainerView("worker"),)},
     ],
 )
 def test_who_never_served_goes_without_waiting(never_served):
@@ -102,8 +96,8 @@ def test_victims_are_the_cheapest():
         "pending": pod("pending", phase="Pending", ready=False, containers=()),
         "unready": pod("unready", ready=False),
         "idle": pod("idle"),
-        "young": pod("young", created_s=5.0),
         "twin": pod("twin", created_s=5.0),
+        "young": pod("young", created_s=5.0),
         "low-kv": pod("low-kv"),
         "high-kv": pod("high-kv"),
         "unknown": pod("unknown"),
@@ -115,21 +109,9 @@ def test_victims_are_the_cheapest():
         "low-kv": Load(0, 1, 0.1),
         "high-kv": Load(1, 0, 0.5),
     }
-    order = [
-        "gated",
-        "unassigned",
-        "pending",
-        "unready",
-        "idle",
-        "twin",
-        "young",
-        "low-kv",
-        "high-kv",
-        "unknown",
-    ]
-    for count in range(len(order) + 1):
-        found = plan(*pods.values(), desired=len(order) - count, loads=loads)
-        assert found.begin == tuple(sorted(order[:count]))
+    for count in range(len(pods) + 1):
+        found = plan(*reversed(pods.values()), desired=len(pods) - count, loads=loads)
+        assert found.begin == tuple(sorted(list(pods)[:count]))
 
 
 def test_a_broken_pod_takes_the_place_of_a_draining_one():
@@ -143,7 +125,6 @@ def test_a_broken_pod_takes_the_place_of_a_draining_one():
         restore=("b",),
         deletion_costs={"b": 0, "broken": DRAINING_COST},
         draining=("broken",),
-        waiting_on={"broken": "is being taken out of service"},
     )
 
 
@@ -181,7 +162,7 @@ def test_a_rollout_is_not_shrunk():
     assert found == ScalePlan(
         2, draining=("b",), held="a rollout is under way; replicas are reduced after it"
     )
-    assert plan(pod("a"), pod("surge"), desired=1, spec=1, rolling=True) == ScalePlan(1, done=True)
+    assert plan(pod("a"), pod("surge"), desired=1, spec=1, rolling=True) == ScalePlan(1)
     assert plan(pod("a"), marked("b"), desired=3, spec=2, rolling=True).restore == ("b",)
 
 
@@ -243,7 +224,7 @@ def make(name, state, mark, since, age):
     more = {"created_s": float(age)}
     if state in {"gated", "pending"}:
         more |= {
-            "bound": False,
+            "node": "",
             "phase": "Pending",
             "ready": False,
             "containers": (),
@@ -265,7 +246,6 @@ def services(draw):
     return pods, {each.name: draw(LOADS) for each in pods}
 
 
-@PATIENT
 @given(services(), st.integers(0, 8), st.integers(0, 8))
 def test_never_marks_more_than_needed(service, desired, spec):
     """Victims are exactly the surplus; the spec lies between the desired number and what it was."""
@@ -274,7 +254,7 @@ def test_never_marks_more_than_needed(service, desired, spec):
     assert len(found.draining) == max(0, len(pods) - desired)
     assert min(desired, spec) <= found.spec_replicas <= max(desired, spec)
     assert not set(found.begin) & set(found.restore)
-    assert {*found.leaving, *found.waiting_on} == set(found.draining)
+    assert set(found.leaving) <= set(found.draining)
 
 
 def carry_out(pods, found, now_s=NOW):
@@ -292,7 +272,6 @@ def carry_out(pods, found, now_s=NOW):
     return done
 
 
-@PATIENT
 @given(services(), st.integers(0, 8))
 def test_carried_out_it_asks_for_nothing_twice(service, desired):
     """Marks that are written are not written again."""
@@ -415,7 +394,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(PATIENT, max_examples=120)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32), st.integers(0, 6), EVENTS)
 def test_no_request_is_lost_whatever_happens(chance, count, events):
     """Changed minds, crashes of the operator, pods that break: only what may go is deleted.
@@ -438,6 +417,6 @@ def test_no_request_is_lost_whatever_happens(chance, count, events):
             cluster.change(name, "ready")
         cluster.work()
         cluster.now_s += 1.5
-    assert found.done
+    assert found == ScalePlan(desired)
     assert len(cluster.pods) == cluster.spec == desired
     assert all(p.serving == SERVING and p.deletion_cost == 0 for p in cluster.pods.values())

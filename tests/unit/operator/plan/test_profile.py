@@ -6,7 +6,7 @@ import pytest
 
 from penstock.api import ProfilePhase
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.profile import JobFacts, last_words, outcome, request_status
+from penstock.operator.plan.profile import last_words, outcome, request_status
 
 NOW_S = 1_000_000_000.0
 LINES = (
@@ -47,7 +47,7 @@ def ended(code, message="", reason="Error", at="2001-09-09T01:46:40Z"):
 
 def told(found_job, *pods, result=None):
     """Phase, reason and message."""
-    found = outcome(JobFacts(found_job, pods, result, "kept"), now_s=NOW_S)
+    found = outcome(found_job, pods, result, "kept", now_s=NOW_S)
     return found.phase, found.reason, found.message
 
 
@@ -102,7 +102,7 @@ def test_last_words_are_the_newest_pods():
 
 def test_a_completed_job_with_its_result():
     """The ConfigMap, and the recommendation in the condition."""
-    found = outcome(JobFacts(job(("Complete", "")), (), RESULT, "kept"), now_s=NOW_S)
+    found = outcome(job(("Complete", "")), (), RESULT, "kept", now_s=NOW_S)
     assert (found.phase, found.reason) == (ProfilePhase.SUCCEEDED, "Profiled")
     assert found.message.startswith("ConfigMap kept holds the profile. Suggested prefill TP:4 (TTFT 48.37 ms")
     assert found.recommendation == {
@@ -120,12 +120,12 @@ def test_a_completed_job_without_a_profile_has_failed(result):
 
 def test_the_status_keeps_its_transition_time_and_tells_times_at_the_end():
     """CompletionTime only once it has ended; the ConfigMap only once it is filled."""
-    running = outcome(JobFacts(job(startTime="S"), (), None, "kept"), now_s=NOW_S)
+    running = outcome(job(startTime="S"), (), None, "kept", now_s=NOW_S)
     first = request_status(running, generation=1, job=job(startTime="S"), config_map="kept", old={}, now="T1")
     assert (first["startTime"], first["job"]) == ("S", "fast-profile")
     assert {"completionTime", "configMap"}.isdisjoint(first)
     end = job(("Complete", ""), startTime="S", completionTime="E")
-    done = outcome(JobFacts(end, (), RESULT, "kept"), now_s=NOW_S)
+    done = outcome(end, (), RESULT, "kept", now_s=NOW_S)
     last = request_status(done, generation=1, job=end, config_map="kept", old=first, now="T2")
     assert (last["completionTime"], last["configMap"], last["phase"]) == ("E", "kept", "Succeeded")
     assert [each["lastTransitionTime"] for each in (*first["conditions"], *last["conditions"])] == [

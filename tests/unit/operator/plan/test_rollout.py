@@ -3,12 +3,7 @@
 import pytest
 
 from penstock.api import Role
-from penstock.operator.plan.rollout import (
-    RolloutView,
-    held_rollouts,
-    rollout_view,
-    unavailable,
-)
+from penstock.operator.plan.rollout import RolloutView, held_rollouts, rollout_view, unavailable
 
 
 @pytest.mark.parametrize(
@@ -47,12 +42,7 @@ def workload(*, generation=2, observed=2, replicas=3, **status):
     return found
 
 
-DEADLINE = {
-    "type": "Progressing",
-    "status": "False",
-    "reason": "ProgressDeadlineExceeded",
-    "message": "too slow",
-}
+DEADLINE = {"type": "Progressing", "reason": "ProgressDeadlineExceeded", "message": "too slow"}
 
 
 @pytest.mark.parametrize(
@@ -73,15 +63,19 @@ def test_a_workload_rolls_while_older_replicas_exist(deployment, rolling, stuck)
     assert (view.rolling, view.stuck) == (rolling, stuck)
 
 
-DECODE = RolloutView("decode", Role.DECODE, 2, ready=2, updated=2)
-PREFILL = RolloutView("prefill", Role.PREFILL, 2, ready=2, updated=2)
-ROUTER = RolloutView("frontend", Role.ROUTER, 2, ready=2, updated=2)
-ROLLING = {"rolling": True}
+DECODE = RolloutView("decode", Role.DECODE, ready=2, updated=2)
+PREFILL = RolloutView("prefill", Role.PREFILL, ready=2, updated=2)
+ROUTER = RolloutView("frontend", Role.ROUTER, ready=2, updated=2)
+BEHIND_DECODE = "waits for the rollout of decode"
+BEHIND_PREFILL = "waits for the rollout of prefill"
 
 
 def view(base, **more):
     """Return ``base`` changed."""
-    return RolloutView(base.service, base.role, base.replicas, **{"ready": base.ready, "updated": 1, **more})
+    return RolloutView(base.service, base.role, **{"ready": base.ready, "updated": 1, **more})
+
+
+STUCK = view(DECODE, rolling=True, stuck=True, message="too slow")
 
 
 @pytest.mark.parametrize(
@@ -89,26 +83,10 @@ def view(base, **more):
     [
         ((), (DECODE, PREFILL), {}),
         (("prefill",), (DECODE, PREFILL), {}),
-        (
-            ("prefill", "decode", "frontend"),
-            (PREFILL, DECODE, ROUTER),
-            {"prefill": "waits for the rollout of decode"},
-        ),
-        (
-            ("prefill",),
-            (PREFILL, view(DECODE, **ROLLING)),
-            {"prefill": "waits for the rollout of decode"},
-        ),
-        (
-            ("prefill", "decode"),
-            (DECODE, view(PREFILL, **ROLLING)),
-            {"decode": "waits for the rollout of prefill"},
-        ),
-        (
-            ("prefill",),
-            (PREFILL, view(DECODE, rolling=True, stuck=True, message="too slow")),
-            {"prefill": "waits for the rollout of decode, which is stuck: too slow"},
-        ),
+        (("prefill", "decode", "frontend"), (PREFILL, DECODE, ROUTER), {"prefill": BEHIND_DECODE}),
+        (("prefill",), (PREFILL, view(DECODE, rolling=True)), {"prefill": BEHIND_DECODE}),
+        (("prefill", "decode"), (DECODE, view(PREFILL, rolling=True)), {"decode": BEHIND_PREFILL}),
+        (("prefill",), (PREFILL, STUCK), {"prefill": f"{BEHIND_DECODE}, which is stuck: too slow"}),
         (("prefill", "decode"), (PREFILL, view(DECODE, ready=0)), {}),
         (("unknown",), (DECODE,), {}),
     ],

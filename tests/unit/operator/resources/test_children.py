@@ -21,6 +21,7 @@ GRAPH_LABELS = {
     "app.kubernetes.io/part-of": "penstock",
 }
 RELEASE = {"app.kubernetes.io/version": version("penstock").replace("+", "_")}
+DECODE = {"penstock.dev/graph": "llama", "penstock.dev/service": "decode"}
 OWNER = {
     "apiVersion": "penstock.dev/v1alpha1",
     "kind": "GraphDeployment",
@@ -105,9 +106,7 @@ def test_without_a_uid_there_is_no_owner(build, context):
 def test_deployment_selects_by_graph_and_service_alone(objects):
     """A selector is immutable, so nothing in it may change during a pod's life."""
     spec = objects()["Deployment", "llama-decode"]["spec"]
-    assert spec["selector"] == {
-        "matchLabels": {"penstock.dev/graph": "llama", "penstock.dev/service": "decode"}
-    }
+    assert spec["selector"] == {"matchLabels": DECODE}
     assert spec["template"]["metadata"]["labels"] == {
         **service_labels("decode", "decode"),
         "penstock.dev/serving": "true",
@@ -136,11 +135,7 @@ def test_worker_service_is_headless_and_leaves_out_draining_pods(objects):
     """Routers find workers in its EndpointSlices; a pod whose serving label changed is in none."""
     spec = objects()["Service", "llama-decode"]["spec"]
     assert spec["clusterIP"] == "None"
-    assert spec["selector"] == {
-        "penstock.dev/graph": "llama",
-        "penstock.dev/service": "decode",
-        "penstock.dev/serving": "true",
-    }
+    assert spec["selector"] == {**DECODE, "penstock.dev/serving": "true"}
 
 
 def test_an_eviction_takes_one_replica_at_a_time(objects):
@@ -156,18 +151,11 @@ def test_an_eviction_takes_one_replica_at_a_time(objects):
 def test_routers_may_watch_slices_read_their_graph_and_nothing_else(objects):
     """The Role reads EndpointSlices and the one graph, and is bound to the routers' account alone."""
     found = objects()
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]}
+    graphs = {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "resourceNames": ["llama"]}
     assert found["Role", "llama-router"]["rules"] == [
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
-        },
-        {
-            "apiGroups": ["penstock.dev"],
-            "resources": ["graphdeployments"],
-            "verbs": ["get"],
-            "resourceNames": ["llama"],
-        },
+        {**slices, "verbs": ["get", "list", "watch"]},
+        {**graphs, "verbs": ["get"]},
     ]
     binding = found["RoleBinding", "llama-router"]
     assert binding["roleRef"]["name"] == "llama-router"
@@ -318,13 +306,8 @@ def test_nodes_join_at_the_leader(wide, runtime):
     """Rank 0 serves, the others run headless; the user's own arguments stay last."""
     template = wide(runtime)["spec"]["leaderWorkerTemplate"]
     assert args(template["leaderTemplate"])[-11:] == [*JOIN, "0", *LEADER, "--enforce-eager"]
-    assert args(template["workerTemplate"])[-12:] == [
-        *JOIN,
-        "$(LWS_WORKER_INDEX)",
-        *LEADER,
-        "--headless",
-        "--enforce-eager",
-    ]
+    follower = [*JOIN, "$(LWS_WORKER_INDEX)", *LEADER, "--headless", "--enforce-eager"]
+    assert args(template["workerTemplate"])[-12:] == follower
 
 
 def test_followers_answer_nobody(wide):

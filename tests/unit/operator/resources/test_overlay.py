@@ -50,75 +50,55 @@ def main(**patch):
     return {"spec": {"containers": [{"name": "main", **patch}]}}
 
 
+def labels(**changes):
+    """An overlay on the labels."""
+    return {"metadata": {"labels": changes}}
+
+
+LABELS = ("metadata", "labels")
+FIRST, SECOND = BASE["spec"]["containers"][0]["env"]
+GPU = {"key": "gpu", "operator": "Exists"}
+SPOT = {"key": "spot"}
+SHARED = {"name": "big", "mountPath": "/dev/shm"}
+MORE = {"name": "x", "mountPath": "/x"}
+CLAIM = {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}
+HOST = {"ip": "1.1.1.1", "hostnames": ["a"]}
+OTHER_B = {"name": "B", "value": "2"}
+ONE_MORE = {"name": "C", "value": "3"}
+REPLACE = {"$patch": "replace"}
+
+
 @pytest.mark.parametrize(
-    ("patch", "expected"),
+    ("patch", "path", "value"),
     [
-        ({}, BASE),
-        ({"metadata": {"labels": {"b": "2"}}}, changed(("metadata", "labels"), {"a": "1", "b": "2"})),
-        ({"metadata": {"labels": {"a": None}}}, changed(("metadata", "labels"), {})),
-        (
-            {"metadata": {"labels": {"$patch": "replace", "b": "2"}}},
-            changed(("metadata", "labels"), {"b": "2"}),
-        ),
-        ({"metadata": {"labels": {"$patch": "delete"}}}, changed(("metadata", "labels"), {})),
-        (
-            {"metadata": {"annotations": {"n": None, "m": "1"}}},
-            changed(("metadata", "annotations"), {"m": "1"}),
-        ),
-        (main(args=["y", "z"]), changed((*MAIN, "args"), ["y", "z"])),
-        (
-            main(env=[{"name": "B", "value": "2"}, {"name": "C", "value": "3"}]),
-            changed(
-                (*MAIN, "env"),
-                [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": "3"}],
-            ),
-        ),
-        (
-            main(env=[{"name": "A", "$patch": "delete"}]),
-            changed((*MAIN, "env"), [{"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "p"}}}]),
-        ),
-        (
-            main(env=[{"$patch": "replace"}, {"name": "Z", "value": "9"}]),
-            changed((*MAIN, "env"), [{"name": "Z", "value": "9"}]),
-        ),
-        (
-            main(volumeMounts=[{"mountPath": "/dev/shm", "name": "big"}, {"mountPath": "/x", "name": "x"}]),
-            changed(
-                (*MAIN, "volumeMounts"),
-                [{"name": "big", "mountPath": "/dev/shm"}, {"mountPath": "/x", "name": "x"}],
-            ),
-        ),
+        ({}, LABELS, {"a": "1"}),
+        (labels(b="2"), LABELS, {"a": "1", "b": "2"}),
+        (labels(a=None), LABELS, {}),
+        (labels(**REPLACE, b="2"), LABELS, {"b": "2"}),
+        (labels(**{"$patch": "delete"}), LABELS, {}),
+        ({"metadata": {"annotations": {"n": None, "m": "1"}}}, ("metadata", "annotations"), {"m": "1"}),
+        (main(args=["y", "z"]), (*MAIN, "args"), ["y", "z"]),
+        (main(env=[OTHER_B, ONE_MORE]), (*MAIN, "env"), [FIRST, OTHER_B, ONE_MORE]),
+        (main(env=[{"name": "A", "$patch": "delete"}]), (*MAIN, "env"), [SECOND]),
+        (main(env=[REPLACE, ONE_MORE]), (*MAIN, "env"), [ONE_MORE]),
+        (main(volumeMounts=[SHARED, MORE]), (*MAIN, "volumeMounts"), [SHARED, MORE]),
         (
             main(ports=[{"containerPort": 8000, "name": "web"}, {"containerPort": 9}]),
-            changed((*MAIN, "ports"), [{"name": "web", "containerPort": 8000}, {"containerPort": 9}]),
+            (*MAIN, "ports"),
+            [{"name": "web", "containerPort": 8000}, {"containerPort": 9}],
         ),
-        (
-            {"spec": {"volumes": [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]}},
-            changed(("spec", "volumes"), [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]),
-        ),
-        (
-            {"spec": {"tolerations": [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]}},
-            changed(("spec", "tolerations"), [{"key": "gpu", "operator": "Exists"}, {"key": "spot"}]),
-        ),
-        (
-            {"spec": {"tolerations": [{"$patch": "replace"}, {"key": "spot"}]}},
-            changed(("spec", "tolerations"), [{"key": "spot"}]),
-        ),
-        (
-            {"spec": {"terminationGracePeriodSeconds": 5}},
-            changed(("spec", "terminationGracePeriodSeconds"), 5),
-        ),
-        (
-            {"spec": {"hostAliases": [{"ip": "1.1.1.1", "hostnames": ["a"]}]}},
-            changed(("spec", "hostAliases"), [{"ip": "1.1.1.1", "hostnames": ["a"]}]),
-        ),
+        ({"spec": {"volumes": [CLAIM]}}, ("spec", "volumes"), [CLAIM]),
+        ({"spec": {"tolerations": [SPOT, GPU]}}, ("spec", "tolerations"), [GPU, SPOT]),
+        ({"spec": {"tolerations": [REPLACE, SPOT]}}, ("spec", "tolerations"), [SPOT]),
+        ({"spec": {"terminationGracePeriodSeconds": 5}}, ("spec", "terminationGracePeriodSeconds"), 5),
+        ({"spec": {"hostAliases": [HOST]}}, ("spec", "hostAliases"), [HOST]),
     ],
     ids=range(17),
 )
-def test_overlay(patch, expected):
+def test_overlay(patch, path, value):
     """Maps and named lists merge, null and $patch delete, tolerations add up, the rest is replaced."""
     before = copy.deepcopy((BASE, patch))
-    assert overlay(BASE, patch, "p") == expected
+    assert overlay(BASE, patch, "p") == changed(path, value)
     assert (BASE, patch) == before
 
 
@@ -143,21 +123,8 @@ def test_a_patch_that_does_not_fit_is_refused(patch, message):
         overlay(BASE, patch, "p")
 
 
-_keys = st.sampled_from(
-    [
-        "metadata",
-        "spec",
-        "containers",
-        "env",
-        "volumes",
-        "tolerations",
-        "labels",
-        "args",
-        "name",
-        "$patch",
-        "x",
-    ]
-)
+_PARTS = ("metadata", "spec", "containers", "env", "volumes", "tolerations")
+_keys = st.sampled_from([*_PARTS, "labels", "args", "name", "$patch", "x"])
 _scalars = (
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["main", "A", "shm", "delete", "replace"])
 )

@@ -12,7 +12,6 @@ import urllib.request
 import pytest
 
 from penstock.core.errors import InvalidSpecError
-from penstock.operator.resources import children
 from penstock.operator.resources.pod import lifecycle
 
 POOLS = {
@@ -54,14 +53,8 @@ def test_worker_command(container):
         "--enable-prompt-tokens-details", "--tensor-parallel-size", "1", "--scheduling-policy", "priority",
         "--kv-transfer-config", json.dumps(transfer, separators=(",", ":")), "--dtype", "half",
     ]  # fmt: skip
-    assert (
-        values(found).items()
-        >= {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
-            "VLLM_HOST_IP": "$(POD_IP)",
-        }.items()
-    )
+    channel = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
+    assert values(found).items() >= {**channel, "VLLM_HOST_IP": "$(POD_IP)"}.items()
 
 
 def test_address_comes_before_those_who_use_it(container):
@@ -69,26 +62,20 @@ def test_address_comes_before_those_who_use_it(container):
     for runtime in ("vllm", "dynamo", "simulated"):
         names = [each["name"] for each in container("decode", runtime=runtime)["env"]]
         assert names[:2] == ["POD_IP", "POD_NAME"]
-    found = refs(container("decode", runtime="dynamo"))
-    assert {name: each["fieldRef"]["fieldPath"] for name, each in found.items()} == {
+
+
+def test_dynamo_finds_its_like_by_the_api_server(container):
+    """A namespace per graph, discovery by Kubernetes, and who and where the pod is."""
+    found = container("decode", runtime="dynamo")
+    assert {name: each["fieldRef"]["fieldPath"] for name, each in refs(found).items()} == {
         "POD_IP": "status.podIP",
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
         "POD_UID": "metadata.uid",
     }
-
-
-def test_dynamo_finds_its_like_by_the_api_server(container):
-    """A namespace per graph, discovery by Kubernetes, and an address that others reach."""
-    assert (
-        values(container("decode", runtime="dynamo")).items()
-        >= {
-            "DYN_NAMESPACE": "serving-llama",
-            "DYN_DISCOVERY_BACKEND": "kubernetes",
-            "DYN_TCP_RPC_HOST": "$(POD_IP)",
-            "DYN_SYSTEM_PORT": "8000",
-        }.items()
-    )
+    place = {"DYN_TCP_RPC_HOST": "$(POD_IP)", "DYN_SYSTEM_PORT": "8000"}
+    discovery = {"DYN_NAMESPACE": "serving-llama", "DYN_DISCOVERY_BACKEND": "kubernetes"}
+    assert values(found).items() >= {**discovery, **place}.items()
 
 
 def test_users_variables_win_and_secrets_stay_references(container):
@@ -120,43 +107,26 @@ def test_users_variables_win_and_secrets_stay_references(container):
 
 
 @pytest.mark.parametrize(
-    ("runtime", "service", "expected"),
-    [
-        ("vllm", "frontend", "own:1"),
-        ("vllm", "decode", "vllm/vllm-openai:v0.32.0"),
-        ("simulated", "frontend", "own:1"),
-        ("simulated", "decode", "own:1"),
-        ("dynamo", "frontend", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1"),
-    ],
-)
-def test_operators_image_replaces_the_releases(build, context, runtime, service, expected):
-    """Where the graph names none and the process is Penstock's."""
-    own = dataclasses.replace(context, penstock_image="own:1", image_pull_policy="Never")
-    found = children(build(runtime=runtime), own, replicas={}, unavailable={})
-    (template,) = (
-        each["spec"]["template"] for each in found if each["metadata"]["name"] == f"llama-{service}" and each["kind"] == "Deployment"
-    )  # fmt: skip
-    (container,) = template["spec"]["containers"]
-    assert (container["image"], container["imagePullPolicy"]) == (expected, "Never")
-
-
-@pytest.mark.parametrize(
     ("changes", "service", "expected"),
     [
+        ({"runtime": "vllm"}, "frontend", "own:1"),
+        ({"runtime": "vllm"}, "decode", "vllm/vllm-openai:v0.32.0"),
+        ({"runtime": "simulated"}, "frontend", "own:1"),
+        ({"runtime": "simulated"}, "decode", "own:1"),
+        ({"runtime": "dynamo"}, "frontend", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1"),
         ({"runtime": "simulated", "image": "graph:2"}, "decode", "graph:2"),
         ({"runtime": "vllm", "image": "graph:2"}, "frontend", "own:1"),
         ({"services": {"frontend": {"image": "router:3"}}}, "frontend", "router:3"),
     ],
 )
-def test_an_image_that_the_graph_names_stays(build, context, changes, service, expected):
-    """The operator's default is a default."""
-    own = dataclasses.replace(context, penstock_image="own:1")
-    found = {
-        (each["kind"], each["metadata"]["name"]): each
-        for each in children(build(**changes), own, replicas={}, unavailable={})
-    }
-    template = found["Deployment", f"llama-{service}"]["spec"]["template"]
-    assert template["spec"]["containers"][0]["image"] == expected
+def test_operators_image_is_the_default_of_penstocks_own_processes(
+    objects, context, changes, service, expected
+):
+    """Where the graph names none; the pull policy is every container's."""
+    own = dataclasses.replace(context, penstock_image="own:1", image_pull_policy="Never")
+    template = objects(context=own, **changes)["Deployment", f"llama-{service}"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (expected, "Never")
 
 
 def test_node_pool_places_and_names_the_gpus(template):
@@ -195,30 +165,29 @@ def test_workers_wait_for_the_budget_only_where_there_is_one(template, planner):
     assert "schedulingGates" not in template("decode", planner=planner)["spec"]
 
 
-def test_api_keys_are_mounted_not_read(template):
-    """The Secret is a folder in routers, given by its flag; workers do not see it."""
-    changes = {"router": {"auth": {"apiKeysSecret": "keys"}}, "services": {"frontend": {"args": ["--x"]}}}
+@pytest.mark.parametrize(
+    ("router", "name"),
+    [
+        ({"auth": {"apiKeysSecret": "of-a-user"}}, "api-keys"),
+        ({"tiers": {"enabled": True, "keysSecret": "of-a-user"}}, "tier-keys"),
+    ],
+)
+def test_keys_are_mounted_not_read(template, router, name):
+    """The Secret is a folder in routers, given by its flag before the user's own; workers do not see it."""
+    changes = {"router": router, "services": {"frontend": {"args": ["--x"]}}}
     spec = template("frontend", **changes)["spec"]
-    assert {"name": "api-keys", "secret": {"secretName": "keys"}} in spec["volumes"]
+    assert {"name": name, "secret": {"secretName": "of-a-user"}} in spec["volumes"]
     (container,) = spec["containers"]
-    assert container["args"][-3:] == ["--api-keys-file", "/etc/penstock-api-keys", "--x"]
-    mount = {"name": "api-keys", "mountPath": "/etc/penstock-api-keys", "readOnly": True}
+    assert container["args"][-3:] == [f"--{name}-file", f"/etc/penstock-{name}", "--x"]
+    mount = {"name": name, "mountPath": f"/etc/penstock-{name}", "readOnly": True}
     assert mount in container["volumeMounts"]
-    assert "keys" not in json.dumps(template("decode", **changes))
+    assert "of-a-user" not in json.dumps(template("decode", **changes))
 
 
-def test_keys_of_tiers_are_mounted_where_tiers_are_on(template):
-    """A second folder in routers; workers do not see it, and without tiers nobody reads it."""
-    changes = {"router": {"tiers": {"enabled": True, "keysSecret": "tier-secret"}}}
-    spec = template("frontend", **changes)["spec"]
-    assert {"name": "tier-keys", "secret": {"secretName": "tier-secret"}} in spec["volumes"]
-    (container,) = spec["containers"]
-    assert container["args"][-2:] == ["--tier-keys-file", "/etc/penstock-tier-keys"]
-    mount = {"name": "tier-keys", "mountPath": "/etc/penstock-tier-keys", "readOnly": True}
-    assert mount in container["volumeMounts"]
-    assert "tier-secret" not in json.dumps(template("decode", **changes))
-    changes["router"]["tiers"]["enabled"] = False
-    assert "tier-secret" not in json.dumps(template("frontend", **changes))
+def test_without_tiers_nobody_reads_their_keys(template):
+    """The Secret may be there already."""
+    router = {"tiers": {"enabled": False, "keysSecret": "tier-secret"}}
+    assert "tier-secret" not in json.dumps(template("frontend", router=router))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,11 @@ def context_of(**keys):
     return main(securityContext=keys)
 
 
+def pod_context_of(**keys):
+    """Return a podTemplate whose pod has this security context."""
+    return {"securityContext": keys}
+
+
 def beside(**keys):
     """Return a podTemplate with an init container of this security context."""
     return {"initContainers": [{"name": "tune", "image": "i", "securityContext": keys}]}
@@ -32,165 +37,103 @@ def volume(**source):
     return {"volumes": [{"name": "v", **source}]}
 
 
-IN_MAIN = "spec.containers[main].securityContext"
+def priority(name):
+    """Return a podTemplate with a priority class."""
+    return {"priorityClassName": name}
+
+
+def projected(**source):
+    """Return a podTemplate with a volume of one more source."""
+    return volume(projected={"sources": [source]})
+
+
+MAIN = "spec.containers[main]"
+IN_MAIN = f"{MAIN}.securityContext"
 IN_POD = "spec.securityContext"
 IN_INIT = "spec.initContainers[tune].securityContext"
+PRIORITY = "spec.priorityClassName"
 OTHERS_PROFILE = {"type": "Unconfined"}
+ON_HOST = {"hostProcess": True}
+TCP = {"host": "h", "port": 1}
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        ({"hostNetwork": True}, "spec.hostNetwork", "true", "remove it"),
-        ({"hostPID": True}, "spec.hostPID", "true", "remove it"),
-        ({"hostIPC": True}, "spec.hostIPC", "true", "remove it"),
-        # Another account's rights, or a token of the own one
-        *(
-            ({key: "admin"}, f"spec.{key}", "admin", "leave it at llama-worker")
-            for key in ("serviceAccountName", "serviceAccount")
-        ),
-        ({"serviceAccountName": None}, "spec.serviceAccountName", "none", "leave it at llama-worker"),
-        *(
-            (
-                {"automountServiceAccountToken": value},
-                "spec.automountServiceAccountToken",
-                "a token of the API",
-                "leave it at false",
-            )
-            for value in (True, None)
-        ),
-        (
-            volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}),
-            "spec.volumes[v].projected.sources",
-            "serviceAccountToken",
-            "remove it",
-        ),
-        # Secrets of others, the node's files
-        (volume(secret={"secretName": "admin"}), "spec.volumes[v].secret", "admin", "remove it"),
-        (
-            volume(projected={"sources": [{"secret": {"name": "admin"}}]}),
-            "spec.volumes[v].projected.sources",
-            "secret",
-            "remove it",
-        ),
-        (volume(hostPath={"path": "/"}), "spec.volumes[v].hostPath", "/", "remove it"),
-        (volume(nfs={"server": "s", "path": "/x"}), "spec.volumes[v].nfs", "/x", "remove it"),
-        (
-            {"volumes": [{"name": "tmp", "hostPath": {"path": "/etc"}}]},
-            "spec.volumes[tmp].hostPath",
-            "/etc",
-            "remove it",
-        ),
-        # Past the scheduler, or before the cluster's own pods
-        ({"nodeName": "node-1"}, "spec.nodeName", "node-1", "use nodeSelector or affinity"),
-        *(
-            ({"priorityClassName": each}, "spec.priorityClassName", each, "use a class of your own")
-            for each in ("system-node-critical", "system-cluster-critical")
-        ),
-        # Root
-        (
-            context_of(runAsNonRoot=False),
-            f"{IN_MAIN}.runAsNonRoot",
-            "false",
-            "leave it at true",
-        ),
-        (context_of(runAsUser=0), f"{IN_MAIN}.runAsUser", "0, which is root,", "name another user"),
-        (
-            {"securityContext": {"runAsUser": 0}},
-            f"{IN_POD}.runAsUser",
-            "0, which is root,",
-            "name another user",
-        ),
-        ({"securityContext": {"runAsNonRoot": None}}, f"{IN_MAIN}.runAsNonRoot", "none", "leave it at true"),
-        (beside(runAsUser=0), f"{IN_INIT}.runAsUser", "0, which is root,", "name another user"),
-        # Out of the container
-        (context_of(privileged=True), f"{IN_MAIN}.privileged", "true", "remove it"),
-        (beside(privileged=True), f"{IN_INIT}.privileged", "true", "remove it"),
-        *(
-            (
-                context_of(allowPrivilegeEscalation=value),
-                f"{IN_MAIN}.allowPrivilegeEscalation",
-                shown,
-                "leave it at false",
-            )
-            for value, shown in ((True, "true"), (None, "none"))
-        ),
-        (
-            context_of(capabilities={"add": ["SYS_ADMIN"]}),
-            f"{IN_MAIN}.capabilities.add",
-            "SYS_ADMIN",
-            "remove it",
-        ),
-        (context_of(capabilities=None), f"{IN_MAIN}.capabilities.drop", "none", "leave it at ALL"),
-        (
-            context_of(capabilities={"drop": ["KILL"]}),
-            f"{IN_MAIN}.capabilities.drop",
-            "KILL",
-            "leave it at ALL",
-        ),
-        (beside(capabilities={"drop": []}), f"{IN_INIT}.capabilities.drop", "none", "leave it at ALL"),
-        (
-            context_of(seccompProfile=OTHERS_PROFILE),
-            f"{IN_MAIN}.seccompProfile.type",
-            "Unconfined",
-            "leave it at RuntimeDefault",
-        ),
-        (
-            {"securityContext": {"seccompProfile": None}},
-            f"{IN_MAIN}.seccompProfile.type",
-            "none",
-            "leave it at RuntimeDefault",
-        ),
-        *(
-            (spec, f"{place}.appArmorProfile", "Unconfined", "remove it")
-            for spec, place in (
-                (context_of(appArmorProfile=OTHERS_PROFILE), IN_MAIN),
-                ({"securityContext": {"appArmorProfile": OTHERS_PROFILE}}, IN_POD),
-            )
-        ),
-        *(
-            (spec, f"{place}.seLinuxOptions", "spc_t", "remove it")
-            for spec, place in (
-                (context_of(seLinuxOptions={"type": "spc_t"}), IN_MAIN),
-                ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, IN_POD),
-            )
-        ),
-        (context_of(seLinuxOptions={"user": "root"}), f"{IN_MAIN}.seLinuxOptions", "root", "remove it"),
-        *(
-            (spec, f"{place}.windowsOptions.hostProcess", "true", "remove it")
-            for spec, place in (
-                (context_of(windowsOptions={"hostProcess": True}), IN_MAIN),
-                ({"securityContext": {"windowsOptions": {"hostProcess": True}}}, IN_POD),
-            )
-        ),
-        (
-            {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
-            f"{IN_POD}.sysctls",
-            "kernel.msgmax",
-            "remove it",
-        ),
-        (context_of(procMount="Unmasked"), f"{IN_MAIN}.procMount", "Unmasked", "remove it"),
-        # The node's network
-        (
-            main(ports=[{"containerPort": 9, "hostPort": 9}]),
-            "spec.containers[main].ports.hostPort",
-            "9",
-            "remove it",
-        ),
-        (
-            main(livenessProbe={"httpGet": {"host": "169.254.169.254"}}),
-            "spec.containers[main].livenessProbe.httpGet.host",
-            "169.254.169.254",
-            "remove it",
-        ),
-        (
-            main(lifecycle={"postStart": {"tcpSocket": {"host": "h", "port": 1}}}),
-            "spec.containers[main].lifecycle.postStart.tcpSocket.host",
-            "h",
-            "remove it",
-        ),
-    ],
-)
+METADATA = "169.254.169.254"
+TOKEN = "spec.automountServiceAccountToken"
+ROOT = "0, which is root,"
+TO_REMOVE = [
+    ({"hostNetwork": True}, "spec.hostNetwork", "true"),
+    ({"hostPID": True}, "spec.hostPID", "true"),
+    ({"hostIPC": True}, "spec.hostIPC", "true"),
+    # Secrets of others, the node's files
+    (
+        projected(serviceAccountToken={"path": "t"}),
+        "spec.volumes[v].projected.sources",
+        "serviceAccountToken",
+    ),
+    (projected(secret={"name": "admin"}), "spec.volumes[v].projected.sources", "secret"),
+    (volume(secret={"secretName": "admin"}), "spec.volumes[v].secret", "admin"),
+    (volume(hostPath={"path": "/"}), "spec.volumes[v].hostPath", "/"),
+    (volume(nfs={"server": "s", "path": "/x"}), "spec.volumes[v].nfs", "/x"),
+    ({"volumes": [{"name": "tmp", "hostPath": {"path": "/etc"}}]}, "spec.volumes[tmp].hostPath", "/etc"),
+    # Out of the container
+    (context_of(privileged=True), f"{IN_MAIN}.privileged", "true"),
+    (beside(privileged=True), f"{IN_INIT}.privileged", "true"),
+    (context_of(capabilities={"add": ["SYS_ADMIN"]}), f"{IN_MAIN}.capabilities.add", "SYS_ADMIN"),
+    (context_of(appArmorProfile=OTHERS_PROFILE), f"{IN_MAIN}.appArmorProfile", "Unconfined"),
+    (pod_context_of(appArmorProfile=OTHERS_PROFILE), f"{IN_POD}.appArmorProfile", "Unconfined"),
+    (context_of(seLinuxOptions={"type": "spc_t"}), f"{IN_MAIN}.seLinuxOptions", "spc_t"),
+    (pod_context_of(seLinuxOptions={"type": "spc_t"}), f"{IN_POD}.seLinuxOptions", "spc_t"),
+    (context_of(seLinuxOptions={"user": "root"}), f"{IN_MAIN}.seLinuxOptions", "root"),
+    (context_of(windowsOptions=ON_HOST), f"{IN_MAIN}.windowsOptions.hostProcess", "true"),
+    (pod_context_of(windowsOptions=ON_HOST), f"{IN_POD}.windowsOptions.hostProcess", "true"),
+    (pod_context_of(sysctls=[{"name": "kernel.msgmax", "value": "1"}]), f"{IN_POD}.sysctls", "kernel.msgmax"),
+    (context_of(procMount="Unmasked"), f"{IN_MAIN}.procMount", "Unmasked"),
+    # The node's network
+    (main(ports=[{"containerPort": 9, "hostPort": 9}]), f"{MAIN}.ports.hostPort", "9"),
+    (main(livenessProbe={"httpGet": {"host": METADATA}}), f"{MAIN}.livenessProbe.httpGet.host", METADATA),
+    (main(lifecycle={"postStart": {"tcpSocket": TCP}}), f"{MAIN}.lifecycle.postStart.tcpSocket.host", "h"),
+]
+TO_LEAVE = [
+    # Another account's rights, or a token of the own one
+    ({"serviceAccountName": "admin"}, "spec.serviceAccountName", "admin", "llama-worker"),
+    ({"serviceAccount": "admin"}, "spec.serviceAccount", "admin", "llama-worker"),
+    ({"serviceAccountName": None}, "spec.serviceAccountName", "none", "llama-worker"),
+    ({"automountServiceAccountToken": True}, TOKEN, "a token of the API", "false"),
+    ({"automountServiceAccountToken": None}, TOKEN, "a token of the API", "false"),
+    # Root, and out of the container
+    (context_of(runAsNonRoot=False), f"{IN_MAIN}.runAsNonRoot", "false", "true"),
+    (pod_context_of(runAsNonRoot=None), f"{IN_MAIN}.runAsNonRoot", "none", "true"),
+    (context_of(allowPrivilegeEscalation=True), f"{IN_MAIN}.allowPrivilegeEscalation", "true", "false"),
+    (context_of(allowPrivilegeEscalation=None), f"{IN_MAIN}.allowPrivilegeEscalation", "none", "false"),
+    (context_of(capabilities=None), f"{IN_MAIN}.capabilities.drop", "none", "ALL"),
+    (context_of(capabilities={"drop": ["KILL"]}), f"{IN_MAIN}.capabilities.drop", "KILL", "ALL"),
+    (beside(capabilities={"drop": []}), f"{IN_INIT}.capabilities.drop", "none", "ALL"),
+    (
+        context_of(seccompProfile=OTHERS_PROFILE),
+        f"{IN_MAIN}.seccompProfile.type",
+        "Unconfined",
+        "RuntimeDefault",
+    ),
+    (pod_context_of(seccompProfile=None), f"{IN_MAIN}.seccompProfile.type", "none", "RuntimeDefault"),
+]
+TO_CHANGE = [
+    # Past the scheduler, or before the cluster's own pods
+    ({"nodeName": "node-1"}, "spec.nodeName", "node-1", "use nodeSelector or affinity"),
+    (priority("system-node-critical"), PRIORITY, "system-node-critical", "use a class of your own"),
+    (priority("system-cluster-critical"), PRIORITY, "system-cluster-critical", "use a class of your own"),
+    # Root
+    (context_of(runAsUser=0), f"{IN_MAIN}.runAsUser", ROOT, "name another user"),
+    (pod_context_of(runAsUser=0), f"{IN_POD}.runAsUser", ROOT, "name another user"),
+    (beside(runAsUser=0), f"{IN_INIT}.runAsUser", ROOT, "name another user"),
+]
+HOSTILE = [
+    *((*row, "remove it") for row in TO_REMOVE),
+    *((*row, f"leave it at {value}") for *row, value in TO_LEAVE),
+    *TO_CHANGE,
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_privilege_is_refused_by_name(objects, context, hostile):
     """Added or left when something was removed. The message says which chart value allows it; with that it is built."""
     spec, path, value, remedy = hostile
@@ -205,34 +148,21 @@ def test_a_privilege_is_refused_by_name(objects, context, hostile):
     assert objects(services=changed(**spec), context=replace(context, allows_privileges=True))
 
 
+OF_CONTAINER = {f"{IN_MAIN}.allowPrivilegeEscalation", f"{IN_MAIN}.capabilities.drop"}
+OF_POD = {f"{IN_MAIN}.runAsNonRoot", f"{IN_MAIN}.seccompProfile.type"}
+
+
 @pytest.mark.parametrize(
     ("spec", "paths"),
     [
-        (
-            main(securityContext={"$patch": "replace"}),
-            {f"{IN_MAIN}.allowPrivilegeEscalation", f"{IN_MAIN}.capabilities.drop"},
-        ),
-        (
-            main(securityContext=None),
-            {f"{IN_MAIN}.allowPrivilegeEscalation", f"{IN_MAIN}.capabilities.drop"},
-        ),
-        (
-            {"securityContext": {"$patch": "replace"}},
-            {f"{IN_MAIN}.runAsNonRoot", f"{IN_MAIN}.seccompProfile.type"},
-        ),
-        ({"securityContext": None}, {f"{IN_MAIN}.runAsNonRoot", f"{IN_MAIN}.seccompProfile.type"}),
-        (
-            {"containers": [{"$patch": "replace"}, {"name": "main", "image": "i"}]},
-            {f"{IN_MAIN}.allowPrivilegeEscalation", f"{IN_MAIN}.capabilities.drop"},
-        ),
+        (main(securityContext={"$patch": "replace"}), OF_CONTAINER),
+        (main(securityContext=None), OF_CONTAINER),
+        ({"securityContext": {"$patch": "replace"}}, OF_POD),
+        ({"securityContext": None}, OF_POD),
+        ({"containers": [{"$patch": "replace"}, {"name": "main", "image": "i"}]}, OF_CONTAINER),
         (
             {"$patch": "replace", "containers": [{"name": "main", "image": "i"}]},
-            {
-                "spec.serviceAccountName",
-                "spec.automountServiceAccountToken",
-                *(f"{IN_MAIN}.{key}" for key in ("runAsNonRoot", "seccompProfile.type")),
-                *(f"{IN_MAIN}.{key}" for key in ("allowPrivilegeEscalation", "capabilities.drop")),
-            },
+            {"spec.serviceAccountName", TOKEN, *OF_POD, *OF_CONTAINER},
         ),
     ],
 )

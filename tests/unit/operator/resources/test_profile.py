@@ -45,7 +45,7 @@ def made_pod(objects):
     """Return a function that makes the specification of the Job's pod."""
 
     def make(**changes):
-        return objects(**changes).job["spec"]["template"]["spec"]
+        return objects(**changes)[-1]["spec"]["template"]["spec"]
 
     return make
 
@@ -53,7 +53,7 @@ def made_pod(objects):
 def test_every_object_belongs_to_the_request(objects):
     """So that its deletion takes all of them along; and none carries the graph's label, whose pods are counted."""
     found = objects()
-    assert [(each["kind"], each["metadata"]["name"]) for each in (*found.before, found.job)] == [
+    assert [(each["kind"], each["metadata"]["name"]) for each in found] == [
         ("ServiceAccount", "fast-profile"),
         ("Role", "fast-profile"),
         ("RoleBinding", "fast-profile"),
@@ -62,13 +62,13 @@ def test_every_object_belongs_to_the_request(objects):
         ("NetworkPolicy", "fast-profile"),
         ("Job", "fast-profile"),
     ]
-    for each in (*found.before, found.job):
+    for each in found:
         [owner] = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("ProfileRequest", "uid-1", True)
         labels = each["metadata"]["labels"]
         assert labels["penstock.dev/profile"] == labels["app.kubernetes.io/instance"] == "fast"
         assert "penstock.dev/graph" not in labels
-    pod_labels = found.job["spec"]["template"]["metadata"]["labels"]
+    pod_labels = found[-1]["spec"]["template"]["metadata"]["labels"]
     assert pod_labels["penstock.dev/profile"] == "fast"
     assert "penstock.dev/graph" not in pod_labels
     assert pod_labels["app.kubernetes.io/managed-by"] != "penstock", "the graphs' watches select by it"
@@ -76,7 +76,7 @@ def test_every_object_belongs_to_the_request(objects):
 
 def test_the_job_may_fill_one_config_map(objects):
     """Named, read and patched; the object itself is made by the operator and left without data."""
-    found = {(each["kind"], each["metadata"]["name"]): each for each in objects(configMap="kept").before}
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects(configMap="kept")}
     assert found["Role", "fast-profile"]["rules"] == [
         {
             "apiGroups": [""],
@@ -90,7 +90,7 @@ def test_the_job_may_fill_one_config_map(objects):
 
 def test_the_job_ends_in_time_and_never_runs_twice_at_once(objects):
     """One pod, replaced only once it is gone; wrong options are not tried again, evictions do not count."""
-    spec = objects(timeoutSeconds=600, retries=2).job["spec"]
+    spec = objects(timeoutSeconds=600, retries=2)[-1]["spec"]
     assert (spec["parallelism"], spec["completions"], spec["podReplacementPolicy"]) == (1, 1, "Failed")
     assert (spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (600, 2)
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
@@ -112,7 +112,7 @@ def test_the_job_ends_in_time_and_never_runs_twice_at_once(objects):
 )
 def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gpus):
     """No more than maxGpus, and what is measured is told by the same number."""
-    template = objects(**spec).job["spec"]["template"]
+    template = objects(**spec)[-1]["spec"]["template"]
     [container] = template["spec"]["containers"]
     said = "profile --config /etc/penstock-profile/graph.yaml --output-dir /tmp/profile --isl 3000 --osl 150"
     assert container["command"] == ["penstock"]
@@ -124,7 +124,7 @@ def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gp
 def test_targets_come_from_the_graph_where_the_request_has_none(objects):
     """planner.sla."""
     sla = {"planner": {"sla": {"ttftSeconds": 1.5, "itlSeconds": 0.03}}}
-    [container] = objects(graph=sla).job["spec"]["template"]["spec"]["containers"]
+    [container] = objects(graph=sla)[-1]["spec"]["template"]["spec"]["containers"]
     assert "--ttft 1500 --itl 30" in " ".join(container["args"])
 
 
@@ -172,7 +172,7 @@ def test_an_overlay_reaches_the_pod_and_not_its_promises(objects):
             "containers": [{"name": "main", "resources": {"requests": {"cpu": "250m"}}}],
         },
     }
-    template = objects(podTemplate=overlay).job["spec"]["template"]
+    template = objects(podTemplate=overlay)[-1]["spec"]["template"]
     assert template["metadata"]["labels"].items() >= {"team": "a", "penstock.dev/profile": "fast"}.items()
     assert template["spec"]["restartPolicy"] == "Never"
     assert template["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "250m"
@@ -205,5 +205,5 @@ def test_what_does_not_fit_is_refused_by_key(objects, changes, part):
 def test_privileges_are_the_operators_to_allow(objects, context):
     """As for graphs."""
     allowed = dataclasses.replace(context, allows_privileges=True)
-    template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}}).job["spec"]["template"]
+    template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}})[-1]["spec"]["template"]
     assert template["spec"]["hostPID"] is True
