@@ -277,7 +277,7 @@ async def test_routers_without_a_secret_pick_each_for_itself(harness, write_grap
     write_graph([worker], routers)
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())
-        await router.until(lambda router=router: len(router.server._discovery.routers()) == 2)
+        await router.until(lambda router=router: len(router.server.context.discovery.routers) == 2)
         assert (await router.post()).status == 200
         assert router.server._group is None
 

@@ -10,6 +10,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError, PortInUseError, UpstreamError
 from penstock.router.access_log import AccessLog
 from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.discovery.statefile import Discovery
 from penstock.router.proxy.auth import API_KEYS, read_keys
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 from penstock.router.server import RouterServer
@@ -273,16 +274,8 @@ async def test_shutdown_is_bounded(harness):
     await router.assert_idle()
 
 
-class _StuckDiscovery:
+class _StuckDiscovery(Discovery):
     """Finds no worker, and never ends."""
-
-    problem = None
-
-    def poll(self):
-        """Nothing has changed."""
-
-    async def start(self):
-        """Begin nothing."""
 
     async def close(self):
         """Wait for ever."""

@@ -11,14 +11,12 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission
-from penstock.router.metrics import RouterMetrics
+from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import NAME, Link, Links
 from penstock.router.picker.messages import Status
@@ -29,14 +27,8 @@ from penstock.router.proxy.completion import RequestRefused
 from penstock.router.thresholds import GraphThresholds
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The picker that a router believes in.
-
-    Attributes:
-        instance: Its name.
-        term: Its fencing number, >= 1.
-    """
+class Leader(NamedTuple):
+    """The picker that a router believes in, and its fencing number, >= 1."""
 
     instance: str
     term: int
@@ -54,7 +46,7 @@ def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
 
     Args:
         own: This router.
-        peers: The other routers that reported in the last moments.
+        peers: Those that reported in the last moments.
         members: Routers of the graph, this one included, except those known to be gone; >= 1.
     """
     views = {each.instance: each for each in (*peers, own)}
@@ -95,45 +87,27 @@ _START_REAL_S: Final = 0.5
 class RouterGroup:
     """This router among those of its graph."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        metrics: RouterMetrics,
-        urls: Callable[[], tuple[str, ...]],
-        *,
-        secret: GraphSecret,
-        thresholds: GraphThresholds,
-        now_s: Callable[[], float],
-    ) -> None:
-        """Tie the parts; nothing is connected before `start`.
-
-        Args:
-            admission: Asks by this group from now on.
-            metrics: Counts.
-            urls: Returns the routers' base URLs; this one's own may be among them.
-            secret: By which routers know each other.
-            thresholds: Of the graph, which routers send each other.
-            now_s: Returns simulated seconds.
-        """
+    def __init__(self, context: RouterContext, secret: GraphSecret, thresholds: GraphThresholds) -> None:
+        """Tie the parts, whose admission asks by this group from now on; nothing is connected before `start`."""
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
-        self._urls = urls
+        self._discovery = context.discovery
         self._secret = secret
         self._thresholds = thresholds
-        self._admission = admission
+        self._admission = context.admission
         self._links = Links(secret, self._take)
+        now_s = self._now_s = context.clock.now_s
         recent = RecentPrompts()
-        self._server = PickerServer(admission, now_s, self.instance, recent, self._update)
-        self._relay = Relay(admission, metrics, now_s, recent, self._server.computed)
+        self._server = PickerServer(context.admission, now_s, self.instance, recent, self._update)
+        self._relay = Relay(context.admission, context.metrics, now_s, recent, self._server.computed)
         self._successor = ""
-        self._now_s = now_s
         self._term = 0
         self._leader: Leader | None = None
         self._is_active = False
         self._is_stopping = False
         self._ticks = 0
         self._met = asyncio.Event()
-        admission.other = self._relay
+        context.admission.other = self._relay
 
     @property
     def is_picker(self) -> bool:
@@ -160,7 +134,7 @@ class RouterGroup:
 
     async def start(self) -> None:
         """Connect to the others, so that the first request goes to the picker."""
-        self._links.follow(self._urls())
+        self._links.follow(self._discovery.routers or ())
         await self._links.connect()
         try:
             async with asyncio.timeout(_START_REAL_S):
@@ -173,7 +147,7 @@ class RouterGroup:
     def tick(self) -> None:
         """Maintain the connections, send the heartbeat, and follow the picker."""
         self._ticks += 1
-        self._links.follow(self._urls())
+        self._links.follow(self._discovery.routers or ())
         self._links.tick()
         self._server.tick()
         self._update()
@@ -204,33 +178,31 @@ class RouterGroup:
         if not self._links.is_waiting:
             self._met.set()
         if message.instance == self.instance:
-            link.is_self()
+            link.found_self()
             return
         if message.thresholds is not None:
             self._thresholds.received(message.thresholds)
         self._update()
 
     def _status(self) -> wire.Status:
+        leader = self._leader
         return wire.Status(
             self.instance,
             self._since_s,
-            self._leader.term if self.is_picker and self._leader is not None else self._term,
+            leader.term if leader is not None and self.is_picker else self._term,
             self.is_picker,
             self._is_active,
             self._is_stopping,
-            (
-                self.instance,
-                *(each.status.instance for each in self._links.alive() if each.status is not None),
-            ),
+            (self.instance, *(status.instance for _, status in self._links.alive())),
             self._server.successor,
             self._thresholds.published(),
-            "" if self._leader is None else self._leader.instance,
+            "" if leader is None else leader.instance,
         )
 
     def _update(self) -> None:
         """Elect the picker, and act on the result."""
         before = self._leader, self._is_active
-        peers = [(link, link.status) for link in self._links.alive() if link.status is not None]
+        peers = self._links.alive()
         members = self._links.members
         leader = elect(self._status(), [status for _, status in peers], members)
         self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in peers))

@@ -51,10 +51,10 @@ SMALL_BYTES: Final = 2 * MAX_CONTAINERS
 _COUNTED_BYTES: Final = 1 << 18
 """Bytes counted in one step: about half a millisecond."""
 _SCANNED_BYTES: Final = 1 << 15
-"""Bytes scanned token by token in one step: at most a few milliseconds."""
+"""Bytes scanned token by token in one step, up to the end of a string: a few milliseconds."""
 
-_IN_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_OUTSIDE: Final = re.compile(rb'[^"\[{]*+')
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{\[,]', re.DOTALL)
+"""A string, or what begins or separates values outside of strings."""
 
 
 @dataclass(slots=True)
@@ -100,55 +100,31 @@ def check_size(raw: bytes) -> Iterator[None]:
 
 
 def _check_exactly(raw: bytes) -> Iterator[None]:
-    counts, at, is_in_string = _BodyCounts(), 0, False
-    while at < len(raw):
-        stop = min(len(raw), at + _SCANNED_BYTES)
-        before = at
-        at, is_in_string = _scan(raw, at, stop, counts, is_in_string=is_in_string)
-        excess = counts.excess()
-        if excess is not None:
-            raise RequestRefused(
-                400, f"body: holds {excess}; send less in one request", code="body_too_complex"
-            )
-        if at == before:
-            # A backslash at the end of the window, or of the body: the character after it belongs to it.
-            at += 2
-        yield
+    counts, checked = _BodyCounts(), 0
+    for token in _TOKEN.finditer(raw):
+        at = token.start()
+        counts.strings += raw[at] == _QUOTE
+        counts.commas += raw[at] == _COMMA
+        counts.containers += raw[at] not in {_QUOTE, _COMMA}
+        if token.end() - checked >= _SCANNED_BYTES:
+            checked = token.end()
+            _refuse_excess(counts)
+            yield
+    _refuse_excess(counts)
 
 
-def _scan(raw: bytes, at: int, stop: int, counts: _BodyCounts, *, is_in_string: bool) -> tuple[int, bool]:
-    """Count raw[at:stop] and return where it ended, just before ``stop`` where that cuts an escape in two."""
-    while at < stop:
-        if is_in_string:
-            match = _IN_STRING.match(raw, at, stop)
-            at = match.end() if match is not None else at
-            if at == stop or raw[at] == _BACKSLASH:
-                break
-            is_in_string = False
-            at += 1
-            continue
-        match = _OUTSIDE.match(raw, at, stop)
-        end = match.end() if match is not None else at
-        counts.commas += raw.count(b",", at, end)
-        at = end
-        if at < stop:
-            is_in_string = raw[at] == _QUOTE
-            counts.strings += is_in_string
-            counts.containers += not is_in_string
-            at += 1
-    return at, is_in_string
+def _refuse_excess(counts: _BodyCounts) -> None:
+    excess = counts.excess()
+    if excess is not None:
+        raise RequestRefused(400, f"body: holds {excess}; send less in one request", code="body_too_complex")
 
 
 _QUOTE: Final = ord('"')
-_BACKSLASH: Final = ord("\\")
+_COMMA: Final = ord(",")
 
 
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
-    """Refuse a body that is nested deeper than `MAX_DEPTH`.
-
-    Raises:
-        RequestRefused: 400.
-    """
+    """Refuse, by 400, a body that is nested deeper than `MAX_DEPTH`."""
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
         return
     level: list[Any] = [body]
@@ -197,11 +173,9 @@ class CompletionRequest(NamedTuple):
     """A request for text.
 
     Attributes:
-        endpoint: completions, chat_completions or responses.
-        path: Path at the worker, the same as here.
+        path: At the worker, the same as here.
         raw: Body as sent.
         body: The same, parsed.
-        stream: Whether events are requested.
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
         is_single: One prompt and one answer: what a KV hand-over can carry.
@@ -220,14 +194,7 @@ class CompletionRequest(NamedTuple):
 def parse_completion(
     path: str, content_type: bytes | None, raw: bytes, *, model: str, aliases: Collection[str] = ()
 ) -> CompletionRequest:
-    """Read a request.
-
-    Args:
-        path: A key of `PATHS`.
-        content_type: Header value, or None.
-        raw: Body.
-        model: The name under which the model is served.
-        aliases: Further names of it.
+    """Read the body of a request to one of `PATHS`, for the model or one of its aliases.
 
     Raises:
         RequestRefused: 415, 400 or 404.
@@ -250,6 +217,26 @@ def parse_completion(
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
     return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single)
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    """Return a body in bytes.
+
+    Raises:
+        RequestRefused: it can be read and not written: it is nested deeper than orjson writes, which is 254 levels.
+    """
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as exc:
+        raise RequestRefused(
+            400, f"body: cannot be passed on: {exc}; nest it 250 levels deep at most", code="invalid_request"
+        ) from exc
+
+
+def spliced(raw: bytes, added: dict[str, Any]) -> bytes:
+    """Return a body's own bytes with further keys at the end."""
+    # The body is an object with at least a model, so its last byte is the brace to move.
+    return raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
 
 
 def _is_several(count: object) -> bool:
@@ -295,7 +282,6 @@ def _size(text: str) -> int:
 
 
 def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return prompts, bytes of text and token ids of a completion request."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return 1, _size(prompt), 0
@@ -315,7 +301,7 @@ def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return 1, bytes of the messages' text, 0; the template's own tokens are learnt with the ratio."""
+    # The template's own tokens are learnt with the ratio.
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused(400, "messages: must be a list, not empty", code="invalid_request")
@@ -323,7 +309,6 @@ def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _response_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return 1, bytes of the text of instructions and input, 0."""
     given, instructions = body.get("input"), body.get("instructions")
     size = _size(instructions) if isinstance(instructions, str) else 0
     if isinstance(given, str) and given:
@@ -350,6 +335,7 @@ def _content_size(message: Any, key: str) -> int:
     )
 
 
+# What returns prompts, bytes of their text, and token ids.
 _TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any]], tuple[int, int, int]]]] = {
     ApiEndpoint.COMPLETIONS: _prompt_texts,
     ApiEndpoint.CHAT: _chat_texts,
