@@ -32,7 +32,7 @@ from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_transfer import KvTransfers
 from penstock.router.proxy.prefix import ExactKeys, PromptReader, load_tokenizer
-from penstock.router.proxy.tiers import LiveTiers, TierAdmission
+from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import GraphThresholds
 from penstock.router.ui.live_page import LivePage
@@ -243,8 +243,8 @@ class RouterServer:
         settings, control = self._settings, self.core.tiers
         if control is None:
             return None
-        tiers = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
-        return LiveTiers(tiers, control, self.admission)
+        tiers, keys = settings.config.tiers, settings.tier_keys
+        return LiveTiers(tiers, keys, self.admission, control, model=settings.model)
 
     def _make_config_watch(self) -> ConfigWatch | None:
         file, config = self._settings.graph_file, self._settings.config

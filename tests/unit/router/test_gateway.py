@@ -436,16 +436,6 @@ async def test_only_workers_of_the_subset_are_picked(harness, gateway):
 
 
 @needs_envoy
-async def test_the_served_endpoint_is_read(harness, gateway, caplog):
-    """A gateway that sent a request elsewhere is named in the log, and the worker in the record."""
-    worker = await harness.worker("aggregated")
-    served = metadata_filter("envoy.lb", **{messages.SERVED: "10.0.0.9:8000"})
-    found = await gateway(worker, filters=[served])
-    assert (await found.post()).status == 200
-    assert "gateway chose another worker" in caplog.text
-
-
-@needs_envoy
 async def test_a_gateway_that_sends_no_bodies_is_told_so(harness, gateway):
     """Its answer names the key of its filter and the remedy."""
     worker = await harness.worker("aggregated")

@@ -9,7 +9,7 @@ from penstock.api import Tier, TiersConfig
 from penstock.core.errors import ConfigError
 from penstock.router.proxy.auth import TierIdentity, TierKeys, read_tier_keys
 from penstock.router.proxy.completion import RequestRefused, parse_completion
-from penstock.router.proxy.tiers import TierAdmission
+from penstock.router.proxy.tiers import LiveTiers
 
 KEYS = TierKeys(
     {
@@ -24,7 +24,7 @@ JSON = (b"content-type", b"application/json")
 def frontend(keys=KEYS, **config):
     """Return a frontend with two aliases of the model."""
     config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
-    return TierAdmission(TiersConfig.model_validate(config), keys, model="llama")
+    return LiveTiers(TiersConfig.model_validate(config), keys, None, None, model="llama")
 
 
 def headers(tier=None, key=None):

@@ -75,12 +75,7 @@ class GatewayHandler(CompletionHandler):
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
-        response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
-        served = responder.exchange.served
-        if served not in {None, endpoint}:
-            log.warning("gateway chose another worker", picked=endpoint, served=served)
-            call.worker = served
-        return response
+        return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
 
     def _failed(
         self,

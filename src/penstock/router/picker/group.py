@@ -18,7 +18,7 @@ from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import NAME, Link, Links
+from penstock.router.picker.links import NAME, Link
 from penstock.router.picker.messages import Status
 from penstock.router.picker.relay import RecentPrompts, Relay
 from penstock.router.picker.server import PickerServer
@@ -95,7 +95,7 @@ class RouterGroup:
         self._secret = secret
         self._thresholds = thresholds
         self._admission = context.admission
-        self._links = Links(secret, self._take)
+        self._links: dict[str, Link] = {}
         now_s = self._now_s = context.clock.now_s
         recent = RecentPrompts()
         self._server = PickerServer(context.admission, now_s, self.instance, recent, self._update)
@@ -134,11 +134,11 @@ class RouterGroup:
 
     async def start(self) -> None:
         """Connect to the others, so that the first request goes to the picker."""
-        self._links.follow(self._discovery.routers or ())
-        await self._links.connect()
+        self._follow_discovery()
+        await asyncio.gather(*(link.connect() for link in self._links.values()))
         try:
             async with asyncio.timeout(_START_REAL_S):
-                if self._links.is_waiting:
+                if self._is_waiting:
                     await self._met.wait()
         except TimeoutError:
             log.warning("another router has not said who it is")
@@ -147,8 +147,9 @@ class RouterGroup:
     def tick(self) -> None:
         """Maintain the connections, send the heartbeat, and follow the picker."""
         self._ticks += 1
-        self._links.follow(self._discovery.routers or ())
-        self._links.tick()
+        self._follow_discovery()
+        for link in self._links.values():
+            link.tick()
         self._server.tick()
         self._update()
         self._relay.tick()
@@ -165,17 +166,38 @@ class RouterGroup:
 
     async def close(self) -> None:
         """End all connections."""
-        await self._links.close()
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.close()
         self._server.close()
 
     # ------------------------------------------------------------------ within
+
+    def _follow_discovery(self) -> None:
+        """Keep a link to each listed router, and drop those to others."""
+        wanted = set(self._discovery.routers or ())
+        for url in self._links.keys() - wanted:
+            # What is under way of a task ends with its time-out.
+            self._links.pop(url).drop()
+        for url in wanted - self._links.keys():
+            self._links[url] = Link(url, self._secret, self._take)
+
+    def _alive(self) -> list[tuple[Link, Status]]:
+        """Return the routers that reported in the last moments, each once however many addresses it has."""
+        found = {each.status.instance: (each, each.status) for each in self._links.values() if each.status}
+        return list(found.values())
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a connected router has not identified itself yet."""
+        return any(each.channel is not None and each.status is None for each in self._links.values())
 
     def _take(self, link: Link, message: wire.Message) -> None:
         if not isinstance(message, wire.Status):
             if link.channel is self._relay.channel:
                 self._relay.take(message)
             return
-        if not self._links.is_waiting:
+        if not self._is_waiting:
             self._met.set()
         if message.instance == self.instance:
             link.found_self()
@@ -193,7 +215,7 @@ class RouterGroup:
             self.is_picker,
             self._is_active,
             self._is_stopping,
-            (self.instance, *(status.instance for _, status in self._links.alive())),
+            (self.instance, *(status.instance for _, status in self._alive())),
             self._server.successor,
             self._thresholds.published(),
             "" if leader is None else leader.instance,
@@ -202,8 +224,9 @@ class RouterGroup:
     def _update(self) -> None:
         """Elect the picker, and act on the result."""
         before = self._leader, self._is_active
-        peers = self._links.alive()
-        members = self._links.members
+        peers = self._alive()
+        silent = sum(each.has_vote and each.status is None for each in self._links.values())
+        members = 1 + len(peers) + silent
         leader = elect(self._status(), [status for _, status in peers], members)
         self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in peers))
         if self.is_picker and leader != self._leader:

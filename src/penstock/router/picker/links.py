@@ -7,7 +7,7 @@ graph's secret, so that it needs no port and no rule of its own. What is sent in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -234,53 +234,3 @@ class Link:
     def _lost(self, channel: Channel) -> None:
         if self.channel is channel:
             self.drop()
-
-
-class Links:
-    """The connections to all listed routers, by URL."""
-
-    def __init__(self, secret: GraphSecret, on_message: Callable[[Link, Message], None]) -> None:
-        self._secret = secret
-        self._on_message = on_message
-        self._links: dict[str, Link] = {}
-
-    def follow(self, urls: Iterable[str]) -> None:
-        """Keep connections to these routers, and drop those to others."""
-        wanted = set(urls)
-        for url in self._links.keys() - wanted:
-            # What is under way of a task ends with its time-out.
-            self._links.pop(url).drop()
-        for url in wanted - self._links.keys():
-            self._links[url] = Link(url, self._secret, self._on_message)
-
-    def tick(self) -> None:
-        """See `Link.tick`; called each 0.1 s."""
-        for link in self._links.values():
-            link.tick()
-
-    async def connect(self) -> None:
-        """Try every router once, so that a start knows the others."""
-        await asyncio.gather(*(link.connect() for link in self._links.values()))
-
-    def alive(self) -> list[tuple[Link, Status]]:
-        """Return the routers that reported in the last moments, each once however many addresses it has."""
-        found = {each.status.instance: (each, each.status) for each in self._links.values() if each.status}
-        return list(found.values())
-
-    @property
-    def members(self) -> int:
-        """Routers that have a vote, this one included."""
-        silent = sum(each.has_vote and each.status is None for each in self._links.values())
-        return 1 + len(self.alive()) + silent
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a connected router has not identified itself yet."""
-        return any(each.channel is not None and each.status is None for each in self._links.values())
-
-    async def close(self) -> None:
-        """End all."""
-        links = list(self._links.values())
-        self._links.clear()
-        for link in links:
-            await link.close()

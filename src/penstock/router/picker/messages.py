@@ -163,12 +163,6 @@ class Ask(_Struct, tag=4):
     waited_s: Seconds | None = None
 
 
-class Cancel(_Struct, tag=5):
-    """A request that waits is wanted no more."""
-
-    number: Count
-
-
 class Prefilled(_Struct, tag=6):
     """A prompt was computed; see `RouterCore.prefilled`."""
 
@@ -187,7 +181,7 @@ class WorkerOutcome(_Struct, tag=7):
 
 
 class Release(_Struct, tag=8):
-    """A request has left its worker."""
+    """A request has left its worker, or waits for none any more."""
 
     number: Count
 
@@ -271,7 +265,6 @@ Message = (
     | ComputedPrompt
     | InFlight
     | Ask
-    | Cancel
     | Prefilled
     | WorkerOutcome
     | Release

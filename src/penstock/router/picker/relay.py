@@ -146,7 +146,7 @@ class Relay:
         """Ask no more."""
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
-            self._send(wire.Cancel(asked.number))
+            self._send(wire.Release(asked.number))
 
     def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Remember a request that goes to its worker."""

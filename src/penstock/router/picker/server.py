@@ -68,7 +68,6 @@ class Session:
             wire.Ask: self._ask,
             wire.InFlight: self._in_flight,
             wire.ComputedPrompt: self._computed_prompt,
-            wire.Cancel: self._cancel,
             wire.Prefilled: self._prefilled,
             wire.WorkerOutcome: self._worker_outcome,
             wire.Release: self._release,
@@ -173,11 +172,6 @@ class Session:
         arrival = wire.arrival_of(message.prompt)
         self._core.learn(message.worker, arrival)
         self._server.computed(message.worker, arrival, self)
-
-    def _cancel(self, message: wire.Cancel) -> None:
-        request = self._requests.get(message.number)
-        if request is not None and request.assignment is None:
-            self._end(self._requests.pop(message.number))
 
     def _prefilled(self, message: wire.Prefilled) -> None:
         assignment = self._assignment(message.number)

@@ -185,8 +185,8 @@ class RouterApp:
     ) -> CompletionCall:
         identity = None
         if self.tiers is not None:
-            identity = self.tiers.admission.identify(request.headers, parsed.body.get("model"))
-            parsed = self.tiers.admission.for_worker(parsed, identity.tier)
+            identity = self.tiers.identify(request.headers, parsed.body.get("model"))
+            parsed = self.tiers.for_worker(parsed, identity.tier)
         session = request.headers.get(self._session_header, b"") if self._session_header else b""
         return CompletionCall(
             parsed,
@@ -212,7 +212,7 @@ class RouterApp:
     @property
     def _aliases(self) -> Collection[str]:
         """Further names of the model, each of a tier."""
-        return () if self.tiers is None else self.tiers.admission.config.models
+        return () if self.tiers is None else self.tiers.config.models
 
     def _upstream_headers(self, request: Request, own_id: tuple[bytes, bytes]) -> Headers:
         headers: tuple[tuple[bytes, bytes], ...] = (_JSON_TYPE, own_id)
@@ -224,7 +224,7 @@ class RouterApp:
         if key is None or not self._keys.is_open:
             return headers
         # Without keys of its own the router is transparent: the workers may ask for one.
-        is_own = self.tiers is not None and self.tiers.admission.keys.of(key) is not None
+        is_own = self.tiers is not None and self.tiers.keys.of(key) is not None
         return headers if is_own else (*headers, (b"authorization", key))
 
     def _record(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -48,79 +47,68 @@ MAX_VALUES: Final = 2_097_152
 
 SMALL_BYTES: Final = 2 * MAX_CONTAINERS
 """A body of this size cannot pass any of the bounds, because each container takes two bytes; it is parsed at once."""
-_COUNTED_BYTES: Final = 1 << 18
+_STEP_BYTES: Final = 1 << 18
 """Bytes counted in one step: about half a millisecond."""
-_SCANNED_BYTES: Final = 1 << 15
-"""Bytes scanned token by token in one step, up to the end of a string: a few milliseconds."""
+_EXACT_STEP_BYTES: Final = 1 << 15
+"""Bytes read string by string in one step: at most a few milliseconds."""
 
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{\[,]', re.DOTALL)
-"""A string, or what begins or separates values outside of strings."""
-
-
-@dataclass(slots=True)
-class _BodyCounts:
-    """What a body holds so far."""
-
-    containers: int = 0
-    strings: int = 0
-    commas: int = 0
-
-    def excess(self) -> str | None:
-        """Return what is too many, with its bound, or None."""
-        if self.containers > MAX_CONTAINERS:
-            return f"more than {MAX_CONTAINERS} objects and lists"
-        if self.strings > MAX_STRINGS:
-            return f"more than {MAX_STRINGS} strings"
-        if self.commas > MAX_VALUES:
-            return f"more than {MAX_VALUES} values"
-        return None
+# Up to so much of what stands within a string, or between two, with the quote that ends it.
+_WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
+_BETWEEN: Final = re.compile(rb'[^"]{0,32768}+("?)')
+_BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"), (MAX_VALUES, "values"))
 
 
 def check_size(raw: bytes) -> Iterator[None]:
     """Count a body's values in steps; the caller lets others run between two of them.
 
-    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read token by
-    token, because the text of a prompt may hold any number.
+    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by
+    string, because the text of a prompt may hold any number.
 
     Raises:
         RequestRefused: 400, too many of something.
     """
     if len(raw) <= SMALL_BYTES:
         return
-    counts = _BodyCounts()
-    for start in range(0, len(raw), _COUNTED_BYTES):
-        stop = start + _COUNTED_BYTES
-        counts.containers += raw.count(b"{", start, stop) + raw.count(b"[", start, stop)
-        counts.strings += raw.count(b'"', start, stop)
-        counts.commas += raw.count(b",", start, stop)
+    containers = quotes = commas = 0
+    for start in range(0, len(raw), _STEP_BYTES):
+        stop = start + _STEP_BYTES
+        containers += raw.count(b"{", start, stop) + raw.count(b"[", start, stop)
+        quotes += raw.count(b'"', start, stop)
+        commas += raw.count(b",", start, stop)
         yield
-    counts.strings //= 2
-    if counts.excess() is not None:
+    if _excess(containers, quotes // 2, commas) is not None:
         yield from _check_exactly(raw)
 
 
 def _check_exactly(raw: bytes) -> Iterator[None]:
-    counts, checked = _BodyCounts(), 0
-    for token in _TOKEN.finditer(raw):
-        at = token.start()
-        counts.strings += raw[at] == _QUOTE
-        counts.commas += raw[at] == _COMMA
-        counts.containers += raw[at] not in {_QUOTE, _COMMA}
-        if token.end() - checked >= _SCANNED_BYTES:
-            checked = token.end()
-            _refuse_excess(counts)
+    containers = strings = commas = at = checked = 0
+    is_within = False
+    while at < len(raw):
+        match = (_WITHIN if is_within else _BETWEEN).match(raw, at)
+        end, has_quote = (at, False) if match is None else (match.end(), bool(match[1]))
+        if not is_within:
+            containers += raw.count(b"{", at, end) + raw.count(b"[", at, end)
+            commas += raw.count(b",", at, end)
+            strings += has_quote
+        is_within ^= has_quote
+        at = max(end, at + 1)  # one that ends in a backslash is no JSON
+        if at - checked >= _EXACT_STEP_BYTES or at >= len(raw):
+            checked = at
+            excess = _excess(containers, strings, commas)
+            if excess is not None:
+                raise RequestRefused(
+                    400, f"body: holds {excess}; send less in one request", code="body_too_complex"
+                )
             yield
-    _refuse_excess(counts)
 
 
-def _refuse_excess(counts: _BodyCounts) -> None:
-    excess = counts.excess()
-    if excess is not None:
-        raise RequestRefused(400, f"body: holds {excess}; send less in one request", code="body_too_complex")
-
-
-_QUOTE: Final = ord('"')
-_COMMA: Final = ord(",")
+def _excess(*counts: int) -> str | None:
+    found = (
+        f"more than {bound} {what}"
+        for count, (bound, what) in zip(counts, _BOUNDS, strict=True)
+        if count > bound
+    )
+    return next(found, None)
 
 
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:

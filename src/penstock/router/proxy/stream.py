@@ -85,7 +85,6 @@ async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
 
 
 def _shows_token(event: bytes, worker: str) -> bool:
-    """Return whether tokens have begun; every chunk but one that names the role counts."""
     data = payload(event)
     if data is None:
         return False
@@ -99,32 +98,17 @@ def _shows_token(event: bytes, worker: str) -> bool:
         raise ErrorReply(_status_of(chunk["error"]), data)
     kind = chunk.get("type")
     if isinstance(kind, str) and (kind == "error" or kind.startswith("response.")):
-        return _shows_response_token(kind, data)
+        if kind in {"error", "response.failed"}:
+            raise ErrorReply(500, data)
+        return kind.endswith((".delta", ".completed", ".incomplete"))
     if not isinstance(chunk.get("choices"), list):
         raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
-    return not _names_role_only(chunk["choices"])
-
-
-def _shows_response_token(kind: str, data: bytes) -> bool:
-    """Return whether tokens have begun in a stream of the Responses API, whose events say what they are."""
-    if kind in {"error", "response.failed"}:
-        raise ErrorReply(500, data)
-    return kind.endswith((".delta", ".completed", ".incomplete"))
+    return _has_text(chunk)
 
 
 def _status_of(error: Any) -> int:
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-
-def _names_role_only(choices: list[Any]) -> bool:
-    if not choices:
-        return False
-    deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
-    return all(
-        isinstance(delta, dict) and "role" in delta and not any(v for k, v in delta.items() if k != "role")
-        for delta in deltas
-    )
 
 
 _USAGE = b'"usage":'

@@ -24,19 +24,23 @@ _COUNTED_BY_CORE: Final = (QUEUE_TIMEOUT, SHED)
 _OVERLOADED: Final = (429, 503)
 
 
-class TierAdmission:
-    """Gives requests their tiers.
+class LiveTiers:
+    """Gives requests their tiers, and ties them to the core's counters and the metrics page.
 
     Attributes:
         downgraded: Requests so far that asked for a higher tier than their key allows, by that tier.
-        config: The graph's tiers section; it may be replaced while requests are under way.
+        config: The graph's tiers section; see `configure`.
     """
 
-    def __init__(self, config: TiersConfig, keys: TierKeys, *, model: str) -> None:
+    def __init__(
+        self, config: TiersConfig, keys: TierKeys, workers: Admission, control: TierControl, *, model: str
+    ) -> None:
         self.config = config
         self.keys = keys
         self.downgraded = dict.fromkeys(Tier, 0)
         self._model = model
+        self._control = control
+        self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
         """Return a request's tier and tenant, and count a downgrade.
@@ -93,15 +97,6 @@ class TierAdmission:
         raw = spliced(request.raw, changes) if body.keys().isdisjoint(changes) else encoded(changed)
         return request._replace(raw=raw, body=changed)
 
-
-class LiveTiers:
-    """Ties the requests' tiers, the core's counters and the metrics page."""
-
-    def __init__(self, tiers: TierAdmission, control: TierControl, workers: Admission) -> None:
-        self.admission = tiers
-        self._control = control
-        self._workers = workers
-
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
         """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
         if not (call.worker or call.prefill_worker):
@@ -119,7 +114,7 @@ class LiveTiers:
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
         settings = tier_settings(config)
-        self.admission.config = config
+        self.config = config
         self._control.configure(settings, config.shedding)
         for queue in self._workers.core.queues.values():
             queue.set_tiers(settings)
@@ -127,4 +122,4 @@ class LiveTiers:
     def families(self, now_s: float) -> Iterator[Metric]:
         """Yield the metric families with the label ``tier``."""
         waiting = self._workers.core.entry_queue.room.tiers
-        yield from tier_families(self._control, now_s, waiting=waiting, downgraded=self.admission.downgraded)
+        yield from tier_families(self._control, now_s, waiting=waiting, downgraded=self.downgraded)
