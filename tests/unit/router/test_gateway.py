@@ -249,26 +249,6 @@ async def test_rejections_say_when_to_come_back(harness, gateway):
 
 
 @needs_envoy
-async def test_a_full_queue_answers_429(harness, gateway):
-    """One request computes, one waits, the third is refused."""
-    prefill, decode = await harness.pair()
-    prefill.otherwise = harness.answers.hang()
-    queue = {"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
-    found = await gateway(prefill, decode, config=queue)
-    waiting = [asyncio.create_task(found.post())]
-    await found.until(lambda: len(prefill.seen) == 1)
-    waiting.append(asyncio.create_task(found.post()))
-    await found.until(lambda: len(found.server.core.entry_queue) == 1)
-    answer = await found.post()
-    assert (answer.status, answer.headers[b"retry-after"]) == (429, b"1")
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await found.idle()
-    assert len(found.server.core.entry_queue) == 0
-
-
-@needs_envoy
 async def test_workers_that_refuse_or_are_gone(harness, gateway):
     """The worker's own error passes; one without room or out of reach ends in 503, after one try."""
     worker = await harness.worker("aggregated")

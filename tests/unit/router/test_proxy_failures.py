@@ -12,27 +12,6 @@ def _error(answer):
     return orjson.loads(answer.body)["error"]
 
 
-@pytest.mark.parametrize("status", [502, 503])
-async def test_a_leaving_worker_is_passed_over(harness, status):
-    """502 and 503 before the first byte are retried on the other worker, with the prefill done again."""
-    prefill, first, second = (
-        await harness.worker("prefill"),
-        await harness.worker("decode"),
-        await harness.worker("decode"),
-    )
-    first.otherwise = harness.answers.status(status)
-    second.otherwise = second.complete
-    router = await harness.router(prefill, first, second)
-
-    answers = [await router.post() for _ in range(2)]
-
-    assert [answer.status for answer in answers] == [200, 200]
-    assert len(second.seen) == 2
-    assert len(prefill.seen) == 2 + len(first.seen)
-    assert await router.metric("penstock_router_retries_total", reason="upstream_5xx") == len(first.seen) >= 1
-    await router.assert_idle()
-
-
 async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
     alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
@@ -172,16 +151,6 @@ async def test_retries_end(harness):
     assert answer.headers[b"retry-after"] == b"7"
     assert len(worker.seen) == 3
     await router.assert_idle()
-
-
-async def test_retries_have_a_budget(harness):
-    """With an empty budget the first failure is final."""
-    worker = await harness.worker("aggregated")
-    worker.otherwise = harness.answers.status(503)
-    router = await harness.router(worker, config={"retries": {"budgetFraction": 0.0, "minPerSecond": 0.0}})
-
-    assert (await router.post()).status == 503
-    assert len(worker.seen) == 1
 
 
 async def test_a_time_out_is_retried_once(harness):
@@ -331,27 +300,6 @@ async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
     assert int(answer.headers[b"retry-after"]) >= 1
     assert ready.status == 503
     assert any("prefill" in reason for reason in orjson.loads(ready.body)["reasons"])
-
-
-async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(harness):
-    """Streams on the other worker go on."""
-    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    end, never = asyncio.Event(), asyncio.Event()
-    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-    second.script = [harness.answers.events_then(harness.token_event(0), event=never)]
-    router = await harness.router(first, second, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
-    streams = [await router.stream() for _ in range(2)]
-    for stream in streams:
-        await anext(stream)
-
-    await second.server.close(grace_s=0)
-    end.set()
-    by_worker = dict(zip(await router.workers(), streams, strict=True))
-
-    assert harness.done == await by_worker[first.name].read(limit_bytes=10_000)
-    assert b"upstream_broken" in await router.broken(by_worker[second.name])
-    await router.assert_idle()
 
 
 async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness):

@@ -134,27 +134,3 @@ async def test_a_worker_without_this_api_goes_on_serving_the_others(harness):
         got = await router.post(PATH, raw=orjson.dumps({"model": "llama", "input": "hi"}))
         assert (got.status, orjson.loads(got.body)["error"]["message"]) == (404, "Not Found")
     assert (await router.post()).status == 200
-
-
-@pytest.mark.parametrize("kind", ["response.failed", "error"])
-async def test_a_response_that_fails_before_its_first_token_is_tried_elsewhere(harness, kind):
-    """The client sees only the answer of the worker that could give one."""
-    bad, good = await harness.worker("aggregated"), await harness.worker("aggregated")
-
-    async def fail(request, responder):
-        responder.start(200)
-        responder.write(event(kind, message="out of memory"))
-        responder.end()
-
-    async def answer(request, responder):
-        responder.start(200)
-        for each in EVENTS:
-            responder.write(each)
-        responder.end()
-
-    bad.otherwise, good.otherwise = fail, answer
-    router = await harness.router(bad, good)
-
-    got = await router.post(PATH, raw=orjson.dumps({"model": "llama", "input": "hi", "stream": True}))
-
-    assert (got.status, got.body) == (200, b"".join(EVENTS))

@@ -140,6 +140,7 @@ def test_admin_keys_are_keys_of_their_own(settings_of, tmp_path):
         (["--model", "m", "--worker", "decode"], ConfigError, "role=http://host:port"),
         (["--model", "m", "--worker", "decode=http://a:1"], ConfigError, "needs decode and prefill"),
         (["--graph", "/nowhere.yaml", "--discovery", "s.json"], ConfigError, "/nowhere.yaml"),
+        (["--model", "m", "--discovery", "kubernetes"], ConfigError, "--graph"),
         (["--model", "m", "--discovery", "s", "--api-keys-file", "/nowhere"], ConfigError, "--api-keys-file"),
     ],
 )
@@ -206,13 +207,3 @@ def test_kubernetes_discovery_takes_the_graphs_name(settings_of, tmp_path):
     assert (plain.kubernetes, plain.statefile) == (GraphPlace("llama", None), None)
     assert placed.kubernetes == GraphPlace("llama", "serving")
     assert placed.shown()["discovery"] == "kubernetes: llama"
-
-
-def test_kubernetes_discovery_needs_a_graph():
-    """Without its name nothing selects the workers."""
-    with pytest.raises(ConfigError, match="--graph"):
-        CliRunner().invoke(
-            command.router,
-            ["serve", "--model", "llama", "--discovery", "kubernetes"],
-            catch_exceptions=False,
-        )

@@ -132,16 +132,6 @@ def test_only_the_usage_event_is_rewritten(cached, details):
     assert meter.usage == usage
 
 
-def test_the_word_usage_in_text_changes_nothing():
-    """Inside a JSON string its quotes are escaped."""
-    meter, _, _ = _meter(_prefilled(16))
-    token = _token('"usage":{"prompt_tokens":1}')
-    meter.observe(_token())
-
-    assert meter.observe(token) == token
-    assert (meter.tokens, meter.usage) == (2, None)
-
-
 STREAM = [_event(ROLE), _token(), _token("\n\ndata: {"), b": ping\n\n", _token(), _usage(), DONE]
 
 

@@ -204,18 +204,6 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     await router.assert_idle()
 
 
-async def test_a_poison_request_opens_no_circuit_without_budget_either(harness):
-    """Nothing then tells whose fault it is."""
-    router, wrong, _ = await _fleet(
-        harness, "aggregated", WRONG["500"][0], retries={"budgetFraction": 0, "minPerSecond": 0}
-    )
-    for _ in range(20):
-        await router.post()
-
-    assert len(wrong.seen) == 10
-    assert router.server.core.pool.get(wrong.name).breaker.is_closed
-
-
 @pytest.mark.parametrize(
     ("status", "body", "expected", "message"),
     [
@@ -233,50 +221,31 @@ async def test_a_poison_request_opens_no_circuit_without_budget_either(harness):
         (422, b'{"detail":[{"loc":["body"]}]}', 422, "the worker answered 422"),
         (999, HTML, 502, "the worker broke off before its answer was complete"),
         (204, b"", 502, "the worker's answer is not one of this model; GET /workers names it"),
+        (
+            400,
+            b'{"error":{"message":"m","type":"BadRequestError","param":"p","code":400}}',
+            400,
+            {"message": "m", "type": "invalid_request_error", "param": "p", "code": "upstream_4xx"},
+        ),
+        (
+            429,
+            b'{"error":{"message":"full","type":"x","code":"queue_full"}}',
+            429,
+            {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"},
+        ),
     ],
 )
 async def test_errors_have_one_shape(harness, status, body, expected, message):
-    """Whatever the worker wrote: JSON with error.message, and a status that exists."""
+    """Whatever the worker wrote: an error in OpenAI's words, not vLLM's class names, and a status that exists."""
     worker = await harness.worker("aggregated")
     worker.otherwise = _send(status, body, "text/html")
     router = await harness.router(worker)
 
     answer = await router.post()
 
-    assert (answer.status, orjson.loads(answer.body)["error"]["message"]) == (expected, message)
+    error = orjson.loads(answer.body)["error"]
+    assert (answer.status, error if isinstance(message, dict) else error["message"]) == (expected, message)
     assert answer.headers[b"content-type"] == b"application/json"
-    await router.assert_idle()
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "expected"),
-    [
-        (
-            400,
-            {"message": "too long", "type": "BadRequestError", "param": "max_tokens", "code": 400},
-            {
-                "message": "too long",
-                "type": "invalid_request_error",
-                "param": "max_tokens",
-                "code": "upstream_4xx",
-            },
-        ),
-        (
-            429,
-            {"message": "full", "type": "x", "code": "queue_full"},
-            {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"},
-        ),
-    ],
-)
-async def test_a_workers_error_speaks_the_routers_dialect(harness, status, error, expected):
-    """One client meets one form: vLLM's class names and numbers become OpenAI's words, what is wrong stays."""
-    worker = await harness.worker("aggregated")
-    worker.otherwise = _send(status, orjson.dumps({"error": error}), "application/json")
-    router = await harness.router(worker)
-
-    answer = await router.post()
-
-    assert (answer.status, orjson.loads(answer.body)["error"]) == (status, expected)
     await router.assert_idle()
 
 

@@ -40,10 +40,7 @@ class WorkerPage:
     Attributes:
         expired_leases: Prompts whose lease ran out before they were read, since the worker's start.
         waiting_requests: That wait in the worker for room.
-        engine: Whether it gets on.
-        kv_ranks: KV blocks in use of each data-parallel rank, 0-1.
-        kv_total_blocks: KV blocks of all ranks together.
-        kv_capacity_tokens: Tokens that these hold.
+        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; the others are of all ranks together.
     """
 
     expired_leases: float | None

@@ -95,10 +95,9 @@ class Status(_Struct, tag=0):
         term: Of its own claim, or the highest fencing number that it has seen.
         is_leader: It has claimed to be the picker of that term.
         is_active: Enough routers follow it: it answers.
-        is_stopping: It takes no more requests, and picks for no router.
         sees: Instances that have reported in the last moments, its own among them.
         successor: While it picks, the router to which it sends all prompts; empty without one.
-        thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
+        thresholds: See `thresholds.SharedThresholds`; None: none was changed.
         leader: The picker that it believes in; empty: none.
     """
 
@@ -115,13 +114,7 @@ class Status(_Struct, tag=0):
 
 
 class Follow(_Struct, tag=1):
-    """A relay accepts the receiver as the picker of a term; its requests in flight follow, then its waiting ones.
-
-    Attributes:
-        instance: The receiver's name.
-        follower: The relay's.
-        since_s: When that one began.
-    """
+    """A relay, ``follower``, accepts the receiver as the picker; its requests in flight follow, then its waiting ones."""
 
     term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     instance: Name
@@ -148,13 +141,7 @@ class InFlight(_Struct, tag=3):
 
 
 class Ask(_Struct, tag=4):
-    """A request for a worker of a role.
-
-    Attributes:
-        number: Unique among those of the connection.
-        again: A worker has failed it: it waits before all others.
-        waited_s: Since when another picker had it, simulated seconds; None: it is new.
-    """
+    """A request for a worker of a role, by a number that is unique on the connection; see `RouterCore.acquire`."""
 
     number: Count
     role: Role
@@ -200,12 +187,9 @@ class AtCapacity(_Struct, tag=10):
 
 
 class TierOutcome(_Struct, tag=11):
-    """What became of a request of a tier.
+    """What became of a request of a tier: 0: its first token came, 1: it ended, 2: it was turned away.
 
-    Attributes:
-        event: 0: its first token came, 1: it ended, 2: it was turned away.
-        seconds: TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
-        is_failed: It ended without its complete answer.
+    ``seconds`` are the TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
     """
 
     tier: Tier

@@ -40,11 +40,9 @@ _Future = asyncio.Future[LiveAssignment]
 
 @dataclass(slots=True)
 class _Request:
-    """A request of this router's own clients, without a worker or running.
+    """A request of this router's own clients, without a worker or running, by its number in messages.
 
     Attributes:
-        number: Its name in messages.
-        role: Of the worker.
         again: A worker has failed it.
         since_s: When it began to wait, simulated seconds.
         is_sent: The picker has it.
@@ -100,12 +98,8 @@ class Relay:
     ) -> None:
         """Begin without a picker.
 
-        Args:
-            admission: Asks by this relay.
-            metrics: Counts.
-            now_s: Returns simulated seconds.
-            recent: Where it keeps the latest prompts as far as it knows them.
-            picked: Takes each prompt of this router's own and its worker.
+        ``recent`` keeps the latest prompts as far as they are known, ``picked`` takes each of this router's own that it
+        picked a worker for, and ``now_s`` returns simulated seconds.
         """
         self._picked = picked
         self._admission = admission
@@ -190,10 +184,7 @@ class Relay:
     def follow(self, channel: Channel, follow: wire.Follow, *, is_successor: bool) -> None:
         """Accept another router as the picker, and send it what this one has in flight and knows.
 
-        Args:
-            channel: To that router.
-            follow: The first message to it.
-            is_successor: The previous picker has sent it all prompts.
+        A successor has been sent all prompts by the previous picker.
         """
         self.lose()
         self.channel, self.term = channel, follow.term

@@ -50,12 +50,7 @@ class RelayedRequest:
 
 
 class Session:
-    """One connection of another router.
-
-    Attributes:
-        term: In which its router follows this one; None: it does not.
-        age: Of its router, as ``(since_s, name)``.
-    """
+    """One connection of another router, whose ``age`` is ``(since_s, name)``; ``term``: it follows this one in it."""
 
     def __init__(self, picker_server: PickerServer) -> None:
         self._server = picker_server
@@ -233,8 +228,6 @@ class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
-        now_s: Returns simulated seconds.
-        instance: This router's name.
         recent: The latest prompts, which a new successor receives.
         followed: Called when another router has begun to follow this one.
         term: In which it picks; 0: it does not.

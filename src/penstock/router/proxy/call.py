@@ -27,23 +27,18 @@ class CompletionCall:
     """One completion request.
 
     Attributes:
-        headers: Of the answer; the first is the request's id.
-        upstream_headers: For the workers.
         arrived_real_s: ``time.monotonic()`` at arrival.
-        prompt_tokens: Estimated, then as counted by a worker.
+        prompt_tokens: Estimated, then as counted by a worker (``prompt_counted``).
+        headers: Of the answer; the first is the request's id.
         session: Value of the header that ties requests together; empty without one.
         identity: None where there are no tiers.
-        prompt_counted: Whether ``prompt_tokens`` is a worker's count.
         cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
-        output_tokens: Tokens sent.
         queued_s: Time in the router's queue, simulated seconds, all stays together.
-        ttft_s: Arrival to first token, simulated seconds; None for whole answers.
+        ttft_s: Simulated seconds; None for complete answers.
         is_delivered: The complete answer was written; a client that closes then has not left early.
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
-        keyed: Prefix keys of the prompt; None where the policy reads none.
-        prefill_worker: Name of the last one.
+        keyed: None where the policy reads no prompts.
         worker: Name of the last one of the answering stage.
-        error: Reason of the failure, or None.
     """
 
     request: CompletionRequest

@@ -21,7 +21,6 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
     """The request cannot be served as it is.
 
     Attributes:
-        status: HTTP status, 4xx.
         message: Key, value, bound and remedy.
         code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
         headers: Of the answer, besides those that every answer has.
@@ -161,12 +160,11 @@ class CompletionRequest(NamedTuple):
     """A request for text.
 
     Attributes:
-        path: At the worker, the same as here.
         raw: Body as sent.
         body: The same, parsed.
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
-        is_single: One prompt and one answer: what a KV hand-over can carry.
+        is_single: One prompt and one answer: what a KV transfer can carry.
     """
 
     endpoint: ApiEndpoint

@@ -137,13 +137,7 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
 
 
 class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault of the router
-    """An error as the worker sent it, by its status or in a stream before the first token.
-
-    Attributes:
-        status: 400 to 599; of a stream, what the answer would have had.
-        content: Body, or the data of the event.
-        retry_after: Header value, or None.
-    """
+    """An error as the worker sent it: a status of 400 to 599 and a body, or an event before a stream's first token."""
 
     def __init__(self, status: int, content: bytes, retry_after: bytes | None = None) -> None:
         self.status = status
@@ -195,10 +189,10 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 def retry_scope_of(
     status: int, *, endpoint: ApiEndpoint, is_error_object: bool, sent_credentials: bool
 ) -> RetryScope:
-    """Return where a request may be tried again that was answered by an error of status 400 to 599.
+    """Return where a request may be tried again that was answered by an error.
 
     Args:
-        status: The worker's.
+        status: 400 to 599.
         endpoint: What was asked for.
         is_error_object: Whether the body is one that the model's server writes.
         sent_credentials: Whether the client's own credentials went to the worker.

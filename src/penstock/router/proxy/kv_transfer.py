@@ -64,7 +64,6 @@ class Prefilled:
     Attributes:
         params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
-        prompt_tokens: The prompt's length as the worker counted it, or None.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
         is_taken: A decode worker was asked to fetch the blocks, so it answers for them from here on.
     """
@@ -77,21 +76,13 @@ class Prefilled:
 
 
 def prefill_body(request: CompletionRequest) -> bytes:
-    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode.
-
-    Raises:
-        RequestRefused: see `encoded`.
-    """
+    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode."""
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
     return encoded(kept | _PREFILL_CHANGES)
 
 
 def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
-    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end.
-
-    Raises:
-        RequestRefused: see `encoded`.
-    """
+    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end."""
     params = prefilled.params
     if params is None:
         return request.raw

@@ -29,12 +29,7 @@ from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 
 
 def read_completion(content: bytes, content_type: bytes, worker: str) -> dict[str, Any]:
-    """Return the completion object of a complete answer, or the Responses API's response object.
-
-    Args:
-        content: Body of a 200.
-        content_type: Header value, for the message.
-        worker: Name, for the message.
+    """Return the completion object of the body of a 200, or the Responses API's response object.
 
     Raises:
         WrongAnswer: it is no JSON object with a list of choices, or of output items.
@@ -129,7 +124,6 @@ class RelayMeter:
     Attributes:
         assignment: Grows by the tokens.
         arrived_real_s: When the request came, ``time.monotonic()``.
-        speed: Simulated seconds per real one.
         prefilled: Whose cached-token count usage events get; None passes every byte at once.
         tokens: Events with text so far; one token each unless the worker batches them.
         ttft_s: Arrival to first token, simulated seconds; None before it.
@@ -257,7 +251,6 @@ class RelayMeter:
         return self._read_chunk(data, has_usage=has_usage)
 
     def _read_chunk(self, data: bytes, *, has_usage: bool) -> tuple[bool, bytes | None]:
-        """Return the same for a completion's chunk that must be parsed."""
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -274,7 +267,6 @@ class RelayMeter:
         return _has_text(chunk), rewritten
 
     def _read_response_event(self, name: bytes, data: bytes) -> bool:
-        """Return whether an event of the Responses API carries a token; the last one has the usage."""
         if name.endswith(_RESPONSE_ENDS):
             self.is_done = True
             with suppress(orjson.JSONDecodeError):
