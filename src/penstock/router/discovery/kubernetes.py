@@ -35,11 +35,8 @@ def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
     found: dict[str, WorkerSpec] = {}
     for each in sorted(slices, key=lambda each: str(each.get("addressType"))):
         for spec in _workers(each):
-            other = found.get(spec.name)
-            if other is None or _is_newer(spec, other):
-                found[spec.name] = spec
-            elif other.url == spec.url:
-                found[spec.name] = _merged(other, spec)
+            known = found.get(spec.name)
+            found[spec.name] = spec if known is None else _merged(known, spec)
     return tuple(found[name] for name in sorted(found))
 
 
@@ -91,13 +88,11 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _is_newer(spec: WorkerSpec, other: WorkerSpec) -> bool:
-    """Whether a name that two pods had in turn (a StatefulSet's) is by now the first one's."""
-    return spec.incarnation != other.incarnation and other.draining and not spec.draining
-
-
 def _merged(one: WorkerSpec, other: WorkerSpec) -> WorkerSpec:
     if one.incarnation != other.incarnation:
+        # A name that two pods had in turn (a StatefulSet's) is the one's that stays.
+        return other if one.draining and not other.draining else one
+    if one.url != other.url:
         return one
     if one.draining or other.draining:
         return replace(one, ready=False, draining=True, reason="")

@@ -66,32 +66,26 @@ class GatewayHandler(CompletionHandler):
         # Once Envoy has the request, it cannot be sent anywhere else.
         return 0.0 if _is_forwarded(call) else super()._retry_real_s(call)
 
-    async def _send(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
-    ) -> StreamingResponse:
-        responder = call.responder
+    async def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> StreamingResponse:
+        responder, assignment = call.responder, call.assignment
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
-            return await super()._send(call, assignment, body, timeouts)
+            return await super()._send(call, body, timeouts)
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
         return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
 
     def _failed(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        prefilled: Prefilled | None,
-        problem: ErrorReply | UpstreamError,
+        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
     ) -> StageFailed:
         # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
-        stage = super()._failed(call, assignment, prefilled, problem)
+        stage = super()._failed(call, prefilled, problem)
         if (
             _is_forwarded(call)
             and stage.failure.unproven is not None
             and stage.failure.reason == "upstream_5xx"
         ):
-            assignment.convict(self._clock.now_s())
+            call.assignment.convict(self._clock.now_s())
             stage.failure = replace(stage.failure, unproven=None)
         return stage
 

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.api import Tier
 from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
+from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.retries import RequestTries
@@ -30,6 +31,7 @@ class CompletionCall:
         arrived_real_s: ``time.monotonic()`` at arrival.
         prompt_tokens: Estimated, then as counted by a worker (``prompt_counted``).
         headers: Of the answer; the first is the request's id.
+        assignment: Of its newest stage; ``response`` is that worker's.
         session: Value of the header that ties requests together; empty without one.
         identity: None where there are no tiers.
         cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
@@ -47,6 +49,8 @@ class CompletionCall:
     prompt_tokens: int
     headers: Headers
     upstream_headers: Headers
+    assignment: LiveAssignment = field(init=False)
+    response: StreamingResponse = field(init=False)
     session: str = ""
     identity: TierIdentity | None = None
     prompt_counted: bool = False
@@ -117,12 +121,12 @@ class RequestTrace:
         chosen = {**role, "penstock.worker": assignment.worker.name, "penstock.reason": assignment.reason}
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
-    def sent(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+    def sent(self, call: CompletionCall) -> None:
         """Begin the span of a call to a worker, whose headers let the worker continue the trace."""
-        attributes: dict[str, str | int | float | bool] = {"penstock.worker": assignment.worker.name}
+        attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
-        self._call = self._span.child(assignment.role.value, attributes, is_call=True)
+        self._call = self._span.child(call.assignment.role.value, attributes, is_call=True)
         others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 

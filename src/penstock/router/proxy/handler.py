@@ -24,7 +24,7 @@ from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import LiveAssignment, QueueFull, QueueTimeout, RetryLater, TierFirstToken
+from penstock.router.admission import QueueFull, QueueTimeout, RetryLater, TierFirstToken
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_retries
 from penstock.router.core.retries import FailedTry, KvTransfer, RetryScope, grant
@@ -62,7 +62,7 @@ _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
 _MAX_ERROR_BYTES = 1024 * 1024
 
-_Take = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[None]]
+_Take = Callable[[CompletionCall], Awaitable[None]]
 """What becomes of a worker's response of status 200."""
 
 
@@ -103,9 +103,7 @@ class CompletionHandler:
                 try:
                     await self._attempt(call, again=is_again)
                 except StageFailed as failure:
-                    pauses = self._pauses_before_retry(call, failure)
-                    if pauses:
-                        await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+                    await self._prepare_retry(call, failure)
                     is_again = True
                 else:
                     return
@@ -131,8 +129,8 @@ class CompletionHandler:
             log.debug("request failed on several workers: counted against none", workers=workers)
         return bool(workers)
 
-    def _pauses_before_retry(self, call: CompletionCall, stage: StageFailed) -> int:
-        """Return how many pauses to wait before the request is tried again; 0 where another worker can take it."""
+    async def _prepare_retry(self, call: CompletionCall, stage: StageFailed) -> None:
+        """Return once the request may be tried again, at once where another worker can take it; else raise the failure."""
         pauses = None
         if not call.responder.started:
             left_s = self._clock.to_model_s(self._retry_real_s(call))
@@ -140,7 +138,8 @@ class CompletionHandler:
         if pauses is None:
             raise stage
         self._metrics.retries[stage.failure.reason] += 1
-        return pauses
+        if pauses:
+            await asyncio.sleep(_BACKOFF_REAL_S * pauses)
 
     def _retry_real_s(self, call: CompletionCall) -> float:
         return self._request_real_s - call.age_real_s()
@@ -187,7 +186,7 @@ class CompletionHandler:
             if call.trace is not None:
                 call.trace.waits(role.value)
             assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
-            worker = assignment.worker
+            call.assignment, worker = assignment, assignment.worker
             try:
                 call.queued_s += assignment.queued_s
                 if call.trace is not None:
@@ -198,7 +197,7 @@ class CompletionHandler:
                     call.prefill_worker = worker.name
                 else:
                     call.worker = worker.name
-                await self._round_trip(call, assignment, body, take)
+                await self._round_trip(call, body, take)
             except StageFailed as stage:
                 if stage.failure.reason != AT_CAPACITY or call.responder.started:
                     raise
@@ -235,26 +234,24 @@ class CompletionHandler:
             tenant=tenant,
         )
 
-    async def _round_trip(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, take: _Take
-    ) -> None:
+    async def _round_trip(self, call: CompletionCall, body: bytes, take: _Take) -> None:
         """Send a request to its worker and have the response taken; an unfinished response is aborted."""
-        prefilled = call.transfer if assignment.role is Role.DECODE else None
+        prefilled = call.transfer if call.assignment.role is Role.DECODE else None
         if prefilled is not None:
-            self._transfers.check_wait(assignment.queued_s)
+            self._transfers.check_wait(call.assignment.queued_s)
             prefilled.is_taken = True
         response = None
         try:
             left_real_s = self._request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
             if call.trace is not None:
-                call.trace.sent(call, assignment)
-            response = await self._send(call, assignment, body, timeouts)
+                call.trace.sent(call)
+            response = call.response = await self._send(call, body, timeouts)
             if response.status != 200:
-                raise await _error_reply(response, assignment.worker.name)
-            await take(call, assignment, response)
+                raise await _error_reply(response, call.assignment.worker.name)
+            await take(call)
         except (ErrorReply, UpstreamError) as problem:
-            failed = self._failed(call, assignment, prefilled, problem)
+            failed = self._failed(call, prefilled, problem)
             if prefilled is not None and failed.failure.reason in NOT_TAKEN:
                 prefilled.is_taken = False
             raise failed from problem
@@ -264,20 +261,14 @@ class CompletionHandler:
             if call.trace is not None:
                 call.trace.answered(sys.exception())
 
-    def _send(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
-    ) -> Awaitable[StreamingResponse]:
-        url = assignment.worker.spec.url + call.request.path
+    def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> Awaitable[StreamingResponse]:
+        url = call.assignment.worker.spec.url + call.request.path
         return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
 
     def _failed(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        prefilled: Prefilled | None,
-        problem: ErrorReply | UpstreamError,
+        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
     ) -> StageFailed:
-        worker, now_s = assignment.worker, self._clock.now_s()
+        assignment, worker, now_s = call.assignment, call.assignment.worker, self._clock.now_s()
         if isinstance(problem, UpstreamError):
             if isinstance(problem, UpstreamConnectError):
                 worker.suspect("refused a connection")
@@ -308,48 +299,46 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ responses
 
-    async def _take_prefilled(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
-        worker = assignment.worker
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+    async def _take_prefilled(self, call: CompletionCall) -> None:
+        worker = call.assignment.worker
+        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = grant(worker, self._clock.now_s())
-        prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name), lease)
-        assignment.succeeded()
-        self._admission.prefilled(assignment, prefilled.cached_tokens)
+        answer = read_completion(content, _type_of(call.response), worker.name)
+        prefilled = read_prefill_answer(answer, lease)
+        call.assignment.succeeded()
+        self._admission.prefilled(call.assignment, prefilled.cached_tokens)
         self._retries.served(call.tries, worker, self._clock.now_s())
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if prefilled.params else None
 
-    async def _confirm(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+    async def _confirm(self, call: CompletionCall) -> None:
         """Return if the beginning of an answer may be sent.
 
         Raises:
             StageFailed: its text may be wrong, because its KV transfer came too late.
         """
-        assignment.proved()
+        call.assignment.proved()
+        worker = call.assignment.worker
         if call.transfer is not None:
             lease = call.transfer.lease
             await self._transfers.confirm(lease)
-            transfer = KvTransfer(lease.worker, assignment.worker)
+            transfer = KvTransfer(lease.worker, worker)
             transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
-        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
+        self._retries.served(call.tries, worker, self._clock.now_s())
 
-    async def _stream(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
+    async def _stream(self, call: CompletionCall) -> None:
+        assignment, response, responder = call.assignment, call.response, call.responder
         name, content_type = assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         preamble = await read_preamble(response, name)
-        await self._confirm(call, assignment)
-        responder = call.responder
+        await self._confirm(call)
         meter = RelayMeter(
             self._metrics,
             assignment,
-            on_first_token=partial(self._note_first_token, call, assignment),
+            on_first_token=partial(self._note_first_token, call),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
             prefilled=call.transfer,
@@ -362,17 +351,17 @@ class CompletionHandler:
                 raise StreamBroken(f"{name} ended its stream without [DONE]")
             responder.write(meter.rest())
             responder.end()
-            self._settle_stream(call, assignment, meter)
+            self._settle_stream(call, meter)
         except (asyncio.CancelledError, ClientDisconnected):
             if meter.is_done:
                 # Many clients close at [DONE], without waiting for the end of the body.
                 call.is_delivered = True
-                self._settle_stream(call, assignment, meter)
+                self._settle_stream(call, meter)
             raise
         except UpstreamError:
             if meter.is_done:
                 responder.end()
-                self._settle_stream(call, assignment, meter)
+                self._settle_stream(call, meter)
                 return
             if meter.is_mid_event and call.transfer is None:
                 # The client has the beginning of an event; what follows must not become part of it.
@@ -383,33 +372,31 @@ class CompletionHandler:
             self._note_usage(call, meter.usage)
             call.output_tokens = max(call.output_tokens, meter.tokens)
 
-    def _settle_stream(self, call: CompletionCall, assignment: LiveAssignment, meter: RelayMeter) -> None:
+    def _settle_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Record a stream that came to its end, which may be an error of the worker's own."""
         if meter.has_error:
             call.error = "upstream_broken"
-            assignment.failed(self._clock.now_s(), "ended a stream by an error event")
+            call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
         else:
-            assignment.succeeded()
+            call.assignment.succeeded()
 
-    async def _send_complete(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
-        assignment.is_computed = True
-        answer = read_completion(content, _type_of(response), assignment.worker.name)
+    async def _send_complete(self, call: CompletionCall) -> None:
+        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        call.assignment.is_computed = True
+        answer = read_completion(content, _type_of(call.response), call.assignment.worker.name)
         usage = answer.get("usage")
         if call.transfer is not None and isinstance(usage, dict):
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
-        await self._confirm(call, assignment)
-        assignment.succeeded()
+        await self._confirm(call)
+        call.assignment.succeeded()
         self._note_usage(call, usage)
         call.responder.send(200, content, content_type=JSON, headers=call.headers)
 
     # ------------------------------------------------------------------ counting
 
-    def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        self._admission.prefilled(assignment)
+    def _note_first_token(self, call: CompletionCall) -> None:
+        self._admission.prefilled(call.assignment)
         if call.trace is not None:
             call.trace.first_token()
         if self._admission.core.tiers is not None:

@@ -225,7 +225,12 @@ class PromptReader:
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
         """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
-        return read_prompt(request, self._exact) if self._is_short(request) else None
+        if self._exact is not None and self._exact.tokenizer is not None:
+            is_short = request.prompt_bytes <= _AT_ONCE_BYTES
+        else:
+            items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
+            is_short = not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS
+        return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
         """Return a long request's keys; cancelled, it drops the work if that has not begun."""
@@ -235,9 +240,3 @@ class PromptReader:
     def close(self) -> None:
         """Drop what waits; a prompt that is being read ends by itself, because its length is bounded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _is_short(self, request: CompletionRequest) -> bool:
-        if self._exact is not None and self._exact.tokenizer is not None:
-            return request.prompt_bytes <= _AT_ONCE_BYTES
-        items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
-        return not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS
