@@ -128,19 +128,6 @@ async def test_workers_of_a_router_with_keys_are_shown_to_those_who_have_one(har
         assert (await router.get("/workers", headers=(proxied, known))).status == 200
 
 
-async def test_a_dead_workers_address_is_in_no_reason(harness):
-    """What /ready says of a failed health check names no address."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"health": {"unhealthyAfter": 1, "intervalSeconds": 0.1}})
-    await worker.server.close(grace_s=0)
-    await router.until(lambda: any(each.health_problem for each in router.server.core.pool))
-
-    ready = await router.get("/ready")
-
-    assert b"health check failed: no connection" in ready.body
-    assert worker.url.removeprefix("http://").encode() not in ready.body
-
-
 CORS = {"corsAllowedOrigins": ["https://app.example.com"]}
 
 

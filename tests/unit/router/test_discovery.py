@@ -136,17 +136,6 @@ def test_a_useless_file_keeps_the_last_good_view(tmp_path, content):
     assert discovery.problem is None
 
 
-def test_a_file_that_comes_later_is_found(tmp_path):
-    """The router may start before the file exists."""
-    path = tmp_path / "llama.json"
-    discovery = StatefileDiscovery(path)
-    assert discovery.poll() is None
-
-    _write(path, {"w": _entry()}, mtime=1000)
-
-    assert [spec.name for spec in discovery.poll()] == ["w"]
-
-
 def test_a_fixed_fleet_is_named_by_role():
     """Names count up within a role; a trailing slash is dropped."""
     specs = parse_static_workers(["prefill=http://a:1", "decode=http://b:2/", "decode=http://c:3"])

@@ -377,25 +377,6 @@ async def test_a_dead_picker_fails_as_the_gateway_is_told(harness, gateway, fail
 
 
 @needs_envoy
-async def test_many_clients_at_once(harness, gateway):
-    """64 streams, all complete, spread over the workers."""
-    workers = [await harness.worker("aggregated") for _ in range(2)]
-    found = await gateway(*workers)
-
-    async def client(number):
-        stream = await found.stream(
-            messages=[{"role": "user", "content": f"{number} says hello"}], max_tokens=20
-        )
-        return await stream.read(limit_bytes=100_000)
-
-    answers = await asyncio.gather(*map(client, range(64)))
-    assert all(each.count(b"tok") == 20 and each.endswith(harness.done) for each in answers)
-    assert sum(len(each.seen) for each in workers) == 64
-    assert all(len(each.seen) > 8 for each in workers)
-    await found.idle()
-
-
-@needs_envoy
 async def test_only_workers_of_the_subset_are_picked(harness, gateway):
     """The gateway's hint binds; one that names no worker is answered with 503."""
     workers = [await harness.worker("aggregated") for _ in range(3)]

@@ -122,24 +122,3 @@ async def test_tokens_are_counted(harness):
     }.items():
         assert await router.metric(f"penstock_router_{name}", **model) == expected
     assert await router.metric("penstock_router_requests_total", endpoint="completions", code="200") == 1
-
-
-async def test_loads_are_spread(harness):
-    """Two idle decode workers take turns; one with a stream under way is passed over."""
-    prefill, first, second = (
-        await harness.worker("prefill"),
-        await harness.worker("decode"),
-        await harness.worker("decode"),
-    )
-    end = asyncio.Event()
-    router = await harness.router(prefill, first, second)
-    for each in (first, second):
-        each.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-
-    streams = [await router.stream() for _ in range(2)]
-
-    assert (len(first.seen), len(second.seen)) == (1, 1)
-    end.set()
-    for stream in streams:
-        await stream.read(limit_bytes=1000)
-    await router.assert_idle()

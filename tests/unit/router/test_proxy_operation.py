@@ -50,32 +50,30 @@ async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
     await router.until(lambda: router.server.core.pool.get(first.name) is None)
 
 
-async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path):
-    """The statefile says that somebody starts it: the request is held, then served."""
+@pytest.mark.parametrize(
+    ("role", "prompt", "queue"),
+    [
+        ("prefill", "a", Role.PREFILL),
+        # Blocks are not pinned for nobody.
+        ("decode", "a", Role.PREFILL),
+        # Several prompts skip the prefill.
+        ("decode", ["a", "b"], Role.DECODE),
+    ],
+)
+async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path, role, prompt, queue):
+    """The statefile says that somebody starts it: the request is held before any worker, then served."""
     path = tmp_path / "llama.json"
-    router, pair = await _starting(harness, path, "prefill")
-    request = asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.core.entry_queue) == 1)
+    router, pair = await _starting(harness, path, role)
+    request = asyncio.create_task(router.post(prompt=prompt))
+    await router.until(lambda: len(router.server.core.queues[queue]) == 1)
     assert (await router.get("/ready")).status == 503
+    assert [each.seen for each in pair] == [[], []]
 
     harness.write_state(path, pair)
 
     assert (await request).status == 200
     assert (await router.get("/ready")).status == 200
     await router.assert_idle()
-
-
-async def test_a_prefill_waits_until_somebody_can_decode(harness, tmp_path):
-    """Blocks are not pinned for nobody."""
-    path = tmp_path / "llama.json"
-    router, pair = await _starting(harness, path, "decode")
-    request = asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.core.entry_queue) == 1)
-    assert pair[0].seen == []
-
-    harness.write_state(path, pair)
-
-    assert (await request).status == 200
 
 
 async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
@@ -415,18 +413,4 @@ async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_
     assert (refused.status, orjson.loads(refused.body)["error"]["code"]) == (503, "queue_timeout")
     assert b"retry-after" in refused.headers
     assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 1
-    await router.assert_idle()
-
-
-async def test_several_prompts_wait_for_a_decode_worker_too(harness, tmp_path):
-    """They skip the prefill, and are held until a decode worker is there."""
-    path = tmp_path / "llama.json"
-    router, pair = await _starting(harness, path, "decode")
-    request = asyncio.create_task(router.post(prompt=["a", "b"]))
-    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
-    assert await router.metric("penstock_router_decode_queue_requests", model_name="llama") == 1
-
-    harness.write_state(path, pair)
-
-    assert (await request).status == 200
     await router.assert_idle()

@@ -1,7 +1,5 @@
 """Which tier a request has, and what workers and metrics are told of it."""
 
-import asyncio
-
 import orjson
 import pytest
 
@@ -199,39 +197,6 @@ async def test_a_request_of_several_prompts_is_shed_like_others(harness):
     assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "shed")
     assert (await router.post(prompt=["a", "b"])).status == 200
     assert await router.metric("penstock_router_tier_arrivals_total", tier="standard") == 1
-
-
-async def test_further_names_of_the_model_are_listed(harness):
-    """Clients that ask what is served find them; one that is not there is not found."""
-    worker = await harness.worker("aggregated")
-    config = {"tiers": {"enabled": True, "models": {"llama-batch": "background"}}}
-    router = await harness.router(worker, config=config)
-    listed = orjson.loads((await router.get("/v1/models")).body)["data"]
-    assert [card["id"] for card in listed] == ["llama", "llama-batch"]
-    assert orjson.loads((await router.get("/v1/models/llama-batch")).body)["id"] == "llama-batch"
-    assert (await router.get("/v1/models/other")).status == 404
-
-
-async def test_a_premium_request_passes_those_that_wait(harness):
-    """Standard ones came first; the worker takes one prompt at a time."""
-    worker = await harness.worker("prefill")
-    decode = await harness.worker("decode")
-    first = asyncio.Event()
-    worker.script = [harness.answers.hang(first)]
-    config = {"tiers": {"enabled": True}, "prefillQueue": {"workerTokens": 1}}
-    router = await harness.router(worker, decode, config=config)
-    held = asyncio.create_task(router.post(prompt="first"))
-    await first.wait()
-    tasks = [asyncio.create_task(router.post(prompt=f"standard {at}")) for at in range(3)]
-    await router.until(lambda: len(router.server.core.entry_queue) == 3)
-    premium = (JSON, (b"x-penstock-tier", b"premium"))
-    tasks.append(asyncio.create_task(router.post(headers=premium, prompt="paid")))
-    await router.until(lambda: len(router.server.core.entry_queue) == 4)
-    assert await router.metric("penstock_router_tier_queue_requests", tier="standard") == 3
-    held.cancel()
-    await asyncio.gather(*tasks)
-    assert worker.seen[1].body["prompt"] == "paid"
-    await router.assert_idle()
 
 
 async def test_without_tiers_nothing_of_a_request_changes(harness):
