@@ -195,7 +195,6 @@ class RouterServer:
                 self.admission.tick()
                 if self._group is not None:
                     self._group.tick()
-                self._live_page.history.tick(self._clock.now_s())
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too

@@ -91,7 +91,8 @@ class RouterApp:
             self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
         )
         # A key that carries a tier authenticates, too; a router without keys stays open.
-        self._keys = KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys)
+        keys = settings.api_keys | settings.tier_keys.keys
+        self._keys = KeyCheck(keys) if settings.api_keys else None
         self._admin = AdminCheck(settings.admin_keys, is_local=settings.is_local)
         origins = settings.config.cors_allowed_origins
         self._cors = Cors(origins) if origins else None
@@ -169,11 +170,15 @@ class RouterApp:
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
         _require(request, "POST")
-        self._keys.check(request.headers.get(b"authorization"))
+        self._check_key(request)
         if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestRefused(
                 415, "content-encoding: send the body as it is", code="unsupported_media_type"
             )
+
+    def _check_key(self, request: Request) -> None:
+        if self._keys is not None:
+            self._keys.check(request.headers.get(b"authorization"))
 
     def _call(
         self,
@@ -221,7 +226,7 @@ class RouterApp:
             if name in sent:
                 headers += ((name, sent[name]),)
         key = sent.get(b"authorization")
-        if key is None or not self._keys.is_open:
+        if key is None or self._keys is not None:
             return headers
         # Without keys of its own the router is transparent: the workers may ask for one.
         is_own = self.tiers is not None and self.tiers.keys.of(key) is not None
@@ -346,7 +351,7 @@ class RouterApp:
 
     def _models(self, request: Request) -> bytes:
         _require(request, "GET")
-        self._keys.check(request.headers.get(b"authorization"))
+        self._check_key(request)
         names = [self._model, *self._aliases]
         if request.path == "/v1/models":
             cards = [{**self._model_card, "id": name} for name in names]
@@ -366,7 +371,7 @@ class RouterApp:
             _require(request, "GET")
             is_admin = self._admin.allows(request.headers)
             if not (is_admin or is_of_this_machine(request) or self.secret.holds(request.headers)):
-                self._keys.check(request.headers.get(b"authorization"))
+                self._check_key(request)
             return self._listed_workers(shows_urls=is_admin)
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
             raise _not_served(request.path)

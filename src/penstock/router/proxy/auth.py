@@ -128,10 +128,9 @@ def _bearer_token(authorization: bytes | None) -> bytes | None:
 
 
 class KeyCheck:
-    """Checks bearer tokens; without keys every request passes."""
+    """Checks bearer tokens."""
 
     def __init__(self, keys: frozenset[bytes]) -> None:
-        self.is_open = not keys
         self._keys = keys
 
     def check(self, authorization: bytes | None) -> None:
@@ -140,7 +139,7 @@ class KeyCheck:
         Raises:
             RequestRefused: 401, no key or a wrong one.
         """
-        if not self.is_open and not self.holds(authorization):
+        if not self.holds(authorization):
             raise RequestRefused(
                 401,
                 "authorization: missing or unknown key; send 'Authorization: Bearer KEY'",
@@ -184,7 +183,7 @@ class AdminCheck:
         """Take the admin keys; ``is_local``: only programs of this machine reach the router, and all are trusted."""
         self._keys = KeyCheck(keys)
         self._is_local = is_local
-        self.is_keyed = not self._keys.is_open
+        self.is_keyed = bool(keys)
         self.is_off = not self.is_keyed and not is_local
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:

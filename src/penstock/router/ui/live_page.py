@@ -18,6 +18,7 @@ import orjson
 
 from penstock.api import PlannerMode, Role
 from penstock.core.http.messages import Request, Responder
+from penstock.core.logs import get_logger
 from penstock.core.printable import printable
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker, WorkerState
@@ -26,8 +27,12 @@ from penstock.router.proxy.completion import RequestRefused
 from penstock.router.ui.history import STEP_S, History
 from penstock.router.ui.planner import PlannerState, planner_reader
 
+log = get_logger(__name__)
+
 _REFRESH_REAL_S: Final = 30.0
 """Chosen: interval of readings of the planner's part while no page is open; one call of the API server."""
+_LEAST_REAL_S: Final = 0.1
+"""Shortest time between two marks of the history at high speeds; real seconds."""
 _SHOWN_WORKERS: Final = 64
 """Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
 _POLICY: Final = (
@@ -65,10 +70,17 @@ class LivePage:
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
 
     async def follow(self) -> None:
-        """Keep the planner's part current while no page is open."""
+        """Mark the history, and keep the planner's part current while no page is open."""
+        clock, due_real_s = self._context.clock, 0.0
         while True:
-            await self._refresh()
-            await asyncio.sleep(_REFRESH_REAL_S)
+            try:
+                self.history.tick(clock.now_s())
+                if time.monotonic() >= due_real_s:
+                    due_real_s = time.monotonic() + _REFRESH_REAL_S
+                    await self._refresh()
+            except Exception:  # root of the task: one bad mark must not be the last
+                log.exception("live page not kept current")
+            await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
 
     async def _refresh(self) -> PlannerState:
         """Return the planner's part; GPUs and targets come from there, too."""
@@ -128,7 +140,8 @@ class LivePage:
     def _gauges(self) -> dict[str, Any]:
         now_s, ready = self._context.clock.now_s(), {role.value: 0 for role in self._settings.roles}
         for worker in self._pool:
-            ready[worker.spec.role.value] += worker.state(now_s)[0] is WorkerState.READY
+            role = worker.spec.role.value
+            ready[role] = ready.get(role, 0) + (worker.state(now_s)[0] is WorkerState.READY)
         return {
             "ready": ready,
             "gpus": self._gpus_held(),
