@@ -118,19 +118,6 @@ async def test_an_error_before_the_first_token_is_prefilled_again(harness, openi
     await router.assert_idle()
 
 
-async def test_an_error_that_stays_is_a_plain_answer(harness):
-    """Status 500 with the worker's own message: a stream has not begun."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode, config={"retries": {"maxPerRequest": 1}})
-    decode.otherwise = _send(b"data: " + VLLM_ERROR + b"\n\n", DONE)
-
-    answer = await router.post(stream=True)
-
-    assert answer.status == 500
-    assert orjson.loads(answer.body)["error"]["message"] == "Internal server error"
-    assert len(decode.seen) == 2
-
-
 async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
     """A 4xx is the client's, wherever it stands."""
     prefill, decode = await harness.pair()

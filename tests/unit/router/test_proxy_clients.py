@@ -86,21 +86,6 @@ async def test_a_client_that_closes_at_done_has_its_whole_answer(harness):
     end.set()
 
 
-async def test_a_client_that_leaves_the_queue_makes_room(harness):
-    """It is not sent to the worker later, and the next in line is."""
-    router, prefill, first = await _taken(harness)
-    leaver, waiter = asyncio.create_task(router.post()), asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.core.entry_queue) == 2)
-
-    leaver.cancel()
-    await router.until(lambda: len(router.server.core.entry_queue) == 1)
-    first.cancel()
-
-    assert (await waiter).status == 200
-    assert len(prefill.seen) == 2
-    await router.assert_idle()
-
-
 async def test_a_slow_client_pauses_its_worker(harness):
     """The router holds no more than its buffers; what the client reads later is complete."""
     worker = await harness.worker("aggregated")

@@ -90,19 +90,6 @@ async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
 
 
-async def test_aggregated_workers_get_the_clients_bytes(harness):
-    """One stage; the body is passed as sent, spaces and all, and usage is the worker's."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker)
-    raw = b' { "model" : "llama", "prompt":"hi" , "stream" : false } '
-
-    answer = await router.post(raw=raw)
-
-    assert worker.seen[0].raw == raw
-    assert orjson.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
-    await router.assert_idle()
-
-
 async def test_tokens_are_counted(harness):
     """Prompt, generated and cached tokens, TTFT and gaps of one stream."""
     prefill, decode = await harness.pair()

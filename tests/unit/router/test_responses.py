@@ -3,14 +3,8 @@
 import orjson
 import pytest
 
-from penstock.api import BreakerConfig, Role
-from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
-from penstock.router.proxy.stream import RelayMeter
 
 PATH = "/v1/responses"
 USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}
@@ -67,23 +61,6 @@ def test_a_response_has_the_prefix_of_its_chat():
 
     assert read_prompt(parsed(input=messages)).chain == chat.chain
     assert read_prompt(parsed(input="x" * 3000, instructions="Be brief.")).chain == chat.chain
-
-
-def test_tokens_are_deltas_and_usage_comes_with_the_end():
-    """Events around them are none."""
-    fleet = WorkerPool(BreakerConfig())
-    fleet.apply([WorkerSpec("w", Role.AGGREGATED, "http://127.0.0.1:9")])
-    metrics = RouterMetrics()
-    assignment = Assignment(None, fleet.get("w"), 40, now_s=0)
-    meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=None
-    )
-
-    for data in EVENTS:
-        assert meter.observe(data) is data
-
-    assert (meter.tokens, metrics.ttft.cumulative()[-1], metrics.itl.cumulative()[-1]) == (2, 1, 1)
-    assert meter.usage == USAGE
 
 
 @pytest.mark.parametrize("roles", [("aggregated",), ("prefill", "decode")])

@@ -142,44 +142,6 @@ async def test_whole_answers_and_prefix_policies_lose_nothing_either(harness, ki
     await router.assert_idle()
 
 
-async def test_an_ejected_worker_comes_back_after_one_right_answer(harness):
-    """A probe that fails ejects it for longer; one that succeeds lets everything in."""
-    config = {"breaker": {"consecutiveFailures": 2, "openSeconds": 0.05}}
-    router, wrong, _ = await _fleet(harness, "aggregated", WRONG["302"][0], **config)
-    breaker = router.server.core.pool.get(wrong.name).breaker
-    while breaker.openings < 3:
-        assert (await router.post()).status == 200
-    seen, wrong.otherwise = len(wrong.seen), wrong.complete
-
-    assert seen == 4
-    labels = {"role": "aggregated", "worker": wrong.name}
-    assert await router.metric("penstock_router_worker_failures_total", **labels) == 4
-    while not breaker.is_closed:
-        assert (await router.post()).status == 200
-    assert (await router.workers())[wrong.name]["state"] == "ready"
-
-
-async def test_no_more_than_the_stated_share_is_ejected(harness):
-    """Three of four workers are wrong: two are ejected, the third is kept and named, and nothing is lost."""
-    workers = [await harness.worker("aggregated") for _ in range(4)]
-    for each in workers[:3]:
-        each.otherwise = WRONG["302"][0]
-    config = {
-        "policy": "least-loaded",
-        "breaker": {"maxEjectedFraction": 0.5},
-        "retries": {"maxPerRequest": 3, "minPerSecond": 1000},
-    }
-    router = await harness.router(*workers, config=config)
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
-
-    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
-
-    shown = list((await router.workers()).values())
-    assert sorted(each["state"] for each in shown) == ["circuit_open", "circuit_open", "ready", "ready"]
-    (kept,) = [each["reason"] for each in shown if each["state"] == "ready" and each["reason"]]
-    assert "answered 302" in kept
-
-
 async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     """A request that two workers answer by 500 is the request's fault: others are served, and it is counted apart."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
