@@ -150,6 +150,12 @@ class Ask(_Struct, tag=4):
     waited_s: Seconds | None = None
 
 
+class Cancel(_Struct, tag=5):
+    """As `Release`, of a request that waits; older routers send it."""
+
+    number: Count
+
+
 class Prefilled(_Struct, tag=6):
     """A prompt was computed; see `RouterCore.prefilled`."""
 
@@ -249,6 +255,7 @@ Message = (
     | ComputedPrompt
     | InFlight
     | Ask
+    | Cancel
     | Prefilled
     | WorkerOutcome
     | Release
