@@ -121,8 +121,8 @@ class StateFileReader(PlannerReader):
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
         """Name the local backend's statefile and its graph; ``pull_real_s`` is between two ticks of the planner."""
+        super().__init__(PlannerState.of_graph("missing", "", graph))
         self._statefile = statefile
-        self._graph = graph
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> PlannerState:
@@ -130,16 +130,15 @@ class StateFileReader(PlannerReader):
         try:
             folder = orjson.loads(self._statefile.read_bytes())[ARBITER_KEY].get("planner_log_dir")
             if folder is None:
-                return PlannerState.of_graph("off", "started without one (--no-planner)", self._graph)
+                return replace(self._state, standing="off", words="started without one (--no-planner)")
             state = printable(orjson.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
             found = planner_state(state, age_s=time.time() - float(state["wall_s"]), stale_s=self._stale_s)
-            known = PlannerState.of_graph("", "", self._graph)
-            return replace(found, gpus_per_replica=known.gpus_per_replica)
+            return replace(found, gpus_per_replica=self._state.gpus_per_replica)
         except FileNotFoundError:
             words = "the planner has not written of itself yet"
         except (OSError, *_WRONG) as exc:
             words = f"the planner's state file is not readable: {exc!r}"
-        return PlannerState.of_graph("missing", words, self._graph)
+        return replace(self._state, words=words)
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> PlannerState:
