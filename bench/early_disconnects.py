@@ -82,7 +82,7 @@ async def _measure(arguments: argparse.Namespace) -> dict[str, float]:
     if await clients.wait():
         raise SystemExit("the clients failed")
     took_s = time.monotonic() - began_s
-    upstream = router._pool  # noqa: SLF001 - the count of interest has no other place
+    upstream = router.context.pool
     deadline_s = time.monotonic() + _SETTLE_S
     while upstream.connections > upstream.idle_connections and time.monotonic() < deadline_s:  # noqa: ASYNC110 - no event says so
         await asyncio.sleep(0.05)

@@ -159,7 +159,7 @@ def _router(answer: list[bytes], *, all_on: bool, traced: float | None) -> Route
         None if traced is None else _tracing(traced),
     )
     server.admission.set_workers(workers)
-    pool = cast("Any", server)._pool  # noqa: SLF001 - sockets are left out here alone
+    pool = cast("Any", server.context.pool)
 
     async def connect(
         origin: tuple[str, int], _timeouts: object, loop: asyncio.AbstractEventLoop

@@ -26,8 +26,15 @@ from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.statefile import parse_static_workers
 from penstock.router.policy.registry import policy_names
-from penstock.router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
-from penstock.router.proxy.tiers import TIER_KEYS, TierKeys, read_tier_keys
+from penstock.router.proxy.auth import (
+    ADMIN_KEYS,
+    API_KEYS,
+    TIER_KEYS,
+    KeySource,
+    TierKeys,
+    read_keys,
+    read_tier_keys,
+)
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
 

@@ -25,8 +25,7 @@ class AccessLog:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._lines: list[bytes] = []
-        self._size = 0
+        self._lines = bytearray()
         self._is_failing = False
 
     @classmethod
@@ -36,10 +35,8 @@ class AccessLog:
         Raises:
             ConfigError: the file cannot be opened.
         """
-        if target == "-":
-            return cls(sys.stdout.buffer)
         try:
-            return cls(io.FileIO(Path(target), "ab"))
+            return cls(sys.stdout.buffer if target == "-" else io.FileIO(Path(target), "ab"))
         except OSError as exc:
             raise ConfigError(
                 f"--access-log: {target}: {exc}; give a file that can be appended to, or -"
@@ -47,19 +44,15 @@ class AccessLog:
 
     def write(self, line: dict[str, Any]) -> None:
         """Add one line; ``ts`` is added."""
-        encoded = orjson.dumps({"ts": round(time.time(), 3), **line}) + b"\n"
-        self._lines.append(encoded)
-        self._size += len(encoded)
-        if self._size > _FLUSH_BYTES:
+        self._lines += orjson.dumps({"ts": round(time.time(), 3), **line}) + b"\n"
+        if len(self._lines) > _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what is buffered."""
         if not self._lines:
             return
-        content = b"".join(self._lines)
-        self._lines.clear()
-        self._size = 0
+        content, self._lines = bytes(self._lines), bytearray()
         try:
             self._file.write(content)
             self._file.flush()

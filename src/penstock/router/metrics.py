@@ -1,12 +1,14 @@
-"""What the request path counts; all durations are simulated seconds.
+"""What the request path counts; all durations are simulated seconds. `metrics_page` says what each is.
 
 prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
-second, so these are plain numbers, turned into text by `metrics_page` when scraped.
+second, so these are plain numbers, turned into text when scraped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.core.clock import LagTracker
 from penstock.core.histogram import (
@@ -17,51 +19,38 @@ from penstock.core.histogram import (
 )
 
 
+@dataclass(slots=True, eq=False)
 class RouterMetrics:
     """What the request path counts.
 
     Attributes:
-        arrivals: Requests with a readable body that reached the frontend, whatever became of them.
-        arrived_tokens: Their prompt tokens, estimated or counted.
-        refused: Of those, the ones that were refused without having been given to a worker (429, 503).
-        queue_timeouts: Of those, the ones that left the queue at its time limit.
-        completed: Of those, the ones that were answered in full.
-        completed_tokens: Output tokens of the completed.
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
-        retries: Retries by reason.
-        picks: Requests of several routers that this one did not pick for as the picker: another one did, or this one
-            did alone because none answered.
-        kv_releases: Prompts given back that no decode worker was asked for, by outcome.
+        retries: By the reason of the failure before.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
-        prompt_tokens: Prompt tokens of answered requests.
-        generation_tokens: Tokens sent to clients.
-        cached_tokens: Prompt tokens that prefill found in its cache.
-        ttft: Arrival to first token, streams only.
-        itl: Gaps between tokens, streams only; tokens of one read share its gap.
-        e2e: Arrival to last byte, answered requests only.
+        ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
+        e2e: Answered requests only.
         queue_time: Waits for the first stage, zero ones included.
         lag: Lateness of the router's own timer.
     """
 
-    def __init__(self) -> None:
-        self.arrivals = 0
-        self.arrived_tokens = 0
-        self.refused = 0
-        self.queue_timeouts = 0
-        self.completed = 0
-        self.completed_tokens = 0
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.errors: Counter[str] = Counter()
-        self.retries: Counter[str] = Counter()
-        self.picks: Counter[str] = Counter()
-        self.kv_releases: Counter[str] = Counter()
-        self.rejections: Counter[tuple[str, str]] = Counter()
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.cached_tokens = 0
-        self.ttft = BucketCounts(ROUTER_TTFT_BOUNDS_S)
-        self.itl = BucketCounts(ROUTER_ITL_BOUNDS_S)
-        self.e2e = BucketCounts(REQUEST_BOUNDS_S)
-        self.queue_time = BucketCounts(REQUEST_BOUNDS_S)
-        self.lag = LagTracker()
+    arrivals: int = 0
+    arrived_tokens: int = 0
+    refused: int = 0
+    queue_timeouts: int = 0
+    completed: int = 0
+    completed_tokens: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    picks: Counter[str] = field(default_factory=Counter)
+    kv_releases: Counter[str] = field(default_factory=Counter)
+    rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
+    itl: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_ITL_BOUNDS_S))
+    e2e: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))
+    queue_time: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))
+    lag: LagTracker = field(default_factory=LagTracker)

@@ -10,7 +10,6 @@ from typing import ClassVar
 from penstock.api import AdmissionConfig, TiersConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
-from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
@@ -18,33 +17,30 @@ from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import ConfigWatch
+from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router
 from penstock.router.core.worker_spec import WorkerSize
-from penstock.router.discovery.statefile import StatefileDiscovery
-from penstock.router.discovery.watch import Discovery, WorkerWatch
+from penstock.router.discovery.statefile import Discovery, StatefileDiscovery
+from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
-from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
-from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.app import RouterApp
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_transfer import KvTransfers
-from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator, load_tokenizer
-from penstock.router.proxy.tiers import LiveTiers, TierAdmission
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, load_tokenizer
+from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import GraphThresholds
 from penstock.router.ui.live_page import LivePage
-from penstock.router.ui.planner import planner_reader
 
 log = get_logger(__name__)
 
 TICK_REAL_S = 0.1
 """Discovery poll, queue time-outs and lag measurement; real seconds."""
-
 
 STOP_REAL_S = 10.0
 """Longest wait for discovery, checks and connections to end behind the last request; real seconds. Chosen: each takes
@@ -54,6 +50,7 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
+    admission_type: ClassVar[type[Admission]] = Admission
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
     def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
@@ -63,47 +60,31 @@ class RouterServer:
             ConfigError: the settings cannot work.
         """
         settings.check()
+        clock = SimulatedClock(settings.speed)
+        self.core = _build_core(settings)
+        self.admission = self.admission_type(self.core, clock.now_s)
+        context = self.context = RouterContext(settings, clock, self.admission, _discovery(settings))
         self._settings = settings
+        self._clock = clock
+        self._discovery = context.discovery
+        self.metrics = context.metrics
         self._tracing = tracing
-        self._clock = SimulatedClock(settings.speed)
-        self.metrics = RouterMetrics()
-        self._pool = ConnectionPool()
-        self._probe_pool = ConnectionPool()
-        self._discovery = _make_discovery(settings)
-        self.core = self._make_core()
-        self.admission = self._make_admission()
-        self._watch = WorkerWatch(
-            self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
-        )
+        self._watch = WorkerWatch(context)
         self.thresholds = GraphThresholds(self.admission)
-        self._secret = GraphSecret(settings.graph_secret)
-        self._group = self._make_group()
-        self._live_page = self._make_live_page()
-        self._admin = Admin(
-            self.admission,
-            self.metrics,
-            self._live_page.history.traffic,
-            clock=self._clock,
-            discovery_problem=self._discovery_problem,
-        )
+        secret = GraphSecret(settings.graph_secret)
+        # Without a secret no request is a router's: each picks for itself.
+        follows = self._discovery.routers is not None
+        self._group = RouterGroup(context, secret, self.thresholds) if follows and secret.headers else None
+        self._live_page = LivePage(context)
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
-        self._reader = PromptReader(self._make_exact()) if reads_prompts else None
-        self._kv_events = self._make_listener()
-        self.tiers = self._make_tiers()
+        self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None
+        self._kv_events = self._make_listener() if reads_prompts else None
+        self._tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
-        self._estimator = TokenEstimator()
-        self._transfers = self._make_transfers()
-        self._handler = self.handler_type(
-            settings,
-            self._pool,
-            self.admission,
-            self._transfers,
-            metrics=self.metrics,
-            estimator=self._estimator,
-            clock=self._clock,
-        )
+        self._transfers = KvTransfers(context)
+        self._handler = self.handler_type(context, self._transfers)
         self._config_watch = self._make_config_watch()
-        self.app = self._make_app()
+        self.app = self._make_app(secret)
         self._http = HttpServer(
             self.app.handle,
             limits=settings.server_limits(),
@@ -126,12 +107,8 @@ class RouterServer:
             ConfigError: discovery cannot begin without credentials.
         """
         try:
-            if self._discovery is not None:
-                await self._discovery.start()
-                self._watch.follow(self._discovery)
-            else:
-                self.admission.set_workers(self._settings.workers)
-                self._watch.sync()
+            await self._discovery.start()
+            self._follow_discovery()
             if self._kv_events is not None:
                 self._kv_events.start()
             if self._config_watch is not None:
@@ -151,7 +128,7 @@ class RouterServer:
 
     async def close(self) -> None:
         """Stop accepting, let requests under way finish within the grace time, stop the rest."""
-        self._admin.stopping = True
+        self.app.is_stopping = True
         if self._group is not None:
             self._group.stop()
         grace_real_s = self._clock.to_real_s(self._settings.shutdown_grace_s)
@@ -187,22 +164,21 @@ class RouterServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._config_watch is not None:
-            await self._config_watch.close()
-        if self._group is not None:
-            await self._group.close()
-        if self._discovery is not None:
-            await self._discovery.close()
-        if self._kv_events is not None:
-            await self._kv_events.close()
         if self._reader is not None:
             self._reader.close()
-        await self._transfers.close()
-        await self._watch.close()
-        await self._probe_pool.close()
-        await self._pool.close()
-        if self._tracing is not None:
-            await self._tracing.close()
+        for part in (
+            self._config_watch,
+            self._group,
+            self._discovery,
+            self._kv_events,
+            self._transfers,
+            self._watch,
+            self.context.probes,
+            self.context.pool,
+            self._tracing,
+        ):
+            if part is not None:
+                await part.close()
 
     async def _tick(self) -> None:
         # The loop's own clock is coarse and cached; lateness is measured with the real one.
@@ -215,110 +191,72 @@ class RouterServer:
             if late_s > TICK_REAL_S:
                 due_s = time.monotonic()
             try:
-                if self._discovery is not None:
-                    self._watch.follow(self._discovery)
+                self._follow_discovery()
                 self.admission.tick()
                 if self._group is not None:
                     self._group.tick()
-                elif self._discovery is not None:
-                    self._warn_of_others(self._discovery)
-                self._live_page.tick()
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
                 log.exception("tick failed")
 
-    def _warn_of_others(self, discovery: Discovery) -> None:
-        if len(discovery.routers()) > 1 and not self._is_warned:
+    def _follow_discovery(self) -> None:
+        """Take over what discovery has found since the last call."""
+        workers = self._discovery.poll()
+        if workers is not None:
+            self.admission.set_workers(workers)
+            self._watch.sync()
+        if self._group is None and not self._is_warned and len(self._discovery.routers or ()) > 1:
             self._is_warned = True
             log.warning(
                 "several routers and no secret: each picks for itself; set the same secret in all",
                 variable=GRAPH_SECRET_VARIABLE,
             )
 
-    def _make_core(self) -> LiveCore:
-        settings = self._settings
-        admission = settings.admission(settings.config.admission)
-        size = WorkerSize(batch_tokens=settings.batch_tokens, requests=settings.worker_requests)
-        core: LiveCore = build_router(
-            settings.config.model_copy(update={"admission": admission}),
-            dict.fromkeys(settings.roles, size),
-            lease_s=settings.lease_s,
-            is_supervised=settings.kubernetes is not None,
-            record=log_worker_event,
+    def _make_app(self, secret: GraphSecret) -> RouterApp:
+        page = MetricsPage(
+            self.metrics,
+            self.core,
+            self._settings.model,
+            self._clock.now_s,
+            lambda: self._discovery.problem,
+            self._kv_events,
+            None if self._tiers is None else self._tiers.families,
+            self._group,
         )
-        core.speed = settings.speed
-        return core
-
-    def _make_admission(self) -> Admission:
-        return Admission(self.core, self._clock.now_s)
+        return RouterApp(
+            self.context,
+            self._handler,
+            page,
+            self._live_page,
+            self.thresholds,
+            secret,
+            self._group,
+            self._reader,
+            self._access_log,
+            self._tiers,
+            self._tracing,
+        )
 
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers
         if control is None:
             return None
-        admission = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
-        return LiveTiers(admission, control, self.admission, self._clock.now_s)
-
-    def _make_transfers(self) -> KvTransfers:
-        settings = self._settings
-        return KvTransfers(
-            self._pool,
-            self._probe_pool,
-            self.core.pool,
-            self.metrics,
-            self._clock,
-            lease_s=settings.lease_s,
-            timeout_real_s=settings.config.health.timeout_real_seconds,
-        )
-
-    def _make_group(self) -> RouterGroup | None:
-        if self._discovery is None or not self._settings.graph_secret:
-            # Without a secret no request is a router's: each picks for itself.
-            return None
-        return RouterGroup(
-            self.admission,
-            self.metrics,
-            self._discovery.routers,
-            secret=self._secret,
-            thresholds=self.thresholds,
-            now_s=self._clock.now_s,
-        )
+        tiers, keys = settings.config.tiers, settings.tier_keys
+        return LiveTiers(tiers, keys, self.admission, control, model=settings.model)
 
     def _make_config_watch(self) -> ConfigWatch | None:
-        settings = self._settings
-        if settings.graph_file is None:
+        file, config = self._settings.graph_file, self._settings.config
+        if file is None:
             return None
-        return ConfigWatch(
-            settings.graph_file,
-            settings.config,
-            {"admission": self._set_admission, "tiers": self._set_tiers},
-        )
-
-    def _make_exact(self) -> ExactKeys | None:
-        settings, config = self._settings, self._settings.config
-        if config.tokenizer is None and config.kv_events_port is None:
-            return None
-        unit = None if config.kv_events_port is None else settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
-        return ExactKeys(None if config.tokenizer is None else load_tokenizer(config.tokenizer), unit)
+        return ConfigWatch(file, config, {"admission": self._set_admission, "tiers": self._set_tiers})
 
     def _make_listener(self) -> KvListener | None:
-        settings, port = self._settings, self._settings.config.kv_events_port
-        if port is None or self._reader is None:
+        port, tokens = self._settings.config.kv_events_port, _engine_block_tokens(self._settings)
+        if port is None or tokens is None:
             return None
-        unit = settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
-        return KvListener(self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=unit)
-
-    def _make_live_page(self) -> LivePage:
-        discovery = self._discovery
-        return LivePage(
-            self._settings,
-            self.admission,
-            self.metrics,
-            planner_reader(self._settings, discovery),
-            now_s=self._clock.now_s,
-            discovery_problem=self._discovery_problem,
-            routers=lambda: 0 if discovery is None else len(discovery.routers()),
+        return KvListener(
+            self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=tokens
         )
 
     def _set_admission(self, section: AdmissionConfig) -> None:
@@ -327,41 +265,10 @@ class RouterServer:
         self._handler.retry_after_s = admission.retry_after_seconds
 
     def _set_tiers(self, tiers: TiersConfig) -> None:
-        if tiers.enabled is not (self.tiers is not None):
+        if tiers.enabled is not (self._tiers is not None):
             log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
-        if self.tiers is not None and tiers.enabled:
-            self.tiers.configure(tiers)
-
-    def _make_app(self) -> RouterApp:
-        page = MetricsPage(
-            self.metrics,
-            self.core,
-            model=self._settings.model,
-            now_s=self._clock.now_s,
-            discovery_problem=self._discovery_problem,
-            kv_events=self._kv_events,
-            tiers=None if self.tiers is None else self.tiers.families,
-            group=self._group,
-        )
-        return RouterApp(
-            self._settings,
-            self._handler,
-            self._admin,
-            page,
-            metrics=self.metrics,
-            estimator=self._estimator,
-            thresholds=self.thresholds,
-            secret=self._secret,
-            group=self._group,
-            reader=self._reader,
-            access_log=self._access_log,
-            tiers=self.tiers,
-            live_page=self._live_page,
-            tracing=self._tracing,
-        )
-
-    def _discovery_problem(self) -> str | None:
-        return self._discovery.problem if self._discovery is not None else None
+        if self._tiers is not None and tiers.enabled:
+            self._tiers.configure(tiers)
 
 
 def _is_vital(request: Request) -> bool:
@@ -369,11 +276,39 @@ def _is_vital(request: Request) -> bool:
     return not request.path.startswith("/v1/")
 
 
-def _make_discovery(settings: RouterSettings) -> Discovery | None:
+def _build_core(settings: RouterSettings) -> LiveCore:
+    admission = settings.admission(settings.config.admission)
+    size = WorkerSize(batch_tokens=settings.batch_tokens, requests=settings.worker_requests)
+    core: LiveCore = build_router(
+        settings.config.model_copy(update={"admission": admission}),
+        dict.fromkeys(settings.roles, size),
+        lease_s=settings.lease_s,
+        is_supervised=settings.kubernetes is not None,
+        record=log_worker_event,
+    )
+    core.speed = settings.speed
+    return core
+
+
+def _engine_block_tokens(settings: RouterSettings) -> int | None:
+    """Return the tokens of a worker's KV block, where KV events are followed."""
+    if settings.config.kv_events_port is None:
+        return None
+    return settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
+
+
+def _exact_keys(settings: RouterSettings) -> ExactKeys | None:
+    path, tokens = settings.config.tokenizer, _engine_block_tokens(settings)
+    if path is None and tokens is None:
+        return None
+    return ExactKeys(None if path is None else load_tokenizer(path), tokens)
+
+
+def _discovery(settings: RouterSettings) -> Discovery:
     if settings.statefile is not None:
         return StatefileDiscovery(settings.statefile)
     if settings.kubernetes is None:
-        return None
+        return Discovery(settings.workers)
     try:
         # An extra of the distribution; only a router in a cluster needs it.
         from penstock.router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415

@@ -12,8 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.busy import admission_with, check_flags
-from penstock.router.proxy.auth import ADMIN_KEYS, is_loopback
-from penstock.router.proxy.tiers import TIER_KEYS, TierKeys
+from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
 
 _FILES_PER_REQUEST = 2
 """Open files of one request: the client's connection and the worker's."""

@@ -205,7 +205,7 @@ class Harness:
         return await self.worker("prefill"), await self.worker("decode")
 
     async def router(self, *workers, statefile=None, config=None, ready=True, tracing=None, **settings):
-        """Start a router, and wait until it would serve."""
+        """Start a router, and wait until it would serve and all its workers are well."""
         specs = tuple(WorkerSpec(each.name, Role(each.role), each.url) for each in workers)
         roles = {each.role for each in workers}
         server = RouterServer(
@@ -224,6 +224,7 @@ class Harness:
         router = Router(server, self.client)
         if ready:
             await router.until(lambda: not server.admission.problems())
+            await router.until(lambda: not any(each.health_problem for each in server.core.pool))
         return router
 
     def write_state(self, path, workers, routers=(), **states):

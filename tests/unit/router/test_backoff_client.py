@@ -55,23 +55,6 @@ async def test_it_waits_as_asked_and_is_served_once_there_is_room(harness, clien
     assert len(worker.seen) == 1
 
 
-async def test_it_gives_up_in_the_end(harness, client):
-    """After its last try, without another pause."""
-    worker = await harness.worker("aggregated")
-    worker.kv_usage = "0.95"
-    router = await harness.router(worker, config={"admission": {"mode": "token-capacity"}})
-    await router.until(lambda: router.server.core.busy[router.server.core.entry].is_any)
-    pauses = []
-    with pytest.raises(client.OverloadedError, match="rejected 3 times"):
-        await asyncio.to_thread(
-            client.send_with_retry,
-            lambda: client.post(f"{router.url}/v1/completions", {"model": "llama", "prompt": "x"}),
-            max_tries=3,
-            sleep=pauses.append,
-        )
-    assert len(pauses) == 2
-
-
 def test_without_a_header_the_pause_doubles(client):
     """1, 2, 4 … 60 seconds, and a random part."""
     rng = random.Random(2)

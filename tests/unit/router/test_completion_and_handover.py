@@ -95,12 +95,6 @@ def test_a_client_sets_no_transfer(path, key, value, is_nested):
     assert caught.value.status == 400
 
 
-def test_other_extra_arguments_pass():
-    """They are the engine's extensions', and the worker judges them."""
-    assert _parse({"model": "llama", "prompt": "x", "vllm_xargs": {"top": 1}}).raw
-    assert _parse({"model": "llama", "prompt": "x", "vllm_xargs": "kv_transfer_params"}).raw
-
-
 @pytest.mark.parametrize("key", ["model", "stream"])
 def test_a_long_value_does_not_come_back_whole(key):
     """Else a request of megabytes is answered by as many."""
@@ -116,11 +110,6 @@ def test_chats_without_messages_are_refused(messages):
     """A list of objects, not empty."""
     with pytest.raises(RequestRefused, match="messages:"):
         _parse({"model": "llama", "messages": messages}, CHAT)
-
-
-def test_content_types_may_carry_parameters():
-    """As some clients send them."""
-    assert _parse({"model": "llama", "prompt": "x"}, content_type=b"Application/JSON; charset=utf-8")
 
 
 def test_the_prefill_request_is_vllms():

@@ -7,8 +7,6 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.router.discovery.kubernetes import router_urls
 from penstock.router.discovery.statefile import StatefileDiscovery, parse_statefile, parse_static_workers
-from penstock.router.discovery.statefile import router_urls as local_router_urls
-from penstock.router.discovery.watch import kv_usage
 
 
 def _entry(role="decode", state="ready", url="http://127.0.0.1:9", **more):
@@ -34,7 +32,7 @@ def _write(path, entries, *, mtime):
 )
 def test_states_of_the_statefile(state, ready, draining, supervised):
     """Only ready serves; draining takes nothing new and comes back by nobody."""
-    (spec,) = parse_statefile(json.dumps({"w": _entry(state=state)}).encode())
+    (spec,), _ = parse_statefile(json.dumps({"w": _entry(state=state)}).encode())
 
     assert (spec.ready, spec.draining, spec.supervised) == (ready, draining, supervised)
     assert (spec.name, spec.role, spec.url) == ("w", Role.DECODE, "http://127.0.0.1:9")
@@ -58,7 +56,7 @@ PUBLISHES = ["vllm", "--kv-events-config", '{"endpoint": "ipc:///state/g.{kv_eve
 )
 def test_where_a_worker_publishes_is_in_its_command(cmd, ports, expected):
     """As it was told; anything else leaves it to the graph."""
-    (spec,) = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
+    (spec,), _ = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
 
     assert spec.kv_events == expected
     assert spec.kv_replay is None
@@ -69,7 +67,7 @@ def test_where_a_worker_is_asked_for_earlier_events_is_in_its_command():
     config = '{"endpoint": "tcp://127.0.0.1:5", "replay_endpoint": "tcp://127.0.0.1:{kv_replay_port}"}'
     cmd, ports = ["vllm", "--kv-events-config", config], {"port": 9, "kv_replay_port": 8}
 
-    (spec,) = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
+    (spec,), _ = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
 
     assert (spec.kv_events, spec.kv_replay) == ("tcp://127.0.0.1:5", "tcp://127.0.0.1:8")
 
@@ -91,15 +89,15 @@ def test_where_a_worker_is_asked_for_earlier_events_is_in_its_command():
 )
 def test_entries_that_are_no_workers_are_left_out(entry):
     """One odd entry hides none of the others."""
-    specs = parse_statefile(json.dumps({"bad": entry, "good": _entry()}).encode())
+    specs, _ = parse_statefile(json.dumps({"bad": entry, "good": _entry()}).encode())
 
     assert [spec.name for spec in specs] == ["good"]
 
 
 def test_a_restart_is_another_incarnation():
     """What was learnt about the process before is void."""
-    (first,) = parse_statefile(json.dumps({"w": _entry(restarts=0)}).encode())
-    (second,) = parse_statefile(json.dumps({"w": _entry(restarts=1)}).encode())
+    (first,), _ = parse_statefile(json.dumps({"w": _entry(restarts=0)}).encode())
+    (second,), _ = parse_statefile(json.dumps({"w": _entry(restarts=1)}).encode())
 
     assert first.incarnation != second.incarnation
 
@@ -138,17 +136,6 @@ def test_a_useless_file_keeps_the_last_good_view(tmp_path, content):
     assert discovery.problem is None
 
 
-def test_a_file_that_comes_later_is_found(tmp_path):
-    """The router may start before the file exists."""
-    path = tmp_path / "llama.json"
-    discovery = StatefileDiscovery(path)
-    assert discovery.poll() is None
-
-    _write(path, {"w": _entry()}, mtime=1000)
-
-    assert [spec.name for spec in discovery.poll()] == ["w"]
-
-
 def test_a_fixed_fleet_is_named_by_role():
     """Names count up within a role; a trailing slash is dropped."""
     specs = parse_static_workers(["prefill=http://a:1", "decode=http://b:2/", "decode=http://c:3"])
@@ -167,26 +154,6 @@ def test_a_fixed_fleet_is_checked(value):
     """The message names flag, value and form."""
     with pytest.raises(ConfigError, match=r"--worker: .*role=http://host:port"):
         parse_static_workers([value])
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.25], 0.25),
-        ([0.2, 0.4], pytest.approx(0.3)),
-        ([0.0], 0.0),
-        ([1.0], 1.0),
-        ([], None),
-        ([float("nan")], None),
-        ([float("inf")], None),
-        ([-0.1], None),
-        ([1.5], None),
-        ([0.5, float("nan")], None),
-    ],
-)
-def test_kv_readings_that_are_no_fractions_are_unknown(values, expected):
-    """Absent, NaN, infinite, negative and above one are unknown, never zero."""
-    assert kv_usage(values) == expected
 
 
 def test_routers_are_found_in_slices_and_statefiles():
@@ -210,4 +177,4 @@ def test_routers_are_found_in_slices_and_statefiles():
         "f_router_1": {"role": "router", "url": None},
         "odd": 3,
     }
-    assert local_router_urls(json.dumps(entries).encode()) == ("http://127.0.0.1:8000",)
+    assert parse_statefile(json.dumps(entries).encode())[1] == ("http://127.0.0.1:8000",)

@@ -34,7 +34,7 @@ async def test_clients_that_reset_early_leave_nothing(harness):
     worker = await harness.worker("aggregated")
     answer, worker.otherwise = worker.otherwise, harness.answers.hang()  # each request needs a new connection
     router = await harness.router(worker)
-    pool = router.server._pool
+    pool = router.server.context.pool
     request = completion({"stream": True, "max_tokens": 3})
     for _ in range(8):
         async with asyncio.TaskGroup() as group:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.client import Timeouts
 from penstock.router.discovery.watch import read_page
 
 COUNTS = (
@@ -79,25 +79,6 @@ async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness,
     await router.assert_idle()
 
 
-async def test_a_request_that_leaves_the_queue_at_its_limit_counts_apart(harness):
-    """Timed out, not refused; it was routed."""
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    config = {"prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 0.05}}
-    router = await harness.router(prefill, decode, config=config)
-    first = asyncio.create_task(router.post(prompt="x" * 40))
-    await started.wait()
-
-    assert (await router.post(prompt="y" * 40)).status == 503
-
-    counts = await _counts(router)
-    assert (counts["queue_timeouts_total"], counts.get("refused_requests_total")) == (1, None)
-    assert counts["routed_prompt_tokens_total"] == 20
-    first.cancel()
-    await router.assert_idle()
-
-
 async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(harness):
     """Of a prompt seen before nearly nothing is new; it arrives in full all the same."""
     prefill, decode = await harness.pair()
@@ -127,6 +108,23 @@ async def test_a_body_that_is_no_request_does_not_arrive(harness):
 
 
 @pytest.mark.parametrize(
+    ("page", "usage"),
+    [
+        ("0.25", 0.25),
+        ('0.2\nvllm:kv_cache_usage_perc{engine="1"} 0.4', pytest.approx(0.3)),
+        ("+Inf", None),
+        ("1.5", None),
+        ('0.5\nvllm:kv_cache_usage_perc{engine="1"} NaN', None),
+    ],
+)
+async def test_kv_usage_is_the_mean_of_the_ranks(harness, page, usage):
+    """Where one is no fraction it is unknown, never zero."""
+    worker = await harness.worker("decode")
+    worker.kv_usage = page
+    assert (await read_page(harness.client, worker.url, Timeouts())).kv_usage_fraction == usage
+
+
+@pytest.mark.parametrize(
     ("page", "waiting"),
     [
         ('vllm:num_requests_waiting{engine="0"} 9\nvllm:num_requests_waiting{engine="1"} 1', 10),
@@ -140,21 +138,5 @@ async def test_requests_that_wait_in_a_worker_are_read(harness, page, waiting):
     """Those that wait for room, of all its engines; of older workers all. What is no number is unknown."""
     worker = await harness.worker("decode")
     worker.kv_usage = f"0.5\n{page}\n#"
-    pool = ConnectionPool()
-
-    found = await read_page(pool, worker.url, Timeouts())
-
-    await pool.close()
+    found = await read_page(harness.client, worker.url, Timeouts())
     assert found.waiting_requests == waiting
-
-
-async def test_requests_that_wait_in_a_worker_are_exported(harness):
-    """With the worker's role, and not at all while unknown."""
-    worker = await harness.worker("aggregated")
-    worker.kv_usage = "0.5\nvllm:num_requests_waiting 7\n#"
-    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01}})
-    scraped = router.server.core.pool.get(worker.name)
-    await router.until(lambda: scraped.kv_usage_fraction == 0.5)
-    labels = {"worker": worker.name, "role": "aggregated"}
-
-    assert await router.metric("penstock_router_worker_waiting_requests", **labels) == 7

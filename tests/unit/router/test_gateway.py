@@ -249,26 +249,6 @@ async def test_rejections_say_when_to_come_back(harness, gateway):
 
 
 @needs_envoy
-async def test_a_full_queue_answers_429(harness, gateway):
-    """One request computes, one waits, the third is refused."""
-    prefill, decode = await harness.pair()
-    prefill.otherwise = harness.answers.hang()
-    queue = {"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
-    found = await gateway(prefill, decode, config=queue)
-    waiting = [asyncio.create_task(found.post())]
-    await found.until(lambda: len(prefill.seen) == 1)
-    waiting.append(asyncio.create_task(found.post()))
-    await found.until(lambda: len(found.server.core.entry_queue) == 1)
-    answer = await found.post()
-    assert (answer.status, answer.headers[b"retry-after"]) == (429, b"1")
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await found.idle()
-    assert len(found.server.core.entry_queue) == 0
-
-
-@needs_envoy
 async def test_workers_that_refuse_or_are_gone(harness, gateway):
     """The worker's own error passes; one without room or out of reach ends in 503, after one try."""
     worker = await harness.worker("aggregated")
@@ -397,25 +377,6 @@ async def test_a_dead_picker_fails_as_the_gateway_is_told(harness, gateway, fail
 
 
 @needs_envoy
-async def test_many_clients_at_once(harness, gateway):
-    """64 streams, all complete, spread over the workers."""
-    workers = [await harness.worker("aggregated") for _ in range(2)]
-    found = await gateway(*workers)
-
-    async def client(number):
-        stream = await found.stream(
-            messages=[{"role": "user", "content": f"{number} says hello"}], max_tokens=20
-        )
-        return await stream.read(limit_bytes=100_000)
-
-    answers = await asyncio.gather(*map(client, range(64)))
-    assert all(each.count(b"tok") == 20 and each.endswith(harness.done) for each in answers)
-    assert sum(len(each.seen) for each in workers) == 64
-    assert all(len(each.seen) > 8 for each in workers)
-    await found.idle()
-
-
-@needs_envoy
 async def test_only_workers_of_the_subset_are_picked(harness, gateway):
     """The gateway's hint binds; one that names no worker is answered with 503."""
     workers = [await harness.worker("aggregated") for _ in range(3)]
@@ -433,16 +394,6 @@ async def test_only_workers_of_the_subset_are_picked(harness, gateway):
     )
     assert (await nobody.post()).status == 503
     assert [len(each.seen) for each in workers] == [0, 12, 0]
-
-
-@needs_envoy
-async def test_the_served_endpoint_is_read(harness, gateway, caplog):
-    """A gateway that sent a request elsewhere is named in the log, and the worker in the record."""
-    worker = await harness.worker("aggregated")
-    served = metadata_filter("envoy.lb", **{messages.SERVED: "10.0.0.9:8000"})
-    found = await gateway(worker, filters=[served])
-    assert (await found.post()).status == 200
-    assert "gateway chose another worker" in caplog.text
 
 
 @needs_envoy

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import orjson
 import pytest
 
 from penstock.api import Role
@@ -91,17 +90,6 @@ async def test_a_decode_worker_that_was_asked_answers_for_the_blocks(harness):
     request.cancel()
     await router.assert_idle()
     assert _releases(decode) == []
-    assert not router.server.metrics.kv_releases
-
-
-async def test_a_prompt_that_was_not_kept_needs_no_release(harness):
-    """Prefill answered without parameters, and decode refused."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode)
-    body = {"choices": [], "usage": prefill.usage(1), "kv_transfer_params": None}
-    prefill.script = [harness.answers.status(200, orjson.dumps(body))]
-    decode.script = [harness.answers.status(503, AT_CAPACITY)]
-    assert (await router.post(max_tokens=1)).status == 503
     assert not router.server.metrics.kv_releases
 
 

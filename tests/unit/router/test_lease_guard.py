@@ -118,19 +118,6 @@ async def test_an_error_before_the_first_token_is_prefilled_again(harness, openi
     await router.assert_idle()
 
 
-async def test_an_error_that_stays_is_a_plain_answer(harness):
-    """Status 500 with the worker's own message: a stream has not begun."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode, config={"retries": {"maxPerRequest": 1}})
-    decode.otherwise = _send(b"data: " + VLLM_ERROR + b"\n\n", DONE)
-
-    answer = await router.post(stream=True)
-
-    assert answer.status == 500
-    assert orjson.loads(answer.body)["error"]["message"] == "Internal server error"
-    assert len(decode.seen) == 2
-
-
 async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
     """A 4xx is the client's, wherever it stands."""
     prefill, decode = await harness.pair()
@@ -152,16 +139,6 @@ async def test_vllms_500_after_a_hand_over_is_prefilled_again(harness):
     assert (await router.workers())[decode.name]["state"] == "ready"
 
 
-async def test_a_prefill_workers_500_is_its_own(harness):
-    """It is passed on, and not tried again."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode)
-    prefill.script.append(harness.answers.status(500, VLLM_ERROR))
-
-    assert (await router.post()).status == 500
-    assert (len(prefill.seen), len(decode.seen)) == (1, 0)
-
-
 async def test_a_stream_of_roles_that_ends_is_broken(harness):
     """No token ever came: another try, then 502."""
     prefill, decode = await harness.pair()
@@ -170,16 +147,6 @@ async def test_a_stream_of_roles_that_ends_is_broken(harness):
 
     assert (await router.post(stream=True)).status == 502
     await router.assert_idle()
-
-
-async def test_a_chunk_without_choices_begins_a_stream(harness):
-    """Some servers send such a one first, and the rest follows as it comes."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode)
-    first = b'data: {"choices":[]}\n\n'
-    decode.script.append(_send(first, TOKEN, DONE))
-
-    assert (await router.post(stream=True)).body == first + TOKEN + DONE
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from penstock.api import GraphSpec
 from penstock.core.errors import NotFoundError
 from penstock.router.metrics import RouterMetrics
-from penstock.router.ui.history import Gauges, History, Targets
+from penstock.router.ui.history import History
 from penstock.router.ui.planner import GraphStatusReader, PlannerState, graph_planner_state
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -182,8 +182,8 @@ async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
 def test_history_marks_the_last_quarter_of_an_hour():
     """Rates of a step, latencies of a minute, a rejected request counted as late; GPU-seconds of the whole time."""
     metrics, gpus = RouterMetrics(), [2]
-    gauges = lambda: Gauges({"decode": 1}, gpus[0], 3, None)  # noqa: E731 - short
-    history = History(metrics, None, gauges, Targets(1.0, 0.01))
+    history = History(metrics, None, lambda: {"gpus": gpus[0], "kv_usage_fraction": None}, 1.0)
+    history.itl_target_s = 0.01
     for second in range(1201):
         if second == 600:
             gpus[0] = 4
@@ -192,7 +192,7 @@ def test_history_marks_the_last_quarter_of_an_hour():
         metrics.refused += second % 2
         metrics.ttft.observe(0.5)
         metrics.itl.observe(0.02, 3)
-    series = history.series()
+    series = list(history.points)
     assert (len(series), series[-1]["at_s"] - series[0]["at_s"]) == (180, 895.0)
     assert (series[-1]["arrivals_per_s"], series[-1]["gpus"], series[-1]["kv_usage_fraction"]) == (
         2.0,
@@ -213,7 +213,7 @@ def test_history_marks_the_last_quarter_of_an_hour():
 def test_complete_answers_have_no_share_in_time():
     """One rejection among requests without a first token does not make the share zero."""
     metrics = RouterMetrics()
-    history = History(metrics, None, lambda: Gauges({}, None, 0, None), Targets(1.0, None))
+    history = History(metrics, None, lambda: {"gpus": None}, 1.0)
     history.tick(0.0)
     metrics.arrivals, metrics.refused, metrics.completed = 9, 1, 8
     minute = history.minute(10.0)

@@ -77,20 +77,6 @@ async def test_a_client_that_leaves_frees_its_place(harness, write_graph):
         await router.assert_idle()
 
 
-async def test_a_full_queue_is_full_for_all(harness, write_graph):
-    """The picker's refusal comes through with its Retry-After."""
-    worker, started = await harness.worker("aggregated"), asyncio.Event()
-    worker.otherwise = harness.answers.hang(started)
-    config = {"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
-    one, two = await start(harness, write_graph, worker, config=config)
-    tasks = [asyncio.create_task(one.post()), asyncio.create_task(two.post())]
-    await one.until(lambda: one.server.core.entry_queue.waiting == 1)
-    refused = await two.post()
-    assert (refused.status, b"retry-after" in refused.headers) == (429, True)
-    for task in tasks:
-        task.cancel()
-
-
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 async def test_a_picker_s_death_costs_other_routers_nothing(harness, write_graph, policy):
     """What runs goes on, what waits is dispatched by the successor, which knows what is in flight."""
@@ -277,7 +263,7 @@ async def test_routers_without_a_secret_pick_each_for_itself(harness, write_grap
     write_graph([worker], routers)
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())
-        await router.until(lambda router=router: len(router.server._discovery.routers()) == 2)
+        await router.until(lambda router=router: len(router.server.context.discovery.routers) == 2)
         assert (await router.post()).status == 200
         assert router.server._group is None
 
@@ -349,15 +335,3 @@ async def test_thresholds_outlive_the_router_that_was_asked(harness, write_graph
 
     assert await thresholds_of(two) == (None, 700)
     assert await thresholds_of(joined) == (None, 700)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [(1, [None] * 3, [2, None, None]), (1, [None] * 2, [None] * 3), (1, [], []), (0, [None] * 3, [None] * 3)],
-)
-async def test_thresholds_that_cannot_be_are_passed_over(harness, told):
-    """Out of range, cut off, or older than what holds."""
-    router = await harness.router(await harness.worker("aggregated"))
-    before = router.server.thresholds.state
-    router.server.thresholds.received(told)
-    assert router.server.thresholds.state == before

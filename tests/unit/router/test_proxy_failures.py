@@ -12,32 +12,10 @@ def _error(answer):
     return orjson.loads(answer.body)["error"]
 
 
-@pytest.mark.parametrize("status", [502, 503])
-async def test_a_leaving_worker_is_passed_over(harness, status):
-    """502 and 503 before the first byte are retried on the other worker, with the prefill done again."""
-    prefill, first, second = (
-        await harness.worker("prefill"),
-        await harness.worker("decode"),
-        await harness.worker("decode"),
-    )
-    first.otherwise = harness.answers.status(status)
-    second.otherwise = second.complete
-    router = await harness.router(prefill, first, second)
-
-    answers = [await router.post() for _ in range(2)]
-
-    assert [answer.status for answer in answers] == [200, 200]
-    assert len(second.seen) == 2
-    assert len(prefill.seen) == 2 + len(first.seen)
-    assert await router.metric("penstock_router_retries_total", reason="upstream_5xx") == len(first.seen) >= 1
-    await router.assert_idle()
-
-
 async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
     alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
     router = await harness.router(alive, dead, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
     await dead.server.close(grace_s=0)
 
     answers = [await router.post() for _ in range(4)]
@@ -174,40 +152,21 @@ async def test_retries_end(harness):
     await router.assert_idle()
 
 
-async def test_retries_have_a_budget(harness):
-    """With an empty budget the first failure is final."""
-    worker = await harness.worker("aggregated")
-    worker.otherwise = harness.answers.status(503)
-    router = await harness.router(worker, config={"retries": {"budgetFraction": 0.0, "minPerSecond": 0.0}})
-
-    assert (await router.post()).status == 503
-    assert len(worker.seen) == 1
-
-
-async def test_a_time_out_is_retried_once(harness):
-    """A worker that is silent twice is not waited for a third time."""
+@pytest.mark.parametrize(
+    ("limits", "phase", "tries"),
+    [({"firstByteTimeoutSeconds": 0.1}, "first_byte", 2), ({"requestTimeoutSeconds": 0.5}, "total", 1)],
+)
+async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
+    """Silent workers are not waited for a third time; a request's total limit leaves nothing to try again."""
     workers = [await harness.worker("aggregated") for _ in range(3)]
     for worker in workers:
         worker.otherwise = harness.answers.hang()
-    router = await harness.router(*workers, config={"limits": {"firstByteTimeoutSeconds": 0.1}})
+    router = await harness.router(*workers, config={"limits": limits})
 
     answer = await router.post()
 
-    assert (answer.status, _error(answer)["code"]) == (504, "upstream_timeout_first_byte")
-    assert sum(len(worker.seen) for worker in workers) == 2
-    await router.assert_idle()
-
-
-async def test_a_request_has_a_time_of_its_own(harness):
-    """Its total limit ends it whatever the worker does, and leaves nothing to try again."""
-    worker = await harness.worker("aggregated")
-    worker.otherwise = harness.answers.hang()
-    router = await harness.router(worker, config={"limits": {"requestTimeoutSeconds": 0.1}})
-
-    answer = await router.post()
-
-    assert (answer.status, _error(answer)["code"]) == (504, "upstream_timeout_total")
-    assert len(worker.seen) == 1
+    assert (answer.status, _error(answer)["code"]) == (504, f"upstream_timeout_{phase}")
+    assert sum(len(worker.seen) for worker in workers) == tries
     await router.assert_idle()
 
 
@@ -283,41 +242,6 @@ async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
     await router.assert_idle()
 
 
-GARBAGE = [
-    b"SSH-2.0-OpenSSH_9.6\r\n",
-    b"HTTP/1.1 200 OK\r\ncontent-length: nonsense\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 6\r\n\r\n<html>",
-    b"HTTP/1.1 301 Moved\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n",
-]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("stage", ["prefill", "aggregated"])
-async def test_garbage_from_a_worker_is_a_502(harness, garbage, stage):
-    """Whatever comes back, the client gets a well-formed error and the counters return to zero."""
-
-    async def babble(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(garbage)
-        await writer.drain()
-        writer.close()
-
-    worker = await harness.worker(stage)
-    others = [await harness.worker("decode")] if stage == "prefill" else []
-    router = await harness.router(worker, *others)
-    port = worker.server.port
-    await worker.server.close(grace_s=0)
-    babbler = await asyncio.start_server(babble, "127.0.0.1", port)
-
-    answer = await router.post()
-
-    babbler.close()
-    assert answer.status == 502
-    assert _error(answer)["code"] in {"upstream_broken", "upstream_wrong_answer"}
-    await router.assert_idle()
-
-
 async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
     """503 with Retry-After, and /ready tells why."""
     path = tmp_path / "llama.json"
@@ -331,27 +255,6 @@ async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
     assert int(answer.headers[b"retry-after"]) >= 1
     assert ready.status == 503
     assert any("prefill" in reason for reason in orjson.loads(ready.body)["reasons"])
-
-
-async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(harness):
-    """Streams on the other worker go on."""
-    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    end, never = asyncio.Event(), asyncio.Event()
-    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-    second.script = [harness.answers.events_then(harness.token_event(0), event=never)]
-    router = await harness.router(first, second, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
-    streams = [await router.stream() for _ in range(2)]
-    for stream in streams:
-        await anext(stream)
-
-    await second.server.close(grace_s=0)
-    end.set()
-    by_worker = dict(zip(await router.workers(), streams, strict=True))
-
-    assert harness.done == await by_worker[first.name].read(limit_bytes=10_000)
-    assert b"upstream_broken" in await router.broken(by_worker[second.name])
-    await router.assert_idle()
 
 
 async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness):

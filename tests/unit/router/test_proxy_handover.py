@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 
 import orjson
-import pytest
 
 
 async def test_each_stage_gets_its_request(harness):
@@ -37,18 +36,6 @@ async def test_each_stage_gets_its_request(harness):
         assert seen.headers[b"x-request-id"] == b"mine-1"
     assert answer.headers[b"x-request-id"] == b"mine-1"
     await router.assert_idle()
-
-
-async def test_whole_answers_show_the_prefills_cache(harness):
-    """Decode's own count of cached tokens is the transfer, not the cache."""
-    prefill, decode = await harness.pair()
-    prefill.cached_tokens, decode.cached_tokens = 16, 39
-    router = await harness.router(prefill, decode)
-
-    answer = orjson.loads((await router.post()).body)
-
-    assert answer["choices"][0]["text"] == "xxx"
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 async def test_streams_pass_untouched_but_for_usage(harness):
@@ -89,18 +76,6 @@ async def test_tokens_leave_as_they_come(harness):
     await router.assert_idle()
 
 
-@pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"n": 2}, {"best_of": 2}])
-async def test_what_a_handover_cannot_carry_is_decoded_alone(harness, body):
-    """Several prompts or answers go to decode as they are, which computes them itself."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode)
-
-    assert (await router.post(**body)).status == 200
-    assert prefill.seen == []
-    assert "kv_transfer_params" not in decode.seen[0].body
-    await router.assert_idle()
-
-
 async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
     """Its one token ended the text, say; decode gets the client's bytes and keeps its own usage."""
     prefill, decode = await harness.pair()
@@ -113,19 +88,6 @@ async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
 
     assert "kv_transfer_params" not in decode.seen[0].body
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
-
-
-async def test_aggregated_workers_get_the_clients_bytes(harness):
-    """One stage; the body is passed as sent, spaces and all, and usage is the worker's."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker)
-    raw = b' { "model" : "llama", "prompt":"hi" , "stream" : false } '
-
-    answer = await router.post(raw=raw)
-
-    assert worker.seen[0].raw == raw
-    assert orjson.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
-    await router.assert_idle()
 
 
 async def test_tokens_are_counted(harness):
@@ -147,40 +109,3 @@ async def test_tokens_are_counted(harness):
     }.items():
         assert await router.metric(f"penstock_router_{name}", **model) == expected
     assert await router.metric("penstock_router_requests_total", endpoint="completions", code="200") == 1
-
-
-async def test_loads_are_spread(harness):
-    """Two idle decode workers take turns; one with a stream under way is passed over."""
-    prefill, first, second = (
-        await harness.worker("prefill"),
-        await harness.worker("decode"),
-        await harness.worker("decode"),
-    )
-    end = asyncio.Event()
-    router = await harness.router(prefill, first, second)
-    for each in (first, second):
-        each.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-
-    streams = [await router.stream() for _ in range(2)]
-
-    assert (len(first.seen), len(second.seen)) == (1, 1)
-    end.set()
-    for stream in streams:
-        await stream.read(limit_bytes=1000)
-    await router.assert_idle()
-
-
-async def test_a_lost_hand_over_is_prefilled_again(harness):
-    """KV that is gone before the first byte costs a prefill, not the request, and is not held against decode."""
-    prefill, decode = await harness.pair()
-    lost = b'{"error":{"message":"gone","type":"KVLoadError","param":null,"code":500}}'
-    decode.script = [harness.answers.status(500, lost)]
-    router = await harness.router(prefill, decode, config={"breaker": {"consecutiveFailures": 1}})
-
-    answer = await router.post(stream=True, max_tokens=2)
-
-    assert answer.status == 200
-    assert (len(prefill.seen), len(decode.seen)) == (2, 2)
-    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
-    assert (await router.workers())["decode-0"]["state"] == "ready"
-    await router.assert_idle()

@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.router.metrics import RouterMetrics
-from penstock.router.ui.history import Gauges, History, Targets
+from penstock.router.ui.history import History
 
 
 def test_only_the_last_minute_counts():
     """Ten minutes without trouble do not hide an overload of half a minute; it is over a minute after it ended."""
     metrics = RouterMetrics()
-    history = History(metrics, None, lambda: Gauges({}, None, 0, None), Targets(5.0, None))
+    history = History(metrics, None, lambda: {"gpus": None}, 5.0)
     history.tick(0.0)
     assert history.traffic(0.0)["ttft_p50_s"] is None
     for second in range(1, 721):

@@ -3,14 +3,8 @@
 import orjson
 import pytest
 
-from penstock.api import BreakerConfig, Role
-from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
-from penstock.router.proxy.stream import RelayMeter
 
 PATH = "/v1/responses"
 USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}
@@ -69,23 +63,6 @@ def test_a_response_has_the_prefix_of_its_chat():
     assert read_prompt(parsed(input="x" * 3000, instructions="Be brief.")).chain == chat.chain
 
 
-def test_tokens_are_deltas_and_usage_comes_with_the_end():
-    """Events around them are none."""
-    fleet = WorkerPool(BreakerConfig())
-    fleet.apply([WorkerSpec("w", Role.AGGREGATED, "http://127.0.0.1:9")])
-    metrics = RouterMetrics()
-    assignment = Assignment(None, fleet.get("w"), 40, now_s=0)
-    meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=None
-    )
-
-    for data in EVENTS:
-        assert meter.observe(data) is data
-
-    assert (meter.tokens, metrics.ttft.cumulative()[-1], metrics.itl.cumulative()[-1]) == (2, 1, 1)
-    assert meter.usage == USAGE
-
-
 @pytest.mark.parametrize("roles", [("aggregated",), ("prefill", "decode")])
 async def test_streams_are_relayed_as_they_are(harness, roles):
     """By the worker that decodes; no prefill is asked for."""
@@ -134,27 +111,3 @@ async def test_a_worker_without_this_api_goes_on_serving_the_others(harness):
         got = await router.post(PATH, raw=orjson.dumps({"model": "llama", "input": "hi"}))
         assert (got.status, orjson.loads(got.body)["error"]["message"]) == (404, "Not Found")
     assert (await router.post()).status == 200
-
-
-@pytest.mark.parametrize("kind", ["response.failed", "error"])
-async def test_a_response_that_fails_before_its_first_token_is_tried_elsewhere(harness, kind):
-    """The client sees only the answer of the worker that could give one."""
-    bad, good = await harness.worker("aggregated"), await harness.worker("aggregated")
-
-    async def fail(request, responder):
-        responder.start(200)
-        responder.write(event(kind, message="out of memory"))
-        responder.end()
-
-    async def answer(request, responder):
-        responder.start(200)
-        for each in EVENTS:
-            responder.write(each)
-        responder.end()
-
-    bad.otherwise, good.otherwise = fail, answer
-    router = await harness.router(bad, good)
-
-    got = await router.post(PATH, raw=orjson.dumps({"model": "llama", "input": "hi", "stream": True}))
-
-    assert (got.status, got.body) == (200, b"".join(EVENTS))

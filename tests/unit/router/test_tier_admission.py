@@ -1,21 +1,19 @@
 """Which tier a request has, and what workers and metrics are told of it."""
 
-import asyncio
-
 import orjson
 import pytest
 
 from penstock.api import Tier, TiersConfig
 from penstock.core.errors import ConfigError
-from penstock.router.proxy.call import TierIdentity
+from penstock.router.proxy.auth import TierIdentity, TierKeys, read_tier_keys
 from penstock.router.proxy.completion import RequestRefused, parse_completion
-from penstock.router.proxy.tiers import TierAdmission, TierKey, TierKeys, read_tier_keys
+from penstock.router.proxy.tiers import LiveTiers
 
 KEYS = TierKeys(
     {
-        b"gold": TierKey(Tier.PREMIUM, "acme"),
-        b"plain": TierKey(Tier.STANDARD, "bolt"),
-        b"root": TierKey(Tier.SYSTEM, "ops"),
+        b"gold": TierIdentity(Tier.PREMIUM, "acme"),
+        b"plain": TierIdentity(Tier.STANDARD, "bolt"),
+        b"root": TierIdentity(Tier.SYSTEM, "ops"),
     }
 )
 JSON = (b"content-type", b"application/json")
@@ -24,7 +22,7 @@ JSON = (b"content-type", b"application/json")
 def frontend(keys=KEYS, **config):
     """Return a frontend with two aliases of the model."""
     config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
-    return TierAdmission(TiersConfig.model_validate(config), keys, model="llama")
+    return LiveTiers(TiersConfig.model_validate(config), keys, None, None, model="llama")
 
 
 def headers(tier=None, key=None):
@@ -34,36 +32,36 @@ def headers(tier=None, key=None):
 
 
 @pytest.mark.parametrize(
-    ("tier", "key", "model", "expected"),
+    ("tier", "key", "model", "expected", "downgraded"),
     [
-        (None, None, "llama", TierIdentity(Tier.STANDARD)),
-        (b"background", None, "llama", TierIdentity(Tier.BACKGROUND)),
-        (b"premium", None, "llama", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
-        (b"premium", b"wrong", "llama", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
-        (b"premium", b"plain", "llama", TierIdentity(Tier.STANDARD, "bolt", Tier.PREMIUM)),
-        (b" Premium ", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme")),
-        (None, b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme")),
-        (b"background", b"gold", "llama", TierIdentity(Tier.BACKGROUND, "acme")),
-        (b"system", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme", Tier.SYSTEM)),
-        (b"system", b"root", "llama", TierIdentity(Tier.SYSTEM, "ops")),
-        (None, None, "llama-batch", TierIdentity(Tier.BACKGROUND)),
-        (None, None, "llama-fast", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
-        (None, b"gold", "llama-fast", TierIdentity(Tier.PREMIUM, "acme")),
-        (b"background", b"gold", "llama-fast", TierIdentity(Tier.BACKGROUND, "acme")),
+        (None, None, "llama", TierIdentity(Tier.STANDARD), 0),
+        (b"background", None, "llama", TierIdentity(Tier.BACKGROUND), 0),
+        (b"premium", None, "llama", TierIdentity(Tier.STANDARD), 1),
+        (b"premium", b"wrong", "llama", TierIdentity(Tier.STANDARD), 1),
+        (b"premium", b"plain", "llama", TierIdentity(Tier.STANDARD, "bolt"), 1),
+        (b" Premium ", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme"), 0),
+        (None, b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme"), 0),
+        (b"background", b"gold", "llama", TierIdentity(Tier.BACKGROUND, "acme"), 0),
+        (b"system", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme"), 1),
+        (b"system", b"root", "llama", TierIdentity(Tier.SYSTEM, "ops"), 0),
+        (None, None, "llama-batch", TierIdentity(Tier.BACKGROUND), 0),
+        (None, None, "llama-fast", TierIdentity(Tier.STANDARD), 1),
+        (None, b"gold", "llama-fast", TierIdentity(Tier.PREMIUM, "acme"), 0),
+        (b"background", b"gold", "llama-fast", TierIdentity(Tier.BACKGROUND, "acme"), 0),
     ],
 )
-def test_a_key_allows_a_tier_and_those_below(tier, key, model, expected):
+def test_a_key_allows_a_tier_and_those_below(tier, key, model, expected, downgraded):
     """Who asks for more than the key allows gets the key's tier, or the default one, and is counted."""
     found = frontend()
     assert found.identify(headers(tier, key), model) == expected
-    assert sum(found.downgraded.values()) == (expected.asked is not None)
+    assert sum(found.downgraded.values()) == downgraded
 
 
 def test_without_keys_the_header_is_believed_for_all_tiers_but_system():
     """An ingress has checked who may send it; nobody comes from outside as the cluster itself."""
     open_frontend = frontend(TierKeys({}))
     assert open_frontend.identify(headers(b"premium"), "llama").tier is Tier.PREMIUM
-    assert open_frontend.identify(headers(b"system"), "llama") == TierIdentity(Tier.STANDARD, "", Tier.SYSTEM)
+    assert open_frontend.identify(headers(b"system"), "llama") == TierIdentity(Tier.STANDARD)
 
 
 def test_an_unknown_tier_is_answered_with_the_known_ones():
@@ -112,8 +110,8 @@ def test_keys_are_read_from_lines_and_variable(tmp_path):
     """KEY TIER TENANT; a key without a tenant is one by itself."""
     (tmp_path / "keys").write_text("# ours\ngold premium acme\n\nlone background\n")
     keys = read_tier_keys(tmp_path / "keys", "root system ops, plain standard bolt")
-    assert keys.of(b"Bearer gold") == TierKey(Tier.PREMIUM, "acme")
-    assert keys.of(b"bearer  plain ") == TierKey(Tier.STANDARD, "bolt")
+    assert keys.of(b"Bearer gold") == TierIdentity(Tier.PREMIUM, "acme")
+    assert keys.of(b"bearer  plain ") == TierIdentity(Tier.STANDARD, "bolt")
     assert keys.of(b"Bearer lone").tenant.startswith("key-")
     assert keys.of(b"Basic gold") is keys.of(b"Bearer other") is keys.of(None) is None
 
@@ -137,7 +135,7 @@ def test_a_key_of_two_tiers_is_refused():
 async def test_a_request_keeps_its_tier_on_its_way_through_the_router(harness):
     """The worker sees the priority, the page counts the tier, and a forged header is counted."""
     worker = await harness.worker("aggregated")
-    keys = TierKeys({b"gold": TierKey(Tier.PREMIUM, "acme")})
+    keys = TierKeys({b"gold": TierIdentity(Tier.PREMIUM, "acme")})
     router = await harness.router(
         worker, config={"tiers": {"enabled": True, "models": {"llama-batch": "background"}}}, tier_keys=keys
     )
@@ -199,39 +197,6 @@ async def test_a_request_of_several_prompts_is_shed_like_others(harness):
     assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "shed")
     assert (await router.post(prompt=["a", "b"])).status == 200
     assert await router.metric("penstock_router_tier_arrivals_total", tier="standard") == 1
-
-
-async def test_further_names_of_the_model_are_listed(harness):
-    """Clients that ask what is served find them; one that is not there is not found."""
-    worker = await harness.worker("aggregated")
-    config = {"tiers": {"enabled": True, "models": {"llama-batch": "background"}}}
-    router = await harness.router(worker, config=config)
-    listed = orjson.loads((await router.get("/v1/models")).body)["data"]
-    assert [card["id"] for card in listed] == ["llama", "llama-batch"]
-    assert orjson.loads((await router.get("/v1/models/llama-batch")).body)["id"] == "llama-batch"
-    assert (await router.get("/v1/models/other")).status == 404
-
-
-async def test_a_premium_request_passes_those_that_wait(harness):
-    """Standard ones came first; the worker takes one prompt at a time."""
-    worker = await harness.worker("prefill")
-    decode = await harness.worker("decode")
-    first = asyncio.Event()
-    worker.script = [harness.answers.hang(first)]
-    config = {"tiers": {"enabled": True}, "prefillQueue": {"workerTokens": 1}}
-    router = await harness.router(worker, decode, config=config)
-    held = asyncio.create_task(router.post(prompt="first"))
-    await first.wait()
-    tasks = [asyncio.create_task(router.post(prompt=f"standard {at}")) for at in range(3)]
-    await router.until(lambda: len(router.server.core.entry_queue) == 3)
-    premium = (JSON, (b"x-penstock-tier", b"premium"))
-    tasks.append(asyncio.create_task(router.post(headers=premium, prompt="paid")))
-    await router.until(lambda: len(router.server.core.entry_queue) == 4)
-    assert await router.metric("penstock_router_tier_queue_requests", tier="standard") == 3
-    held.cancel()
-    await asyncio.gather(*tasks)
-    assert worker.seen[1].body["prompt"] == "paid"
-    await router.assert_idle()
 
 
 async def test_without_tiers_nothing_of_a_request_changes(harness):

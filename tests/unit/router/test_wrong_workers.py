@@ -107,7 +107,6 @@ async def _fleet(harness, role, handler, **config):
         *[await harness.worker(each) for each in others],
         config={"policy": "least-loaded", "breaker": {"openSeconds": 600}, **config},
     )
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
     return router, wrong, right
 
 
@@ -142,44 +141,6 @@ async def test_whole_answers_and_prefix_policies_lose_nothing_either(harness, ki
     await router.assert_idle()
 
 
-async def test_an_ejected_worker_comes_back_after_one_right_answer(harness):
-    """A probe that fails ejects it for longer; one that succeeds lets everything in."""
-    config = {"breaker": {"consecutiveFailures": 2, "openSeconds": 0.05}}
-    router, wrong, _ = await _fleet(harness, "aggregated", WRONG["302"][0], **config)
-    breaker = router.server.core.pool.get(wrong.name).breaker
-    while breaker.openings < 3:
-        assert (await router.post()).status == 200
-    seen, wrong.otherwise = len(wrong.seen), wrong.complete
-
-    assert seen == 4
-    labels = {"role": "aggregated", "worker": wrong.name}
-    assert await router.metric("penstock_router_worker_failures_total", **labels) == 4
-    while not breaker.is_closed:
-        assert (await router.post()).status == 200
-    assert (await router.workers())[wrong.name]["state"] == "ready"
-
-
-async def test_no_more_than_the_stated_share_is_ejected(harness):
-    """Three of four workers are wrong: two are ejected, the third is kept and named, and nothing is lost."""
-    workers = [await harness.worker("aggregated") for _ in range(4)]
-    for each in workers[:3]:
-        each.otherwise = WRONG["302"][0]
-    config = {
-        "policy": "least-loaded",
-        "breaker": {"maxEjectedFraction": 0.5},
-        "retries": {"maxPerRequest": 3, "minPerSecond": 1000},
-    }
-    router = await harness.router(*workers, config=config)
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
-
-    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
-
-    shown = list((await router.workers()).values())
-    assert sorted(each["state"] for each in shown) == ["circuit_open", "circuit_open", "ready", "ready"]
-    (kept,) = [each["reason"] for each in shown if each["state"] == "ready" and each["reason"]]
-    assert "answered 302" in kept
-
-
 async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     """A request that two workers answer by 500 is the request's fault: others are served, and it is counted apart."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
@@ -189,7 +150,6 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
         each.otherwise = _failing(each, boom, lambda body: "best_of" in body)
     config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
     router = await harness.router(first, second, config=config)
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
 
     for _ in range(4):
         poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(20)))
@@ -202,18 +162,6 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
     assert await router.metric("penstock_router_errors_total", reason="request_fault") == 80
     await router.assert_idle()
-
-
-async def test_a_poison_request_opens_no_circuit_without_budget_either(harness):
-    """Nothing then tells whose fault it is."""
-    router, wrong, _ = await _fleet(
-        harness, "aggregated", WRONG["500"][0], retries={"budgetFraction": 0, "minPerSecond": 0}
-    )
-    for _ in range(20):
-        await router.post()
-
-    assert len(wrong.seen) == 10
-    assert router.server.core.pool.get(wrong.name).breaker.is_closed
 
 
 @pytest.mark.parametrize(
@@ -233,50 +181,31 @@ async def test_a_poison_request_opens_no_circuit_without_budget_either(harness):
         (422, b'{"detail":[{"loc":["body"]}]}', 422, "the worker answered 422"),
         (999, HTML, 502, "the worker broke off before its answer was complete"),
         (204, b"", 502, "the worker's answer is not one of this model; GET /workers names it"),
+        (
+            400,
+            b'{"error":{"message":"m","type":"BadRequestError","param":"p","code":400}}',
+            400,
+            {"message": "m", "type": "invalid_request_error", "param": "p", "code": "upstream_4xx"},
+        ),
+        (
+            429,
+            b'{"error":{"message":"full","type":"x","code":"queue_full"}}',
+            429,
+            {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"},
+        ),
     ],
 )
 async def test_errors_have_one_shape(harness, status, body, expected, message):
-    """Whatever the worker wrote: JSON with error.message, and a status that exists."""
+    """Whatever the worker wrote: an error in OpenAI's words, not vLLM's class names, and a status that exists."""
     worker = await harness.worker("aggregated")
     worker.otherwise = _send(status, body, "text/html")
     router = await harness.router(worker)
 
     answer = await router.post()
 
-    assert (answer.status, orjson.loads(answer.body)["error"]["message"]) == (expected, message)
+    error = orjson.loads(answer.body)["error"]
+    assert (answer.status, error if isinstance(message, dict) else error["message"]) == (expected, message)
     assert answer.headers[b"content-type"] == b"application/json"
-    await router.assert_idle()
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "expected"),
-    [
-        (
-            400,
-            {"message": "too long", "type": "BadRequestError", "param": "max_tokens", "code": 400},
-            {
-                "message": "too long",
-                "type": "invalid_request_error",
-                "param": "max_tokens",
-                "code": "upstream_4xx",
-            },
-        ),
-        (
-            429,
-            {"message": "full", "type": "x", "code": "queue_full"},
-            {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"},
-        ),
-    ],
-)
-async def test_a_workers_error_speaks_the_routers_dialect(harness, status, error, expected):
-    """One client meets one form: vLLM's class names and numbers become OpenAI's words, what is wrong stays."""
-    worker = await harness.worker("aggregated")
-    worker.otherwise = _send(status, orjson.dumps({"error": error}), "application/json")
-    router = await harness.router(worker)
-
-    answer = await router.post()
-
-    assert (answer.status, orjson.loads(answer.body)["error"]) == (status, expected)
     await router.assert_idle()
 
 
@@ -295,7 +224,6 @@ async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
             each, KV_LOST, lambda body: body["kv_transfer_params"]["remote_engine_id"] == "bad"
         )
     router = await harness.router(bad, good, *decodes, config={"policy": "least-loaded"})
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
 
     assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
 
@@ -313,7 +241,6 @@ async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
         each.otherwise = _failing(each, KV_LOST, lambda body: "best_of" in body)
     config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
     router = await harness.router(*workers, config=config)
-    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
 
     poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(40)))
 

@@ -20,6 +20,7 @@ from penstock.kube.informer import Informer
 from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL
 from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.discovery.statefile import Discovery
 
 _FAMILIES: Final = {"IPv4": "http://{}:{}", "IPv6": "http://[{}]:{}"}
 """Address types in order of preference; FQDN is deprecated and names no pod."""
@@ -32,46 +33,33 @@ def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
     two of one family while it is moved between them; then it is ready if one says so, and leaving likewise.
     """
     found: dict[str, WorkerSpec] = {}
-    known = [each for each in slices if each.get("addressType") in _FAMILIES]
-    for each in sorted(known, key=lambda each: str(each["addressType"])):
+    for each in sorted(slices, key=lambda each: str(each.get("addressType"))):
         for spec in _workers(each):
-            other = found.get(spec.name)
-            if other is None or _is_newer(spec, other):
-                found[spec.name] = spec
-            elif other.url == spec.url:
-                found[spec.name] = _merged(other, spec)
+            known = found.get(spec.name)
+            found[spec.name] = spec if known is None else _merged(known, spec)
     return tuple(found[name] for name in sorted(found))
 
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the base URLs of the graph's routers, leaving ones included: their requests go on."""
-    return tuple(
-        sorted(
-            form.format(addresses[0], port)
-            for part in slices
-            if _role(part) == Role.ROUTER
-            and (form := _FAMILIES.get(part.get("addressType") or "")) is not None
-            and (port := _port(part.get("ports") or ())) is not None
-            for endpoint in part.get("endpoints") or ()
-            if (addresses := endpoint.get("addresses") or ())
-        )
-    )
-
-
-def _role(part: Mapping[str, Any]) -> object:
-    return (part.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
+    return tuple(sorted(url for part in slices for role, url, _ in _endpoints(part) if role == Role.ROUTER))
 
 
 def _workers(part: Mapping[str, Any]) -> Iterable[WorkerSpec]:
-    role, port = _role(part), _port(part.get("ports") or ())
-    if role not in WORKER_ROLES or port is None:
-        return
-    form = _FAMILIES[part["addressType"]]
+    for role, url, endpoint in _endpoints(part):
+        if role in WORKER_ROLES:
+            yield _worker(endpoint, Role(str(role)), url)
+
+
+def _endpoints(part: Mapping[str, Any]) -> Iterable[tuple[object, str, Mapping[str, Any]]]:
+    """Yield the role, URL and entry of each endpoint of a slice."""
+    role = (part.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
+    form, port = _FAMILIES.get(part.get("addressType") or ""), _port(part.get("ports") or ())
     for endpoint in part.get("endpoints") or ():
         addresses = endpoint.get("addresses") or ()
-        if addresses:
+        if form is not None and port is not None and addresses:
             # One address per endpoint is what Kubernetes writes and what consumers read.
-            yield _worker(endpoint, Role(str(role)), form.format(addresses[0], port))
+            yield role, form.format(addresses[0], port), endpoint
 
 
 def _worker(endpoint: Mapping[str, Any], role: Role, url: str) -> WorkerSpec:
@@ -100,13 +88,11 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _is_newer(spec: WorkerSpec, other: WorkerSpec) -> bool:
-    """Whether a name that two pods had in turn (a StatefulSet's) is by now the first one's."""
-    return spec.incarnation != other.incarnation and other.draining and not spec.draining
-
-
 def _merged(one: WorkerSpec, other: WorkerSpec) -> WorkerSpec:
     if one.incarnation != other.incarnation:
+        # A name that two pods had in turn (a StatefulSet's) is the one's that stays.
+        return other if one.draining and not other.draining else one
+    if one.url != other.url:
         return one
     if one.draining or other.draining:
         return replace(one, ready=False, draining=True, reason="")
@@ -119,24 +105,17 @@ FIRST_VIEW_S: Final = 5.0
 """Chosen: longest wait for the first view at start; later the router listens without one and says why."""
 
 
-class KubernetesDiscovery:
-    """Workers of one graph in one namespace."""
+class KubernetesDiscovery(Discovery):
+    """Workers of one graph in one namespace; None takes the service account's or the kubeconfig context's."""
 
     def __init__(self, *, graph: str, namespace: str | None) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            graph: The graph's name.
-            namespace: Where it lives; None takes the service account's or the kubeconfig context's.
-        """
+        super().__init__(routers=())
         self._graph = graph
         self._namespace = namespace
         self._client: KubeClient | None = None
         self._informer: Informer | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_changed = False
-        self._view: tuple[WorkerSpec, ...] = ()
-        self._routers: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str | None:
@@ -153,42 +132,27 @@ class KubernetesDiscovery:
         Raises:
             ConfigError: there are no credentials, or they cannot be used.
         """
-        self._client = await KubeClient.connect()
-        namespace = self._namespace or self._client.namespace
-        log.info(
-            "watching EndpointSlices", graph=self._graph, namespace=namespace, server=self._client.server
+        client = self._client = await KubeClient.connect()
+        namespace = self._namespace or client.namespace
+        log.info("watching EndpointSlices", graph=self._graph, namespace=namespace, server=client.server)
+        labels = {GRAPH_LABEL: self._graph}
+        informer = self._informer = Informer(
+            client, ENDPOINT_SLICE, namespace=namespace, labels=labels, on_change=self._note
         )
-        self._informer = Informer(
-            self._client,
-            ENDPOINT_SLICE,
-            namespace=namespace,
-            labels={GRAPH_LABEL: self._graph},
-            on_change=self._note,
-        )
-        self._task = asyncio.create_task(self._informer.run(), name="EndpointSlices")
+        self._task = asyncio.create_task(informer.run(), name="EndpointSlices")
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_VIEW_S):
-                await self._informer.synced.wait()
+                await informer.synced.wait()
 
-    def poll(self) -> tuple[WorkerSpec, ...] | None:
-        """Return the workers if they have changed since the last call, else None; never raises."""
+    def _look(self) -> None:
         if not self._is_changed or self._informer is None:
-            return None
+            return
         self._is_changed = False
         try:
-            view = parse_slices(self._informer.objects.values())
-            self._routers = router_urls(self._informer.objects.values())
+            slices = self._informer.objects.values()
+            self._found, self.routers = parse_slices(slices), router_urls(slices)
         except (KeyError, TypeError, ValueError, AttributeError):
             log.exception("EndpointSlices not readable; the last good view is kept", graph=self._graph)
-            return None
-        if view == self._view:
-            return None
-        self._view = view
-        return view
-
-    def routers(self) -> tuple[str, ...]:
-        """Return the base URLs of the graph's routers as last seen."""
-        return self._routers
 
     async def graph(self) -> dict[str, Any]:
         """Return the graph's object.

@@ -1,6 +1,6 @@
-"""The local backend's statefile as discovery, and a fixed list of workers from the command line.
+"""Where a router learns of its workers: a fixed list, or the local backend's statefile; `kubernetes` has the third.
 
-The last good view survives a missing, partial or corrupt file. Its writer replaces the file atomically, so a bad one is
+The last good view survives a missing, partial or corrupt statefile. Its writer replaces the file atomically, so a bad one is
 somebody else's doing: it is reported once and what was known goes on being served.
 """
 
@@ -19,6 +19,85 @@ from penstock.core.logs import get_logger
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.runtimes import fill
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
+
+log = get_logger(__name__)
+
+
+class Discovery:
+    """Lists the workers of a fixed fleet; subclasses follow those that come and go.
+
+    Attributes:
+        routers: Base URLs of the graph's routers as last seen, the asker's own among them; None for a fixed fleet.
+    """
+
+    def __init__(self, workers: tuple[WorkerSpec, ...] = (), routers: tuple[str, ...] | None = None) -> None:
+        self.routers = routers
+        self._problem: str | None = None
+        self._view: tuple[WorkerSpec, ...] = ()
+        self._found = workers
+
+    @property
+    def problem(self) -> str | None:
+        """Why the view may be out of date, or None."""
+        return self._problem
+
+    async def start(self) -> None:
+        """Begin to look; returns once the first view is in, or after a bounded wait without one."""
+
+    async def close(self) -> None:
+        """End what `start` began."""
+
+    def poll(self) -> tuple[WorkerSpec, ...] | None:
+        """Return the workers if they have changed since the last call, else None; never raises or blocks."""
+        self._look()
+        if self._found == self._view:
+            return None
+        self._view = self._found
+        return self._view
+
+    async def graph(self) -> dict[str, Any]:
+        """Return the graph's object, which only Kubernetes has; else nothing is in it."""
+        return {}
+
+    def _look(self) -> None:
+        """Set what is found now, where it can be read."""
+
+
+class StatefileDiscovery(Discovery):
+    """Polls one file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(routers=())
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+
+    def _look(self) -> None:
+        try:
+            info = self._path.stat()
+            stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+            if stamp == self._stamp:
+                return
+            self._found, self.routers = parse_statefile(self._path.read_bytes())
+        except FileNotFoundError:
+            self._stamp = None
+            self._complain("the file does not exist yet or any more")
+        except (OSError, ValueError) as exc:
+            self._complain(str(exc))
+        else:
+            self._stamp = stamp
+            if self._problem is not None:
+                log.info("statefile readable", path=str(self._path))
+            self._problem = None
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning(
+                "statefile not usable; the last good view is kept",
+                path=str(self._path),
+                problem=problem,
+                workers=len(self._view),
+            )
+        self._problem = problem
 
 
 def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
@@ -39,116 +118,37 @@ def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
     return tuple(found)
 
 
-log = get_logger(__name__)
-
-
-class StatefileDiscovery:
-    """Polls one file.
-
-    Attributes:
-        problem: Why the newest read was of no use, or None.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._view: tuple[WorkerSpec, ...] = ()
-        self._routers: tuple[str, ...] = ()
-        self.problem: str | None = None
-
-    def poll(self) -> tuple[WorkerSpec, ...] | None:
-        """Return the workers if the file has changed since the last call, else None; never raises."""
-        try:
-            info = self._path.stat()
-            stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
-            if stamp == self._stamp:
-                return None
-            content = self._path.read_bytes()
-            view, self._routers = parse_statefile(content), router_urls(content)
-        except FileNotFoundError:
-            self._stamp = None
-            self._complain("the file does not exist yet or any more")
-            return None
-        except (OSError, ValueError) as exc:
-            self._complain(str(exc))
-            return None
-        self._stamp = stamp
-        if self.problem is not None:
-            log.info("statefile readable", path=str(self._path))
-        self.problem = None
-        if view == self._view:
-            return None
-        self._view = view
-        return view
-
-    def routers(self) -> tuple[str, ...]:
-        """Return the base URLs of the graph's routers as last seen."""
-        return self._routers
-
-    async def start(self) -> None:
-        """Nothing to begin: each poll looks by itself."""
-
-    async def close(self) -> None:
-        """Nothing to end."""
-
-    def _complain(self, problem: str) -> None:
-        if problem != self.problem:
-            log.warning(
-                "statefile not usable; the last good view is kept",
-                path=str(self._path),
-                problem=problem,
-                workers=len(self._view),
-            )
-        self.problem = problem
-
-
-def parse_statefile(content: bytes) -> tuple[WorkerSpec, ...]:
-    """Return the workers of a statefile; entries that are no workers, or unreadable, are left out.
+def parse_statefile(content: bytes) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
+    """Return a statefile's workers, and the base URLs of its routers; other entries are left out.
 
     Raises:
         ValueError: not a JSON object.
     """
-    specs = (_spec(name, entry) for name, entry in _entries(content).items())
-    return tuple(spec for spec in specs if spec is not None)
-
-
-def router_urls(content: bytes) -> tuple[str, ...]:
-    """Return the base URLs of a statefile's routers.
-
-    Raises:
-        ValueError: not a JSON object.
-    """
-    return tuple(url for url in map(_router_url, _entries(content).values()) if url)
-
-
-def _entries(content: bytes) -> dict[str, Any]:
     data = orjson.loads(content)
     if not isinstance(data, dict):
         raise ValueError(f"expected a JSON object, found {type(data).__name__}")  # noqa: TRY004 - one type for all bad content
-    return {name: entry for name, entry in data.items() if name != ARBITER_KEY}
+    workers, routers = [], []
+    for name, entry in data.items():
+        url = entry.get("url") if isinstance(entry, dict) and name != ARBITER_KEY else None
+        if not isinstance(url, str) or not url.startswith("http://"):
+            continue
+        if entry.get("role") == Role.ROUTER:
+            routers.append(url.rstrip("/"))
+        elif entry.get("role") in WORKER_ROLES and entry.get("state") not in EMPTY_STATES:
+            workers += _worker(name, entry)
+    return tuple(workers), tuple(routers)
 
 
-def _router_url(entry: Any) -> str:
-    if not isinstance(entry, dict) or entry.get("role") != Role.ROUTER:
-        return ""
-    url = entry.get("url")
-    return url.rstrip("/") if isinstance(url, str) and url.startswith("http://") else ""
-
-
-def _spec(name: str, entry: Any) -> WorkerSpec | None:
-    if not isinstance(entry, dict) or entry.get("role") not in WORKER_ROLES:
-        return None
-    state, url = entry.get("state"), entry.get("url")
-    if state in EMPTY_STATES or not isinstance(url, str) or not url.startswith("http://"):
-        return None
+def _worker(name: str, entry: dict[str, Any]) -> list[WorkerSpec]:
+    state = entry.get("state")
     if state not in set(EntryState):
         log.warning("statefile entry with an unknown state is not served", worker=name, state=str(state))
-        return None
+        return []
     kv_events, kv_replay = _kv_endpoints(entry)
-    return WorkerSpec(
+    spec = WorkerSpec(
         name=name,
         role=Role(entry["role"]),
-        url=url.rstrip("/"),
+        url=entry["url"].rstrip("/"),
         ready=state == EntryState.READY,
         draining=state == EntryState.DRAINING,
         supervised=state != EntryState.DRAINING,
@@ -157,6 +157,7 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
         kv_events=kv_events,
         kv_replay=kv_replay,
     )
+    return [spec]
 
 
 def _kv_endpoints(entry: dict[str, Any]) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""Keeps the workers' states true: polls discovery, checks every worker's health and reads its metrics page.
+"""Keeps the workers' states true: checks every worker's health and reads its metrics page.
 
 One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no other's check.
 """
@@ -10,11 +10,9 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from penstock.api import HealthConfig
 from penstock.core import metric_names as names
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
@@ -27,9 +25,8 @@ from penstock.core.worker_metrics import (
     stall_problem,
     waiting_by_engine,
 )
-from penstock.router.admission import Admission
+from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
-from penstock.router.core.worker_spec import WorkerSpec
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
@@ -38,26 +35,25 @@ _WANTED: Final = (names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES, *PROGR
 
 @dataclass(frozen=True, slots=True)
 class WorkerPage:
-    """One reading.
+    """One reading; None, and no ranks, where the page does not say.
 
     Attributes:
-        kv_usage_fraction: KV blocks in use, 0-1; None when the page does not say.
-        expired_leases: Prompts whose lease ran out before they were read, since the worker's start; None
-            when the page does not say.
-        engine: Whether it gets on.
-        waiting_requests: That wait in the worker for room; None when the page does not say.
-        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; empty when the page does not say.
-        kv_total_blocks: KV blocks of all ranks together; None when the page does not say.
-        kv_capacity_tokens: Tokens that these hold; None when the page does not say.
+        expired_leases: Prompts whose lease ran out before they were read, since the worker's start.
+        waiting_requests: That wait in the worker for room.
+        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; the others are of all ranks together.
     """
 
-    kv_usage_fraction: float | None
     expired_leases: float | None
     waiting_requests: float | None
     engine: EngineReading
-    kv_ranks: tuple[float, ...] = ()
-    kv_total_blocks: int | None = None
-    kv_capacity_tokens: int | None = None
+    kv_ranks: tuple[float, ...]
+    kv_total_blocks: int | None
+    kv_capacity_tokens: int | None
+
+    @property
+    def kv_usage_fraction(self) -> float | None:
+        """The mean of the ranks."""
+        return sum(self.kv_ranks) / len(self.kv_ranks) if self.kv_ranks else None
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> WorkerPage:
@@ -73,18 +69,20 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
     samples = parse_samples(response.body.decode("utf-8", "replace"), _WANTED)
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
-    mean = kv_usage(usage)
-    ranks = tuple(usage) if mean is not None else ()
-    blocks, tokens = _kv_size(samples, ranks=max(1, len(ranks)))
+    waiting = waiting_by_engine(samples)
+    # NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
+    ranks = tuple(usage) if _are_within(usage, 1.0) else ()
     return WorkerPage(
-        mean,
         sum(expired) if expired else None,
-        _requests(waiting_by_engine(samples)),
+        sum(waiting) if waiting and _are_within(waiting) else None,
         read_engine(samples),
         ranks,
-        blocks,
-        tokens,
+        *_kv_size(samples, ranks=max(1, len(ranks))),
     )
+
+
+def _are_within(values: list[float], highest: float = math.inf) -> bool:
+    return all(math.isfinite(value) and 0 <= value <= highest for value in values)
 
 
 def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | None]:
@@ -101,77 +99,24 @@ def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | No
     return (blocks, tokens) if reported == ranks else (None, None)
 
 
-def _requests(values: list[float]) -> float | None:
-    """Return the sum over a worker's ranks, or None if one is no number of requests."""
-    if not values or not all(math.isfinite(value) and value >= 0 for value in values):
-        return None
-    return sum(values)
-
-
-def kv_usage(values: list[float]) -> float | None:
-    """Return a worker's KV usage from its ranks' gauges: their mean, or None if one is no fraction.
-
-    NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
-    """
-    if not values or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
-        return None
-    return sum(values) / len(values)
-
-
 log = get_logger(__name__)
 
 _FLOOR_REAL_S: Final = 0.1
 """Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
 
 
-class Discovery(Protocol):
-    """Lists the workers; `WorkerWatch` polls it some ten times a second."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why the view may be out of date, or None."""
-
-    def poll(self) -> tuple[WorkerSpec, ...] | None:
-        """Return the workers if they have changed since the last call, else None; never raises or blocks."""
-
-    def routers(self) -> tuple[str, ...]:
-        """Return the base URLs of the graph's routers as last seen, the asker's own among them; never raises or blocks."""
-
-    async def start(self) -> None:
-        """Begin to look; returns once the first view is in, or after a bounded wait without one."""
-
-    async def close(self) -> None:
-        """End what `start` began."""
-
-
 class WorkerWatch:
     """Health checks and metric scrapes of every worker."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        pool: ConnectionPool,
-        config: HealthConfig,
-        clock: SimulatedClock,
-        *,
-        requests: ConnectionPool,
-    ) -> None:
-        """Tie the parts; nothing is checked yet."""
-        self._admission = admission
-        self._pool = pool
-        self._requests = requests
-        self._config = config
-        self._clock = clock
+    def __init__(self, context: RouterContext) -> None:
+        self._admission = context.admission
+        self._pool = context.probes
+        self._requests = context.pool
+        self._config = context.settings.config.health
+        self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._period_real_s = max(_FLOOR_REAL_S, clock.to_real_s(config.interval_seconds))
-        self._timeouts = Timeouts.each(config.timeout_real_seconds)
-
-    def follow(self, discovery: Discovery) -> None:
-        """Take over what discovery has found since the last call."""
-        specs = discovery.poll()
-        if specs is not None:
-            self._admission.set_workers(specs)
-            self.sync()
+        self._period_real_s = max(_FLOOR_REAL_S, self._clock.to_real_s(self._config.interval_seconds))
+        self._timeouts = Timeouts.each(self._config.timeout_real_seconds)
 
     def sync(self) -> None:
         """Start a task for every new worker and end those of workers that left and have no requests."""

@@ -18,7 +18,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     ProcessingResponse,
 )
 
-from penstock.core.errors import StreamBroken, UpstreamTimeout
+from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON, Headers, Request, Responder, error_body
 from penstock.core.http.streaming import StreamingResponse
@@ -30,6 +30,8 @@ log = get_logger(__name__)
 SUBSET: Final[ContextVar[frozenset[str] | None]] = ContextVar("gateway_subset", default=None)
 """The endpoints that the running request may go to; None: all."""
 
+_Handle = Callable[[Request, Responder], Awaitable[None]]
+
 
 class Exchange:
     """Serves one stream of the external processor.
@@ -37,13 +39,11 @@ class Exchange:
     Attributes:
         is_forwarded: The request has gone to a worker; no other can be tried.
         is_broken: What was answered is not complete.
-        served: The endpoint that answered, as the gateway says; None: it does not.
     """
 
     def __init__(self, *, max_body_bytes: int) -> None:
         self.is_forwarded = False
         self.is_broken = False
-        self.served: str | None = None
         self._max_body_bytes = max_body_bytes
         self._answers: asyncio.Queue[ProcessingResponse | None] = asyncio.Queue()
         self._answered: asyncio.Future[StreamingResponse] | None = None
@@ -64,15 +64,12 @@ class Exchange:
     async def run(
         self,
         requests: AsyncIterable[ProcessingRequest],
-        handle: Callable[[Request, Responder], Awaitable[None]],
+        handle: _Handle,
         wants_body: Callable[[Request], bool],
     ) -> None:
-        """Take Envoy's messages until it has no more, with the application's task beside.
+        """Take Envoy's messages until it has no more, with the application's task ``handle`` beside.
 
-        Args:
-            requests: Envoy's messages.
-            handle: The application.
-            wants_body: Whether it reads a request's body.
+        ``wants_body`` says whether that reads a request's body.
         """
         task: asyncio.Task[None] | None = None
         try:
@@ -80,7 +77,7 @@ class Exchange:
             request = await self._read_request(stream, wants_body)
             if request is not None:
                 responder = self._responder = GatewayResponder(self, request)
-                task = asyncio.create_task(self._handle(handle, request, responder), name="gateway request")
+                task = asyncio.create_task(_handle(handle, request, responder), name="gateway request")
                 responder.task = task
                 async for message in stream:
                     await self._reads.wait()
@@ -92,21 +89,6 @@ class Exchange:
             if task is not None:
                 await asyncio.wait([task])
             self._answers.put_nowait(None)
-
-    async def _handle(
-        self, handle: Callable[[Request, Responder], Awaitable[None]], request: Request, responder: Responder
-    ) -> None:
-        try:
-            with suppress(asyncio.CancelledError):  # by the application itself, when the client has left
-                await handle(request, responder)
-        except Exception:
-            log.exception("gateway request failed", path=request.path)
-        finally:
-            if not responder.closed:
-                if not responder.started:
-                    body = error_body("internal error", kind="server_error", code="internal_error")
-                    responder.send(500, body)
-                responder.break_off()
 
     async def _read_request(
         self, stream: AsyncIterator[ProcessingRequest], wants_body: Callable[[Request], bool]
@@ -122,15 +104,12 @@ class Exchange:
             log.error("gateway misconfigured", problem=problem)
             self.answer(500, error_body(problem, kind="server_error", code="gateway_misconfigured"), JSON, ())
             return None
-        if not first.request_headers.end_of_stream and wants_body(request):
-            body = await self._read_body(stream)
-            if body is None:
-                return None
-            request.body = body
-        return request
+        if first.request_headers.end_of_stream or not wants_body(request):
+            return request
+        return request if await self._read_body(stream, request) else None
 
-    async def _read_body(self, stream: AsyncIterator[ProcessingRequest]) -> bytes | None:
-        """Return the request's body; None: it was refused, or never came complete."""
+    async def _read_body(self, stream: AsyncIterator[ProcessingRequest], request: Request) -> bool:
+        """Return whether the request's body came complete; else it may have been refused."""
         body = bytearray()
         async for message in stream:
             kind, part = message.WhichOneof("request"), message.request_body
@@ -140,12 +119,12 @@ class Exchange:
             body += part.body
             if len(body) > self._max_body_bytes:
                 text = f"body: over {self._max_body_bytes} bytes (router.limits.maxBodyBytes); send a shorter one"
-                refusal = error_body(text, kind="invalid_request_error", code="body_too_large")
-                self.answer(413, refusal, JSON, ())
+                self.answer(413, error_body(text, code="body_too_large"), JSON, ())
                 break
             if part.end_of_stream or self._has_request_trailers:
-                return bytes(body)
-        return None
+                request.body = bytes(body)
+                return True
+        return False
 
     def _take_response(self, message: ProcessingRequest) -> None:
         kind, response = message.WhichOneof("request"), self._response
@@ -153,7 +132,6 @@ class Exchange:
             self._left()  # Envoy has answered by itself
             self.abort()
         elif kind == "response_headers":
-            self.served = messages.read_served(message.metadata_context)
             self._begin(message.response_headers)
         elif response is None or response.ended:
             return
@@ -179,37 +157,35 @@ class Exchange:
 
     def _left(self) -> None:
         """Record that Envoy has closed the stream: the client has left, or the worker has broken off."""
-        responder, response = self._responder, self._response
-        if responder is not None:
-            responder.connection_lost()
-        error = StreamBroken("the gateway closed the stream before the answer was complete")
+        if self._responder is not None:
+            self._responder.connection_lost()
+        self._fail(StreamBroken("the gateway closed the stream before the answer was complete"))
+
+    def _fail(self, error: UpstreamError) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(error)
-        if response is not None and not response.ended:
-            response.fail(error)
+        if self._response is not None and not self._response.ended:
+            self._response.fail(error)
 
     # ------------------------------------------------------------------ the application's side
 
     async def forward(
         self, endpoint: str, headers: Headers, body: bytes, timeouts: Timeouts
     ) -> StreamingResponse:
-        """Send the request on to a worker and return its response, whatever its status.
-
-        Args:
-            endpoint: The worker's ``host:port``.
-            headers: Those that name the client to the worker.
-            body: What the worker gets.
-            timeouts: Of the first byte, and of all.
+        """Send the request on to a worker, by its ``host:port``, and return its response, whatever its status.
 
         Raises:
             StreamBroken: Envoy closed the stream.
-            UpstreamTimeout: no response came in time.
+            UpstreamTimeout: no response came within the first-byte limit; the total one may end it later.
         """
         loop = asyncio.get_running_loop()
         self.is_forwarded = True
         self._answered = loop.create_future()
         if timeouts.total_s is not None:
-            self._deadline = loop.call_later(timeouts.total_s, self._time_out, endpoint, timeouts.total_s)
+            text = f"{endpoint} did not finish (total limit {timeouts.total_s} s)"
+            self._deadline = loop.call_later(
+                timeouts.total_s, lambda: self._fail(UpstreamTimeout(text, phase="total"))
+            )
         for each in messages.picked(endpoint, headers, body, has_trailers=self._has_request_trailers):
             self._answers.put_nowait(each)
         try:
@@ -218,13 +194,6 @@ class Exchange:
         except TimeoutError as exc:
             text = f"{endpoint} sent no response (first_byte limit {timeouts.first_byte_s} s)"
             raise UpstreamTimeout(text, phase="first_byte") from exc
-
-    def _time_out(self, endpoint: str, limit_s: float) -> None:
-        error = UpstreamTimeout(f"{endpoint} did not finish (total limit {limit_s} s)", phase="total")
-        if self._response is not None and not self._response.ended:
-            self._response.fail(error)
-        elif self._answered is not None and not self._answered.done():
-            self._answered.set_exception(error)
 
     def put(self, answer: ProcessingResponse) -> None:
         """Send a message to Envoy."""
@@ -253,9 +222,8 @@ class Exchange:
         """Return nothing: Envoy writes the head."""
         return b""
 
-    def response_over(self, responder: Responder) -> None:
+    def response_over(self, responder: Responder) -> None:  # noqa: ARG002 - the protocol's signature
         """End the stream behind what was written."""
-        del responder
         self._answers.put_nowait(None)
 
     def given_away(self) -> None:
@@ -266,7 +234,6 @@ class GatewayResponder(Responder):
     """Writes one response by way of Envoy.
 
     Attributes:
-        exchange: To Envoy.
         has_trailers: The worker's response ended by trailers.
     """
 
@@ -289,9 +256,8 @@ class GatewayResponder(Responder):
             self.exchange.answer(status, body, content_type, headers)
         self._finish()
 
-    def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
+    def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:  # noqa: ARG002 - the worker's own
         """Let the head of the worker's response pass, with further headers."""
-        del content_type
         if not self.disconnected:
             self.status = status
             self.exchange.put(messages.head(headers))
@@ -316,17 +282,27 @@ class GatewayResponder(Responder):
         self.exchange.is_broken |= not self.closed
         super().break_off()
 
-    def abort(self) -> None:
-        """Cut the client off."""
-        self.break_off()
+    abort = break_off
 
     def _end(self, body: bytes) -> None:
         if self.has_trailers:
-            if body:
-                self.write(body)
-            self.exchange.put(messages.trailers(of_response=True))
+            self.write(body)
+            self.exchange.put(messages.trailers())
         else:
             self.exchange.put(messages.chunk(body, is_last=True))
+
+
+async def _handle(handle: _Handle, request: Request, responder: GatewayResponder) -> None:
+    try:
+        with suppress(asyncio.CancelledError):  # by the application itself, when the client has left
+            await handle(request, responder)
+    except Exception:
+        log.exception("gateway request failed", path=request.path)
+    finally:
+        if not responder.closed:
+            if not responder.started:
+                responder.send(500, error_body("internal error", kind="server_error", code="internal_error"))
+            responder.break_off()
 
 
 def _request(head: HttpHeaders) -> Request:

@@ -30,7 +30,6 @@ from google.protobuf.struct_pb2 import Struct
 from penstock.core.http.messages import Headers
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
-SERVED: Final = "x-gateway-destination-endpoint-served"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 _LB: Final = "envoy.lb"
 _SUBSET_HINT: Final = "envoy.lb.subset_hint"
@@ -68,12 +67,6 @@ def read_subset(metadata: Metadata) -> frozenset[str] | None:
     return frozenset(each.strip() for each in named if each.strip())
 
 
-def read_served(metadata: Metadata) -> str | None:
-    """Return the endpoint that served a request; None: the gateway does not say."""
-    found = metadata.filter_metadata.get(_LB)
-    return None if found is None or SERVED not in found.fields else found.fields[SERVED].string_value or None
-
-
 def unsupported_mode(request: ProcessingRequest) -> str | None:
     """Return which processing mode of the gateway's filter does not do, with the remedy; None: all do."""
     modes = request.protocol_config
@@ -91,10 +84,10 @@ def unsupported_mode(request: ProcessingRequest) -> str | None:
 def picked(
     endpoint: str, headers: Headers, body: bytes, *, has_trailers: bool = False
 ) -> Iterator[ProcessingResponse]:
-    """Yield what sends a request on to an endpoint.
+    """Yield what sends a request on to an endpoint, ``host:port``.
 
     Args:
-        endpoint: ``host:port``.
+        endpoint: Where to.
         headers: To set besides the endpoint's; credentials that are not among them are for the router alone.
         body: What the worker gets.
         has_trailers: Trailers end the request, not its body.
@@ -107,17 +100,14 @@ def picked(
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     metadata = Struct()
     metadata[_LB] = {DESTINATION: endpoint}
-    yield ProcessingResponse(
-        request_headers=HeadersResponse(response=common),
-        dynamic_metadata=metadata,
-    )
+    yield ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=metadata)
     for start in range(0, len(body), _CHUNK_BYTES):
         end = start + _CHUNK_BYTES
         yield ProcessingResponse(
             request_body=_streamed(body[start:end], is_last=end >= len(body) and not has_trailers)
         )
     if has_trailers:
-        yield trailers(of_response=False)
+        yield ProcessingResponse(request_trailers=TrailersResponse())
 
 
 def head(headers: Headers) -> ProcessingResponse:
@@ -134,11 +124,9 @@ def chunk(body: bytes, *, is_last: bool) -> ProcessingResponse:
     return ProcessingResponse(response_body=_streamed(body, is_last=is_last))
 
 
-def trailers(*, of_response: bool) -> ProcessingResponse:
-    """Return what lets trailers pass."""
-    if of_response:
-        return ProcessingResponse(response_trailers=TrailersResponse())
-    return ProcessingResponse(request_trailers=TrailersResponse())
+def trailers() -> ProcessingResponse:
+    """Return what lets a response's trailers pass."""
+    return ProcessingResponse(response_trailers=TrailersResponse())
 
 
 def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> ProcessingResponse:
@@ -146,14 +134,10 @@ def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> 
     kept = [each for each in headers if each[0] not in _PER_CONNECTION]
     if body:
         kept.append((b"content-type", content_type.encode("latin-1")))
-    return ProcessingResponse(
-        immediate_response=ImmediateResponse(
-            status=HttpStatus(code=status),
-            headers=_mutation(kept),
-            body=body,
-            details="penstock",
-        )
+    answer = ImmediateResponse(
+        status=HttpStatus(code=status), headers=_mutation(kept), body=body, details="penstock"
     )
+    return ProcessingResponse(immediate_response=answer)
 
 
 def _streamed(body: bytes, *, is_last: bool) -> BodyResponse:
@@ -162,11 +146,12 @@ def _streamed(body: bytes, *, is_last: bool) -> BodyResponse:
 
 
 def _mutation(headers: Headers) -> HeaderMutation:
-    return HeaderMutation(set_headers=[_header(name, value) for name, value in headers])
-
-
-def _header(name: bytes, value: bytes) -> HeaderValueOption:
-    return HeaderValueOption(
-        header=HeaderValue(key=name.decode("latin-1"), raw_value=value),
-        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    return HeaderMutation(
+        set_headers=[
+            HeaderValueOption(
+                header=HeaderValue(key=name.decode("latin-1"), raw_value=value),
+                append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+            )
+            for name, value in headers
+        ]
     )

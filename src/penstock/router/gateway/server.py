@@ -63,43 +63,29 @@ class GatewayHandler(CompletionHandler):
     """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
 
     def _retry_real_s(self, call: CompletionCall) -> float:
-        """Return nothing once Envoy has the request, which cannot send it anywhere else."""
+        # Once Envoy has the request, it cannot be sent anywhere else.
         return 0.0 if _is_forwarded(call) else super()._retry_real_s(call)
 
-    async def _send(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
-    ) -> StreamingResponse:
-        responder = call.responder
+    async def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> StreamingResponse:
+        responder, assignment = call.responder, call.assignment
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
-            return await super()._send(call, assignment, body, timeouts)
+            return await super()._send(call, body, timeouts)
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
-        response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
-        served = responder.exchange.served
-        if served not in {None, endpoint}:
-            log.warning("gateway chose another worker", picked=endpoint, served=served)
-            call.worker = served
-        return response
+        return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
 
     def _failed(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        prefilled: Prefilled | None,
-        problem: ErrorReply | UpstreamError,
+        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
     ) -> StageFailed:
-        """Return the failure of a stage.
-
-        No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
-        """
-        stage = super()._failed(call, assignment, prefilled, problem)
+        # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
+        stage = super()._failed(call, prefilled, problem)
         if (
             _is_forwarded(call)
             and stage.failure.unproven is not None
             and stage.failure.reason == "upstream_5xx"
         ):
-            assignment.convict(self._clock.now_s())
+            call.assignment.convict(self._clock.now_s())
             stage.failure = replace(stage.failure, unproven=None)
         return stage
 
@@ -110,23 +96,18 @@ def _is_forwarded(call: CompletionCall) -> bool:
 
 
 class GatewayPicker(RouterServer):
-    """One endpoint picker: the router's HTTP surface, and ext_proc."""
+    """One endpoint picker: the router's HTTP surface, and ext_proc on a port of its own."""
 
+    admission_type = GatewayAdmission
     handler_type = GatewayHandler
 
     def __init__(
         self, settings: RouterSettings, tracing: Tracing | None = None, *, ext_proc_port: int
     ) -> None:
-        """Build all parts; nothing runs yet."""
         super().__init__(settings, tracing)
-        self._ext_proc_port = ext_proc_port
+        self.ext_proc_port = ext_proc_port
         self._max_body_bytes = settings.config.limits.max_body_bytes
         self._grpc: grpc.aio.Server | None = None
-
-    @property
-    def ext_proc_port(self) -> int:
-        """The port that speaks ext_proc."""
-        return self._ext_proc_port
 
     async def start(self) -> None:
         """Start the router, then listen for Envoy."""
@@ -142,18 +123,18 @@ class GatewayPicker(RouterServer):
             [grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})]
         )
         host = self._settings.host
-        address = f"{f'[{host}]' if ':' in host else host}:{self._ext_proc_port}"
+        address = f"{f'[{host}]' if ':' in host else host}:{self.ext_proc_port}"
         try:
-            self._ext_proc_port = server.add_insecure_port(address)
+            self.ext_proc_port = server.add_insecure_port(address)
         except RuntimeError as exc:
             await super().close()
             raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
         await server.start()
-        log.info("endpoint picker listening", host=self._settings.host, port=self._ext_proc_port)
+        log.info("endpoint picker listening", host=self._settings.host, port=self.ext_proc_port)
 
     async def close(self) -> None:
         """Let requests under way finish within the grace time."""
-        self._admin.stopping = True
+        self.app.is_stopping = True
         if self._grpc is not None:
             await self._grpc.stop(self._clock.to_real_s(self._settings.shutdown_grace_s))
         await super().close()
@@ -189,6 +170,3 @@ class GatewayPicker(RouterServer):
         del context
         is_serving = request.endswith(b"liveness") or not self.admission.problems()
         return b"\x08\x01" if is_serving else b"\x08\x02"  # field 1, status: SERVING or NOT_SERVING
-
-    def _make_admission(self) -> Admission:
-        return GatewayAdmission(self.core, self._clock.now_s)

@@ -11,16 +11,14 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission
-from penstock.router.metrics import RouterMetrics
+from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import NAME, Link, Links
+from penstock.router.picker.links import NAME, Link
 from penstock.router.picker.messages import Status
 from penstock.router.picker.relay import RecentPrompts, Relay
 from penstock.router.picker.server import PickerServer
@@ -29,14 +27,8 @@ from penstock.router.proxy.completion import RequestRefused
 from penstock.router.thresholds import GraphThresholds
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The picker that a router believes in.
-
-    Attributes:
-        instance: Its name.
-        term: Its fencing number, >= 1.
-    """
+class Leader(NamedTuple):
+    """The picker that a router believes in, and its fencing number, >= 1."""
 
     instance: str
     term: int
@@ -54,7 +46,7 @@ def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
 
     Args:
         own: This router.
-        peers: The other routers that reported in the last moments.
+        peers: Those that reported in the last moments.
         members: Routers of the graph, this one included, except those known to be gone; >= 1.
     """
     views = {each.instance: each for each in (*peers, own)}
@@ -95,45 +87,27 @@ _START_REAL_S: Final = 0.5
 class RouterGroup:
     """This router among those of its graph."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        metrics: RouterMetrics,
-        urls: Callable[[], tuple[str, ...]],
-        *,
-        secret: GraphSecret,
-        thresholds: GraphThresholds,
-        now_s: Callable[[], float],
-    ) -> None:
-        """Tie the parts; nothing is connected before `start`.
-
-        Args:
-            admission: Asks by this group from now on.
-            metrics: Counts.
-            urls: Returns the routers' base URLs; this one's own may be among them.
-            secret: By which routers know each other.
-            thresholds: Of the graph, which routers send each other.
-            now_s: Returns simulated seconds.
-        """
+    def __init__(self, context: RouterContext, secret: GraphSecret, thresholds: GraphThresholds) -> None:
+        """Tie the parts, whose admission asks by this group from now on; nothing is connected before `start`."""
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
-        self._urls = urls
+        self._discovery = context.discovery
         self._secret = secret
         self._thresholds = thresholds
-        self._admission = admission
-        self._links = Links(secret, self._take)
+        self._admission = context.admission
+        self._links: dict[str, Link] = {}
+        now_s = self._now_s = context.clock.now_s
         recent = RecentPrompts()
-        self._server = PickerServer(admission, now_s, self.instance, recent, self._update)
-        self._relay = Relay(admission, metrics, now_s, recent, self._server.computed)
+        self._server = PickerServer(context.admission, now_s, self.instance, recent, self._update)
+        self._relay = Relay(context.admission, context.metrics, now_s, recent, self._server.computed)
         self._successor = ""
-        self._now_s = now_s
         self._term = 0
         self._leader: Leader | None = None
         self._is_active = False
         self._is_stopping = False
         self._ticks = 0
         self._met = asyncio.Event()
-        admission.other = self._relay
+        context.admission.other = self._relay
 
     @property
     def is_picker(self) -> bool:
@@ -160,11 +134,11 @@ class RouterGroup:
 
     async def start(self) -> None:
         """Connect to the others, so that the first request goes to the picker."""
-        self._links.follow(self._urls())
-        await self._links.connect()
+        self._follow_discovery()
+        await asyncio.gather(*(link.connect() for link in self._links.values()))
         try:
             async with asyncio.timeout(_START_REAL_S):
-                if self._links.is_waiting:
+                if self._is_waiting:
                     await self._met.wait()
         except TimeoutError:
             log.warning("another router has not said who it is")
@@ -173,8 +147,9 @@ class RouterGroup:
     def tick(self) -> None:
         """Maintain the connections, send the heartbeat, and follow the picker."""
         self._ticks += 1
-        self._links.follow(self._urls())
-        self._links.tick()
+        self._follow_discovery()
+        for link in self._links.values():
+            link.tick()
         self._server.tick()
         self._update()
         self._relay.tick()
@@ -191,47 +166,67 @@ class RouterGroup:
 
     async def close(self) -> None:
         """End all connections."""
-        await self._links.close()
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.close()
         self._server.close()
 
     # ------------------------------------------------------------------ within
+
+    def _follow_discovery(self) -> None:
+        """Keep a link to each listed router, and drop those to others."""
+        wanted = set(self._discovery.routers or ())
+        for url in self._links.keys() - wanted:
+            # What is under way of a task ends with its time-out.
+            self._links.pop(url).drop()
+        for url in wanted - self._links.keys():
+            self._links[url] = Link(url, self._secret, self._take)
+
+    def _alive(self) -> list[tuple[Link, Status]]:
+        """Return the routers that reported in the last moments, each once however many addresses it has."""
+        found = {each.status.instance: (each, each.status) for each in self._links.values() if each.status}
+        return list(found.values())
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a connected router has not identified itself yet."""
+        return any(each.channel is not None and each.status is None for each in self._links.values())
 
     def _take(self, link: Link, message: wire.Message) -> None:
         if not isinstance(message, wire.Status):
             if link.channel is self._relay.channel:
                 self._relay.take(message)
             return
-        if not self._links.is_waiting:
+        if not self._is_waiting:
             self._met.set()
         if message.instance == self.instance:
-            link.is_self()
+            link.found_self()
             return
         if message.thresholds is not None:
             self._thresholds.received(message.thresholds)
         self._update()
 
     def _status(self) -> wire.Status:
+        leader = self._leader
         return wire.Status(
             self.instance,
             self._since_s,
-            self._leader.term if self.is_picker and self._leader is not None else self._term,
+            leader.term if leader is not None and self.is_picker else self._term,
             self.is_picker,
             self._is_active,
             self._is_stopping,
-            (
-                self.instance,
-                *(each.status.instance for each in self._links.alive() if each.status is not None),
-            ),
+            (self.instance, *(status.instance for _, status in self._alive())),
             self._server.successor,
             self._thresholds.published(),
-            "" if self._leader is None else self._leader.instance,
+            "" if leader is None else leader.instance,
         )
 
     def _update(self) -> None:
         """Elect the picker, and act on the result."""
         before = self._leader, self._is_active
-        peers = [(link, link.status) for link in self._links.alive() if link.status is not None]
-        members = self._links.members
+        peers = self._alive()
+        silent = sum(each.has_vote and each.status is None for each in self._links.values())
+        members = 1 + len(peers) + silent
         leader = elect(self._status(), [status for _, status in peers], members)
         self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in peers))
         if self.is_picker and leader != self._leader:

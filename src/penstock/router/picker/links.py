@@ -7,12 +7,11 @@ graph's secret, so that it needs no port and no rule of its own. What is sent in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from enum import Enum, auto
+from collections.abc import Callable
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from penstock.core.http.messages import Headers, encode_headers
+from penstock.core.http.messages import encode_headers
 from penstock.core.logs import get_logger
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.picker.messages import FrameReader, Message, ProtocolError, Status, frames
@@ -24,9 +23,14 @@ PATH: Final = "/picker"
 NAME: Final = "penstock-picker"
 TICK_REAL_S: Final = 0.1
 """Between two calls of `Channel.tick`."""
+SILENT_TICKS: Final = 5
+"""Chosen: a router silent for this many ticks of 0.1 s is considered gone."""
+_CONNECT_REAL_S: Final = 1.0
+"""Chosen: routers of a graph are near each other; real seconds."""
 _MAX_BEHIND_BYTES: Final = 16 << 20
 """Chosen: what the other side may leave unread; some 40,000 requests. More is a router that cannot keep up."""
 _MAX_HEAD_BYTES: Final = 16 << 10
+_SWITCHED: Final = 101
 
 
 class Channel(asyncio.Protocol):
@@ -35,16 +39,25 @@ class Channel(asyncio.Protocol):
     Attributes:
         silent_ticks: Calls of `tick` in a row before which nothing had come. They are this process's own, so that a pause
             of it is not taken for the other side's.
+        answered: The status of the answer to ``request``, once it is there; 0: none came.
     """
 
-    def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, on_message: Callable[[Message], None], on_lost: Callable[[], None], request: bytes = b""
+    ) -> None:
+        """Prepare; at the end that connects ``request`` asks for the upgrade."""
         self._on_message = on_message
         self._on_lost = on_lost
+        self._request = request
+        self._head = b""
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[Message] = []
         self._was_heard = True
         self.silent_ticks = 0
+        self.answered: asyncio.Future[int] | None = None
+        if request:
+            self.answered = asyncio.get_running_loop().create_future()
 
     @property
     def is_open(self) -> bool:
@@ -55,12 +68,16 @@ class Channel(asyncio.Protocol):
         """Begin; earlier messages follow."""
         # uvloop's transport is one by its methods, not by inheritance.
         self._transport = cast("asyncio.Transport", transport)
+        if self._request:
+            self._transport.write(self._request)
         if self._outgoing:
             self._flush()
 
     def data_received(self, data: bytes) -> None:
         """Read messages; anything else ends the connection."""
         self._was_heard = True
+        if self.answered is not None and not self.answered.done():
+            data = self._read_answer(data, self.answered)
         try:
             for message in self._reader.feed(data):
                 self._on_message(message)
@@ -70,10 +87,26 @@ class Channel(asyncio.Protocol):
             log.warning("connection to another router ended", problem=str(exc))
             self.abort()
 
+    def _read_answer(self, data: bytes, answered: asyncio.Future[int]) -> bytes:
+        """Return what follows the answer's head, once that is there."""
+        self._head += data
+        head, end, rest = self._head.partition(b"\r\n\r\n")
+        if not end and len(self._head) <= _MAX_HEAD_BYTES:
+            return b""
+        words = head.split(b" ", 2)
+        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        answered.set_result(status)
+        if status == _SWITCHED:
+            return rest
+        self.abort()
+        return b""
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Report that it is over."""
         self._transport = None
         self._outgoing = []
+        if self.answered is not None and not self.answered.done():
+            self.answered.set_result(0)
         self._on_lost()
 
     def tick(self) -> int:
@@ -104,83 +137,14 @@ class Channel(asyncio.Protocol):
             transport.abort()
 
 
-class Handshake(asyncio.Protocol):
-    """Asks for the upgrade, and hands the connection to its channel.
-
-    Attributes:
-        answered: The status of the answer, once it is there.
-    """
-
-    def __init__(self, channel: Channel, host: str, secret: Headers) -> None:
-        """Prepare; the request goes out with the connection."""
-        self._channel = channel
-        self._request = (
-            f"GET {PATH} HTTP/1.1\r\nhost: {host}\r\nconnection: upgrade\r\nupgrade: {NAME}\r\n".encode()
-        )
-        self._request += encode_headers(secret) + b"\r\n"
-        self._head = b""
-        self._transport: asyncio.Transport | None = None
-        self.answered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Read the answer's head."""
-        transport = self._transport
-        if transport is None or self.answered.done():
-            return
-        self._head += data
-        head, end, rest = self._head.partition(b"\r\n\r\n")
-        if not end and len(self._head) <= _MAX_HEAD_BYTES:
-            return
-        words = head.split(b" ", 2)
-        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-        self.answered.set_result(status)
-        if status != 101:
-            transport.abort()
-            return
-        transport.set_protocol(self._channel)
-        self._channel.connection_made(transport)
-        if rest:
-            self._channel.data_received(rest)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Record that there is no answer."""
-        if not self.answered.done():
-            self.answered.set_result(0)
-
-
-SILENT_TICKS: Final = 5
-"""Chosen: a router silent for this many ticks of 0.1 s is considered gone."""
-_SWITCHED: Final = 101
-_CONNECT_REAL_S: Final = 1.0
-"""Chosen: routers of a graph are near each other; real seconds."""
-
-
-class Standing(Enum):
-    """What is known of a router that is listed."""
-
-    ABSENT = auto()
-    """It never answered, refuses connections, or is no router of this graph: it has no vote."""
-    ALIVE = auto()
-    """It has said something in the last moments."""
-    SILENT = auto()
-    """It has, and may be there still: it has a vote."""
-    SELF = auto()
-    """It is this one."""
-
-
 class Link:
-    """The connection to one router.
+    """The connection to one router that is listed.
 
     Attributes:
-        url: Its base URL.
         channel: While it is connected.
         status: Its last status; None while it is silent.
-        standing: What is known of it.
+        has_vote: It has said something, and may be there still. Not so where it never answered, refuses connections, is
+            no router of this graph, or is this one.
     """
 
     def __init__(self, url: str, secret: GraphSecret, on_message: Callable[[Link, Message], None]) -> None:
@@ -190,15 +154,16 @@ class Link:
         self._on_message = on_message
         self._task: asyncio.Task[None] | None = None
         self._reported_status = 0
+        self._is_self = False
         self.channel: Channel | None = None
         self.status: Status | None = None
-        self.standing = Standing.ABSENT
+        self.has_vote = False
 
     def tick(self) -> None:
         """Connect where there is no connection, and cut off one that has been silent for too long."""
         channel = self.channel
         if channel is None:
-            if (self._task is None or self._task.done()) and self.standing is not Standing.SELF:
+            if (self._task is None or self._task.done()) and not self._is_self:
                 self._task = asyncio.create_task(self.connect(), name=f"connect {self.url}")
             return
         if channel.tick() >= SILENT_TICKS:
@@ -208,14 +173,12 @@ class Link:
     def drop(self) -> None:
         """Cut the connection off."""
         channel, self.channel, self.status = self.channel, None, None
-        if self.standing is Standing.ALIVE:
-            self.standing = Standing.SILENT
         if channel is not None:
             channel.abort()
 
-    def is_self(self) -> None:
+    def found_self(self) -> None:
         """Record that this router is at the other end."""
-        self.standing = Standing.SELF
+        self._is_self, self.has_vote = True, False
         self.drop()
 
     async def close(self) -> None:
@@ -228,32 +191,32 @@ class Link:
     async def connect(self) -> None:
         """Try once to connect."""
         parts = urlsplit(self.url)
-        loop = asyncio.get_running_loop()
-        channel = Channel(self._take, lambda: self._lost(channel))
-        handshake = Handshake(channel, parts.netloc, self._secret.headers)
-        transport: asyncio.Transport | None = None
+        request = f"GET {PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: upgrade\r\nupgrade: {NAME}\r\n"
+        request_bytes = request.encode() + encode_headers(self._secret.headers) + b"\r\n"
+        channel = Channel(self._take, lambda: self._lost(channel), request_bytes)
+        assert channel.answered is not None  # noqa: S101 - it asks
+        status = 0
         try:
             async with asyncio.timeout(_CONNECT_REAL_S):
-                transport, _ = await loop.create_connection(
-                    lambda: handshake, parts.hostname or "", parts.port or 80
+                await asyncio.get_running_loop().create_connection(
+                    lambda: channel, parts.hostname or "", parts.port or 80
                 )
-                status = await handshake.answered
+                status = await channel.answered
         except ConnectionRefusedError:
-            self.standing = Standing.ABSENT
+            self.has_vote = False
         except (TimeoutError, OSError) as exc:
             log.debug("router not reached", url=self.url, problem=str(exc))
-        else:
-            if status == _SWITCHED:
-                self.channel, transport = channel, None
-            elif status:
-                self._turned_down(status)
         finally:
-            if transport is not None:
-                transport.abort()
+            if status != _SWITCHED:
+                channel.abort()
+        if status == _SWITCHED:
+            self.channel = channel
+        elif status:
+            self._turned_down(status)
 
     def _turned_down(self, status: int) -> None:
         """Record a router that does not know this one: it picks for itself."""
-        self.standing = Standing.ABSENT
+        self.has_vote = False
         if status != self._reported_status:
             log.warning(
                 "a listed router is not of this graph's: set the same secret in all",
@@ -265,61 +228,9 @@ class Link:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Status):
-            self.status = message
-            if self.standing is not Standing.SELF:
-                self.standing = Standing.ALIVE
+            self.status, self.has_vote = message, not self._is_self
         self._on_message(self, message)
 
     def _lost(self, channel: Channel) -> None:
         if self.channel is channel:
             self.drop()
-
-
-class Links:
-    """The connections to all listed routers, by URL."""
-
-    def __init__(self, secret: GraphSecret, on_message: Callable[[Link, Message], None]) -> None:
-        self._secret = secret
-        self._on_message = on_message
-        self._links: dict[str, Link] = {}
-
-    def follow(self, urls: Iterable[str]) -> None:
-        """Keep connections to these routers, and drop those to others."""
-        wanted = set(urls)
-        for url in self._links.keys() - wanted:
-            # What is under way of a task ends with its time-out.
-            self._links.pop(url).drop()
-        for url in wanted - self._links.keys():
-            self._links[url] = Link(url, self._secret, self._on_message)
-
-    def tick(self) -> None:
-        """See `Link.tick`; called each 0.1 s."""
-        for link in self._links.values():
-            link.tick()
-
-    async def connect(self) -> None:
-        """Try every router once, so that a start knows the others."""
-        await asyncio.gather(*(link.connect() for link in self._links.values()))
-
-    def alive(self) -> list[Link]:
-        """Return the routers that reported in the last moments, each once however many addresses it has."""
-        found = {each.status.instance: each for each in self._links.values() if each.status is not None}
-        return list(found.values())
-
-    @property
-    def members(self) -> int:
-        """Routers that have a vote, this one included."""
-        alive = {each.status.instance for each in self._links.values() if each.status is not None}
-        return 1 + len(alive) + sum(each.standing is Standing.SILENT for each in self._links.values())
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a connected router has not identified itself yet."""
-        return any(each.channel is not None and each.status is None for each in self._links.values())
-
-    async def close(self) -> None:
-        """End all."""
-        links = list(self._links.values())
-        self._links.clear()
-        for link in links:
-            await link.close()

@@ -14,10 +14,12 @@ import msgspec
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
+from penstock.router.admission import TierEvent, TierFirstToken, TierTurnedAway
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router_state import RefusalReason
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
+from penstock.router.policy.slo_monitor import EndedRequest
 
 MAX_FRAME_BYTES: Final = 4 << 20
 """Chosen: 256 messages of the longest prompts take 1.1 MiB."""
@@ -38,7 +40,11 @@ class ProtocolError(PenstockError):
     """What came is no message of this protocol, or breaks a bound; the connection is of no more use."""
 
 
-class Prompt(msgspec.Struct, array_like=True, frozen=True):
+class _Struct(msgspec.Struct, array_like=True):
+    """A MessagePack array; its first item tells which."""
+
+
+class Prompt(_Struct):
     """A request as policies see it; the fields are `Arrival`'s, the keys packed."""
 
     keys: Keys
@@ -73,35 +79,25 @@ def arrival_of(prompt: Prompt) -> Arrival:
     Raises:
         ProtocolError: its keys are cut off.
     """
-    if len(prompt.keys) % KEY_BYTES:
-        raise ProtocolError(f"keys: {len(prompt.keys)} bytes are no whole keys of {KEY_BYTES}")
-    return Arrival(
-        tuple(array("Q", prompt.keys)),
-        prompt.tokens,
-        frozenset(prompt.avoid),
-        prompt.block_tokens,
-        prompt.sub_block_keys,
-        prompt.session,
-        prompt.is_non_streaming,
-        prompt.tier,
-        prompt.tenant,
-        prompt.keys,
-    )
+    keys, tokens, avoid, *others = msgspec.structs.astuple(prompt)
+    if len(keys) % KEY_BYTES:
+        raise ProtocolError(f"keys: {len(keys)} bytes are no whole keys of {KEY_BYTES}")
+    fields = [tuple(array("Q", keys)), tokens, frozenset(avoid), *others, keys]
+    return Arrival(*fields)
 
 
-class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class Status(_Struct, tag=0):
     """What a router sends to every other one, ten times a second: its heartbeat.
 
     Attributes:
         instance: Unique name of its process.
-        since_s: When it began, Unix seconds.
+        since_s: When it began, Unix seconds, as in `Follow`: the oldest is the next picker.
         term: Of its own claim, or the highest fencing number that it has seen.
         is_leader: It has claimed to be the picker of that term.
         is_active: Enough routers follow it: it answers.
-        is_stopping: It takes no more requests, and picks for no router.
         sees: Instances that have reported in the last moments, its own among them.
         successor: While it picks, the router to which it sends all prompts; empty without one.
-        thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
+        thresholds: See `thresholds.SharedThresholds`; None: none was changed.
         leader: The picker that it believes in; empty: none.
     """
 
@@ -117,15 +113,8 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
     leader: Name = ""
 
 
-class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A relay accepts the receiver as the picker of a term; its requests in flight follow, then its waiting ones.
-
-    Attributes:
-        term: The term.
-        instance: The receiver's name.
-        follower: The relay's.
-        since_s: When that one began, Unix seconds; the oldest is the next picker.
-    """
+class Follow(_Struct, tag=1):
+    """A relay, ``follower``, accepts the receiver as the picker; its requests in flight follow, then its waiting ones."""
 
     term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     instance: Name
@@ -133,14 +122,14 @@ class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     since_s: float
 
 
-class ComputedPrompt(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class ComputedPrompt(_Struct, tag=2):
     """A prompt of the last minutes, and the worker that computed it."""
 
     worker: Name
     prompt: Prompt
 
 
-class InFlight(msgspec.Struct, array_like=True, frozen=True, tag=3):
+class InFlight(_Struct, tag=3):
     """A request that a relay has in flight at a worker."""
 
     number: Count
@@ -151,16 +140,8 @@ class InFlight(msgspec.Struct, array_like=True, frozen=True, tag=3):
     tokens: Count
 
 
-class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """A request for a worker of a role.
-
-    Attributes:
-        number: Unique among those of the connection.
-        role: Of the worker.
-        prompt: The request.
-        again: A worker has failed it: it waits before all others.
-        waited_s: Since when another picker had it, simulated seconds; None: it is new.
-    """
+class Ask(_Struct, tag=4):
+    """A request for a worker of a role, by a number that is unique on the connection; see `RouterCore.acquire`."""
 
     number: Count
     role: Role
@@ -169,13 +150,13 @@ class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
     waited_s: Seconds | None = None
 
 
-class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """A request that waits is wanted no more."""
+class Cancel(_Struct, tag=5):
+    """As `Release`, of a request that waits; older routers send it."""
 
     number: Count
 
 
-class Prefilled(msgspec.Struct, array_like=True, frozen=True, tag=6):
+class Prefilled(_Struct, tag=6):
     """A prompt was computed; see `RouterCore.prefilled`."""
 
     number: Count
@@ -183,7 +164,7 @@ class Prefilled(msgspec.Struct, array_like=True, frozen=True, tag=6):
     is_measured: bool
 
 
-class WorkerOutcome(msgspec.Struct, array_like=True, frozen=True, tag=7):
+class WorkerOutcome(_Struct, tag=7):
     """What a request says of its worker."""
 
     number: Count
@@ -192,33 +173,29 @@ class WorkerOutcome(msgspec.Struct, array_like=True, frozen=True, tag=7):
     is_unreachable: bool = False
 
 
-class Release(msgspec.Struct, array_like=True, frozen=True, tag=8):
-    """A request has left its worker."""
+class Release(_Struct, tag=8):
+    """A request has left its worker, or waits for none any more."""
 
     number: Count
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True, tag=9):
+class Progress(_Struct, tag=9):
     """Requests in flight and the tokens that they hold now; a relay's heartbeat."""
 
     numbers: tuple[Count, ...] = ()
     tokens: tuple[Count, ...] = ()
 
 
-class AtCapacity(msgspec.Struct, array_like=True, frozen=True, tag=10):
+class AtCapacity(_Struct, tag=10):
     """A worker has refused a request for lack of room."""
 
     worker: Name
 
 
-class TierOutcome(msgspec.Struct, array_like=True, frozen=True, tag=11):
-    """What became of a request of a tier.
+class TierOutcome(_Struct, tag=11):
+    """What became of a request of a tier: 0: its first token came, 1: it ended, 2: it was turned away.
 
-    Attributes:
-        tier: Its tier.
-        event: 0: its first token came, 1: it ended, 2: it was turned away.
-        seconds: TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
-        is_failed: It ended without its complete answer.
+    ``seconds`` are the TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
     """
 
     tier: Tier
@@ -227,7 +204,24 @@ class TierOutcome(msgspec.Struct, array_like=True, frozen=True, tag=11):
     is_failed: bool = False
 
 
-class Go(msgspec.Struct, array_like=True, frozen=True, tag=12):
+def tier_outcome(tier: Tier, event: TierEvent) -> TierOutcome:
+    """Return an outcome as it is sent."""
+    if isinstance(event, TierFirstToken):
+        return TierOutcome(tier, 0, (event.ttft_s, None, None))
+    if isinstance(event, TierTurnedAway):
+        return TierOutcome(tier, 2)
+    return TierOutcome(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed)
+
+
+def tier_event(outcome: TierOutcome) -> TierEvent:
+    """Return an outcome that was received."""
+    ttft_s, e2e_s, tpot_s = outcome.seconds
+    if outcome.event == 0:
+        return TierFirstToken(ttft_s or 0.0)
+    return TierTurnedAway() if outcome.event == 2 else EndedRequest(ttft_s, tpot_s, e2e_s, outcome.is_failed)
+
+
+class Go(_Struct, tag=12):
     """A request goes to a worker now, by the word of the picker of a term."""
 
     term: Count
@@ -237,7 +231,7 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag=12):
     reason: Text
 
 
-class Refused(msgspec.Struct, array_like=True, frozen=True, tag=13):
+class Refused(_Struct, tag=13):
     """A request gets no worker; the fields are those of `effects.Refuse`."""
 
     term: Count
@@ -248,7 +242,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=13):
     retry_after_s: float | None
 
 
-class Loads(msgspec.Struct, array_like=True, frozen=True, tag=14):
+class Loads(_Struct, tag=14):
     """What all routers together have pending at each worker of the first stage: tokens, and its throughput in tokens/s."""
 
     term: Count

@@ -18,14 +18,7 @@ from typing import Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
-from penstock.router.admission import (
-    REFUSALS,
-    Admission,
-    LiveAssignment,
-    TierEvent,
-    TierFirstToken,
-    TierTurnedAway,
-)
+from penstock.router.admission import REFUSALS, Admission, LiveAssignment, TierEvent
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
@@ -46,13 +39,10 @@ _Future = asyncio.Future[LiveAssignment]
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request without a worker.
+class _Request:
+    """A request of this router's own clients, without a worker or running, by its number in messages.
 
     Attributes:
-        number: Its name in messages.
-        role: Of the worker.
-        arrival: What the policy may know.
         again: A worker has failed it.
         since_s: When it began to wait, simulated seconds.
         is_sent: The picker has it.
@@ -62,19 +52,10 @@ class _Asked:
     number: int
     role: Role
     arrival: Arrival
-    again: bool
-    since_s: float
+    again: bool = False
+    since_s: float = 0.0
     is_sent: bool = False
     was_admitted: bool = False
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request at its worker."""
-
-    number: int
-    role: Role
-    arrival: Arrival
     is_prefilled: bool = False
     reported_tokens: int = 0
 
@@ -117,12 +98,8 @@ class Relay:
     ) -> None:
         """Begin without a picker.
 
-        Args:
-            admission: Asks by this relay.
-            metrics: Counts.
-            now_s: Returns simulated seconds.
-            recent: Where it keeps the latest prompts as far as it knows them.
-            picked: Called with each prompt of this router's own and its worker.
+        ``recent`` keeps the latest prompts as far as they are known, ``picked`` takes each of this router's own that it
+        picked a worker for, and ``now_s`` returns simulated seconds.
         """
         self._picked = picked
         self._admission = admission
@@ -130,9 +107,9 @@ class Relay:
         self._metrics = metrics
         self._now_s = now_s
         self._numbers = count(1)
-        self._asked: dict[_Future, _Asked] = {}
+        self._asked: dict[_Future, _Request] = {}
         self._waiters: dict[int, _Future] = {}
-        self._running: dict[LiveAssignment, _Running] = {}
+        self._running: dict[LiveAssignment, _Request] = {}
         self._recent = recent
         self._is_own = True
         self._lost_real_s = -inf
@@ -153,7 +130,7 @@ class Relay:
     def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
         """Ask for a worker; the waiter gets the answer."""
         number = next(self._numbers)
-        asked = _Asked(number, role, arrival, again, self._now_s())
+        asked = _Request(number, role, arrival, again, self._now_s())
         self._asked[waiter] = asked
         self._waiters[number] = waiter
         if self._is_answered:
@@ -163,13 +140,13 @@ class Relay:
         """Ask no more."""
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
-            self._send(wire.Cancel(asked.number))
+            self._send(wire.Release(asked.number))
 
     def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Remember a request that goes to its worker."""
         running = self._running.get(assignment)
         if running is None:
-            running = self._running[assignment] = _Running(next(self._numbers), role, arrival)
+            running = self._running[assignment] = _Request(next(self._numbers), role, arrival)
             if self.channel is not None:
                 # Picked here because there was no picker; there is one now.
                 self._report_running(assignment, running)
@@ -198,25 +175,16 @@ class Relay:
 
     def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
         """Forward a request's outcome; returns whether another router counts it."""
-        if self.channel is None:
-            return False
-        if isinstance(event, TierFirstToken):
-            self._send(wire.TierOutcome(tier, 0, (event.ttft_s, None, None)))
-        elif isinstance(event, TierTurnedAway):
-            self._send(wire.TierOutcome(tier, 2))
-        else:
-            self._send(wire.TierOutcome(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
-        return True
+        if self.channel is not None:
+            self._send(wire.tier_outcome(tier, event))
+        return self.channel is not None
 
     # ------------------------------------------------------------------ who picks
 
     def follow(self, channel: Channel, follow: wire.Follow, *, is_successor: bool) -> None:
         """Accept another router as the picker, and send it what this one has in flight and knows.
 
-        Args:
-            channel: To that router.
-            follow: The first message to it.
-            is_successor: The previous picker has sent it all prompts.
+        A successor has been sent all prompts by the previous picker.
         """
         self.lose()
         self.channel, self.term = channel, follow.term
@@ -278,13 +246,11 @@ class Relay:
             self._core.learn(message.worker, arrival)
             self._recent.add(message.worker, arrival)
             return
-        if not isinstance(message, wire.Go | wire.Refused | wire.Loads) or message.term != self.term:
-            return
-        if isinstance(message, wire.Go):
+        if isinstance(message, wire.Go) and message.term == self.term:
             self._go(message)
-        elif isinstance(message, wire.Refused):
+        elif isinstance(message, wire.Refused) and message.term == self.term:
             self._refused(message)
-        else:
+        elif isinstance(message, wire.Loads) and message.term == self.term:
             self._loads(message)
 
     def _go(self, message: wire.Go) -> None:
@@ -293,12 +259,8 @@ class Relay:
         if waiter is None or asked is None or waiter.done():
             self._send(wire.Release(message.number))
             return
-        running_at = RunningAt(
-            message.worker,
-            asked.arrival.tokens,
-            queued_s=self._now_s() - asked.since_s,
-            reason=message.reason,
-        )
+        queued_s = self._now_s() - asked.since_s
+        running_at = RunningAt(message.worker, asked.arrival.tokens, queued_s=queued_s, reason=message.reason)
         assignment = self._core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
         if assignment is None:
             # Discovery has not reported the worker to this router yet; `answered` asks once more.
@@ -310,8 +272,8 @@ class Relay:
             asyncio.get_running_loop().call_later(TICK_REAL_S, self._ask_again, waiter)
             return
         self._forget(waiter)
-        running = _Running(asked.number, asked.role, asked.arrival, reported_tokens=assignment.tokens)
-        self._running[assignment] = running
+        asked.reported_tokens = assignment.tokens
+        self._running[assignment] = asked
         self._metrics.picks["other"] += 1
         waiter.set_result(assignment)
 
@@ -337,7 +299,7 @@ class Relay:
         if self.channel is not None:
             self.channel.send(message)
 
-    def _send_ask(self, asked: _Asked) -> None:
+    def _send_ask(self, asked: _Request) -> None:
         waited_s = max(0.0, self._now_s() - asked.since_s) if asked.was_admitted else None
         asked.is_sent = asked.was_admitted = True
         prompt = wire.prompt_of(asked.arrival)
@@ -348,7 +310,7 @@ class Relay:
         if asked is not None and not asked.is_sent and self._is_answered:
             self._send_ask(asked)
 
-    def _report_running(self, assignment: LiveAssignment, running: _Running) -> None:
+    def _report_running(self, assignment: LiveAssignment, running: _Request) -> None:
         running.reported_tokens = assignment.tokens
         self._send(
             wire.InFlight(
@@ -365,7 +327,7 @@ class Relay:
         is_unreachable = worker.health_problem is not None
         self._send(wire.WorkerOutcome(number, verdict, cause[:1024], is_unreachable))
 
-    def _forget(self, waiter: _Future) -> _Asked | None:
+    def _forget(self, waiter: _Future) -> _Request | None:
         asked = self._asked.pop(waiter, None)
         if asked is not None:
             del self._waiters[asked.number]
@@ -381,7 +343,7 @@ class Relay:
                     continue
                 core.cancel(waiter, role, now_s)
                 number = next(self._numbers)
-                self._asked[waiter] = _Asked(
+                self._asked[waiter] = _Request(
                     number, role, queued.arrival, False, queued.since_s, was_admitted=True
                 )
                 self._waiters[number] = waiter

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.router.admission import (
-    Admission,
-    LiveAssignment,
-    TierEvent,
-    TierFirstToken,
-    TierTurnedAway,
-    Waiter,
-)
+from penstock.router.admission import Admission, LiveAssignment, Waiter
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.router_state import Refuse
@@ -26,7 +20,6 @@ from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RecentPrompts
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.slo_monitor import EndedRequest
 
 _MAX_REQUESTS: Final = 1 << 16
 """Chosen: of one router, more than it may have connections of clients."""
@@ -36,41 +29,48 @@ _SILENT_TICKS: Final = 10
 """Chosen: a relay silent for this many ticks is gone; twice as many as for a picker, whose silence costs more."""
 
 
+@dataclass(slots=True, eq=False)
 class RelayedRequest:
     """One request of another router's, as the core queues it; see `admission.Waiter`."""
 
-    __slots__ = ("_session", "arrival", "assignment", "number", "role")
-
-    def __init__(self, session: Session, number: int, role: Role, arrival: Arrival) -> None:
-        self.arrival = arrival
-        self._session = session
-        self.number = number
-        self.role = role
-        self.assignment: LiveAssignment | None = None
+    session: Session
+    number: int
+    role: Role
+    arrival: Arrival
+    assignment: LiveAssignment | None = None
 
     def assigned(self, assignment: LiveAssignment) -> bool:
         """Notify its router; returns whether that still wants it."""
         self.assignment = assignment
-        return self._session.assigned(self, assignment)
+        return self.session.assigned(self, assignment)
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
         """Notify its router."""
-        self._session.refused(self, refuse)
+        self.session.refused(self, refuse)
 
 
 class Session:
-    """One connection of another router.
-
-    Attributes:
-        channel: The connection.
-        term: In which its router follows this one; None: it does not.
-        age: Of its router, as ``(since_s, name)``.
-    """
+    """One connection of another router, whose ``age`` is ``(since_s, name)``; ``term``: it follows this one in it."""
 
     def __init__(self, picker_server: PickerServer) -> None:
         self._server = picker_server
+        self._admission = picker_server.admission
+        self._core = picker_server.admission.core
+        self._now_s = picker_server.now_s
         self._requests: dict[int, RelayedRequest] = {}
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            wire.Ask: self._ask,
+            wire.InFlight: self._in_flight,
+            wire.ComputedPrompt: self._computed_prompt,
+            wire.Cancel: self._release,
+            wire.Prefilled: self._prefilled,
+            wire.WorkerOutcome: self._worker_outcome,
+            wire.Release: self._release,
+            wire.Progress: self._progress,
+            wire.AtCapacity: self._at_capacity,
+            wire.TierOutcome: self._tier_outcome,
+        }
         self.channel = Channel(self._take, self._lost)
         self.term: int | None = None
         self.age = (0.0, "")
@@ -91,12 +91,12 @@ class Session:
         """Say that a request goes; returns whether anybody still wants it."""
         if self._requests.get(request.number) is not request or not self.is_followed:
             return False
-        go = wire.Go(
-            self._server.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
+        worker = assignment.worker.name
+        self.channel.send(
+            wire.Go(self._server.term, request.number, worker, assignment.queued_s, assignment.reason)
         )
-        self.channel.send(go)
-        if request.role is self._server.admission.core.entry:
-            self._server.computed(assignment.worker.name, request.arrival, self)
+        if request.role is self._core.entry:
+            self._server.computed(worker, request.arrival, self)
         return True
 
     def refused(self, request: RelayedRequest, refuse: Refuse[Waiter]) -> None:
@@ -110,13 +110,15 @@ class Session:
         """Forget its requests, as this router picks no more or the other one is gone."""
         requests, self._requests, self.term = self._requests, {}, None
         self._unsettled.clear()
-        admission, now_s = self._server.admission, self._server.now_s
-        for request in requests.values():
-            if request.assignment is None:
-                admission.core.cancel(request, request.role, now_s())
-        for request in requests.values():
-            if request.assignment is not None:
-                admission.apply(admission.core.release(request.assignment, now_s()))
+        # None that waits may get the place of one that runs.
+        for request in sorted(requests.values(), key=lambda each: each.assignment is not None):
+            self._end(request)
+
+    def _end(self, request: RelayedRequest) -> None:
+        if request.assignment is None:
+            self._core.cancel(request, request.role, self._now_s())
+        else:
+            self._admission.release(request.assignment)
 
     # ------------------------------------------------------------------ called by the relay
 
@@ -130,91 +132,78 @@ class Session:
                 self.drop()
                 self.term, self.age = message.term, (message.since_s, message.follower)
                 self._server.followed()
-            return
-        if not self.is_followed:
-            return
-        handle = _HANDLERS.get(type(message))
-        if handle is not None:
-            handle(self, message)
+        elif self.is_followed and type(message) in self._handlers:
+            self._handlers[type(message)](message)
 
     def _ask(self, message: wire.Ask) -> None:
-        role, core = message.role, self._server.admission.core
-        if role not in core.queues or not self._is_free(message.number):
-            raise wire.ProtocolError(f"request {message.number}: not of this graph, or asked already")
-        arrival = wire.arrival_of(message.prompt)
-        request = self._requests[message.number] = RelayedRequest(self, message.number, role, arrival)
-        effects = core.acquire(
+        request = self._requests[message.number] = self._new_request(message)
+        effects = self._core.acquire(
             request,
-            role,
-            arrival,
-            self._server.now_s(),
+            request.role,
+            request.arrival,
+            self._now_s(),
             again=message.again,
             waited_s=message.waited_s,
         )
-        self._server.admission.apply(effects)
+        self._admission.apply(effects)
 
     def _in_flight(self, message: wire.InFlight) -> None:
-        role, core = message.role, self._server.admission.core
-        if role not in core.queues or not self._is_free(message.number):
-            raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
-        arrival = wire.arrival_of(message.prompt)
-        request = RelayedRequest(self, message.number, role, arrival)
+        request = self._new_request(message)
         running_at = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
-        request.assignment = core.adopt(request, role, arrival, running_at, self._server.now_s())
+        request.assignment = self._core.adopt(
+            request, request.role, request.arrival, running_at, self._now_s()
+        )
         if request.assignment is not None:
             self._requests[message.number] = request
 
-    def _is_free(self, number: int) -> bool:
-        return number not in self._requests and len(self._requests) < _MAX_REQUESTS
+    def _new_request(self, message: wire.Ask | wire.InFlight) -> RelayedRequest:
+        number, role = message.number, message.role
+        if role not in self._core.queues or number in self._requests or len(self._requests) >= _MAX_REQUESTS:
+            raise wire.ProtocolError(
+                f"request {number}: not of this graph, or held already, or one more than {_MAX_REQUESTS}"
+            )
+        return RelayedRequest(self, number, role, wire.arrival_of(message.prompt))
 
     def _computed_prompt(self, message: wire.ComputedPrompt) -> None:
         arrival = wire.arrival_of(message.prompt)
-        self._server.admission.core.learn(message.worker, arrival)
+        self._core.learn(message.worker, arrival)
         self._server.computed(message.worker, arrival, self)
-
-    def _cancel(self, message: wire.Cancel) -> None:
-        request = self._requests.get(message.number)
-        if request is not None and request.assignment is None:
-            del self._requests[message.number]
-            self._server.admission.core.cancel(request, request.role, self._server.now_s())
 
     def _prefilled(self, message: wire.Prefilled) -> None:
         assignment = self._assignment(message.number)
         if assignment is not None:
-            self._server.admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
+            self._admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
 
     def _worker_outcome(self, message: wire.WorkerOutcome) -> None:
         assignment = self._assignment(message.number) or self._unsettled.get(message.number)
         if assignment is None:
             return
-        now_s, verdict = self._server.now_s(), message.verdict
+        now_s = self._now_s()
         if message.is_unreachable:
             assignment.worker.suspect("refused a connection of another router")
-        if verdict == Verdict.PROVED:
-            assignment.proved()
-        elif verdict == Verdict.SUCCEEDED:
-            assignment.succeeded()
-        elif verdict in {Verdict.FAILED, Verdict.UNPROVEN}:
-            assignment.failed(now_s, message.cause, proven=verdict == Verdict.FAILED)
-            if verdict == Verdict.UNPROVEN:
+        match message.verdict:
+            case Verdict.PROVED:
+                assignment.proved()
+            case Verdict.SUCCEEDED:
+                assignment.succeeded()
+            case Verdict.FAILED:
+                assignment.failed(now_s, message.cause)
+            case Verdict.UNPROVEN:
+                assignment.failed(now_s, message.cause, proven=False)
                 self._unsettled[message.number] = assignment
                 if len(self._unsettled) > _MAX_UNSETTLED:
                     self._unsettled.popitem(last=False)
-        elif verdict in {Verdict.CONVICTED, Verdict.PARDONED}:
-            self._unsettled.pop(message.number, None)
-            if verdict == Verdict.CONVICTED:
+            case Verdict.CONVICTED:
+                self._unsettled.pop(message.number, None)
                 assignment.convict(now_s)
-            else:
+            case Verdict.PARDONED:
+                self._unsettled.pop(message.number, None)
                 assignment.pardon(now_s)
 
-    def _release(self, message: wire.Release) -> None:
+    def _release(self, message: wire.Release | wire.Cancel) -> None:
         request = self._requests.pop(message.number, None)
-        if request is None:
-            return
-        if request.assignment is None:
-            self._server.admission.core.cancel(request, request.role, self._server.now_s())
-        else:
-            self._server.admission.release(request.assignment)
+        if request is not None:
+            self._end(request)
 
     def _progress(self, message: wire.Progress) -> None:
         for number, tokens in zip(message.numbers, message.tokens, strict=False):
@@ -223,67 +212,36 @@ class Session:
                 assignment.grow(tokens - assignment.tokens)
 
     def _at_capacity(self, message: wire.AtCapacity) -> None:
-        worker = self._server.admission.core.pool.get(message.worker)
-        if worker is not None and worker.spec.role in self._server.admission.core.queues:
-            self._server.admission.core.refused_at_capacity(worker, self._server.now_s())
+        worker = self._core.pool.get(message.worker)
+        if worker is not None and worker.spec.role in self._core.queues:
+            self._core.refused_at_capacity(worker, self._now_s())
 
     def _tier_outcome(self, message: wire.TierOutcome) -> None:
-        ttft_s, e2e_s, tpot_s = message.seconds
-        event: TierEvent = EndedRequest(ttft_s, tpot_s, e2e_s, message.is_failed)
-        if message.event == 0:
-            event = TierFirstToken(ttft_s or 0.0)
-        elif message.event == 2:
-            event = TierTurnedAway()
-        self._server.admission.record_tier_event(message.tier, event)
+        self._admission.record_tier_event(message.tier, wire.tier_event(message))
 
     def _assignment(self, number: int) -> LiveAssignment | None:
         request = self._requests.get(number)
         return None if request is None else request.assignment
 
 
-_HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
-    wire.Ask: Session._ask,  # noqa: SLF001 - a table of this class's own
-    wire.InFlight: Session._in_flight,  # noqa: SLF001
-    wire.ComputedPrompt: Session._computed_prompt,  # noqa: SLF001
-    wire.Cancel: Session._cancel,  # noqa: SLF001
-    wire.Prefilled: Session._prefilled,  # noqa: SLF001
-    wire.WorkerOutcome: Session._worker_outcome,  # noqa: SLF001
-    wire.Release: Session._release,  # noqa: SLF001
-    wire.Progress: Session._progress,  # noqa: SLF001
-    wire.AtCapacity: Session._at_capacity,  # noqa: SLF001
-    wire.TierOutcome: Session._tier_outcome,  # noqa: SLF001
-}
-
-
+@dataclass(eq=False)
 class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
-        admission: Whose core picks.
-        now_s: Returns simulated seconds.
-        instance: This router's name.
-        term: In which it picks; None: it does not.
-        followed: Called when another router has begun to follow this one.
         recent: The latest prompts, which a new successor receives.
-        sessions: The connections.
+        followed: Called when another router has begun to follow this one.
+        term: In which it picks; 0: it does not.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        now_s: Callable[[], float],
-        instance: str,
-        recent: RecentPrompts,
-        followed: Callable[[], None],
-    ) -> None:
-        self.admission = admission
-        self.now_s = now_s
-        self.instance = instance
-        self.recent = recent
-        self.followed = followed
-        self.term = 0
-        self.sessions: set[Session] = set()
-        self._successor: Session | None = None
+    admission: Admission
+    now_s: Callable[[], float]
+    instance: str
+    recent: RecentPrompts
+    followed: Callable[[], None]
+    term: int = 0
+    sessions: set[Session] = field(default_factory=set)
+    _successor: Session | None = None
 
     @property
     def successor(self) -> str:
@@ -292,9 +250,8 @@ class PickerServer:
 
     def choose_successor(self) -> None:
         """Make the oldest follower the successor; a new one receives the latest prompts."""
-        successor = min(
-            (each for each in self.sessions if each.is_followed), key=lambda each: each.age, default=None
-        )
+        followers = (each for each in self.sessions if each.is_followed)
+        successor = min(followers, key=lambda each: each.age, default=None)
         if successor is self._successor:
             return
         self._successor = successor
@@ -306,12 +263,9 @@ class PickerServer:
         """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
             self.recent.add(worker, arrival)
-        if (
-            self._successor is not None
-            and self._successor is not source
-            and (arrival.chain or arrival.session)
-        ):
-            self._successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
+        successor = self._successor
+        if successor is not None and successor is not source and (arrival.chain or arrival.session):
+            successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     @property
     def followers(self) -> int:

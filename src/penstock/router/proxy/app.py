@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -20,14 +21,14 @@ from penstock.core.http.server import Request, Responder
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
-from penstock.router.metrics import RouterMetrics
+from penstock.router.context import RouterContext
+from penstock.router.core.worker import Worker
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
-from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
-from penstock.router.proxy.call import CompletionCall, begin_trace
+from penstock.router.proxy.call import CompletionCall, RequestTrace
 from penstock.router.proxy.completion import (
     PATHS,
     SMALL_BYTES,
@@ -39,9 +40,8 @@ from penstock.router.proxy.completion import (
 )
 from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.prefix import PromptReader, TokenEstimator
+from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
 from penstock.router.ui.live_page import LivePage
 
@@ -54,55 +54,48 @@ _CLIENT_LEFT = 499
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
-_WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui"})
+_WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui", PICKER_PATH})
 _JSON_TYPE = (b"content-type", b"application/json")
 _REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
 
 
+@dataclass(eq=False)
 class RouterApp:
-    """Answers requests."""
+    """Answers requests; None stands for parts that the graph does not have.
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        handler: CompletionHandler,
-        admin: Admin,
-        page: MetricsPage,
-        *,
-        metrics: RouterMetrics,
-        estimator: TokenEstimator,
-        thresholds: GraphThresholds,
-        secret: GraphSecret,
-        group: RouterGroup | None,
-        reader: PromptReader | None,
-        access_log: AccessLog | None,
-        tiers: LiveTiers | None,
-        live_page: LivePage,
-        tracing: Tracing | None,
-    ) -> None:
-        """Tie the parts; None stands for parts that the graph does not have."""
+    Attributes:
+        is_stopping: The router takes no more requests, and is not ready.
+    """
+
+    context: RouterContext
+    handler: CompletionHandler
+    page: MetricsPage
+    live_page: LivePage
+    thresholds: GraphThresholds
+    secret: GraphSecret
+    group: RouterGroup | None
+    reader: PromptReader | None
+    access_log: AccessLog | None
+    tiers: LiveTiers | None
+    tracing: Tracing | None
+    is_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Make what follows from the settings."""
+        settings = self.context.settings
         self._model = settings.model
-        self._handler = handler
-        self._admin = admin
-        self._page = page
-        self._metrics = metrics
-        self._estimator = estimator
-        self._busy_threshold = BusyThresholdApi(
-            thresholds, model=settings.model, batch_tokens=settings.batch_tokens
-        )
-        self._secret = secret
-        self._group = group
-        self._reader = reader
-        self._access_log = access_log
-        self._tiers = tiers
-        self._live_page = live_page
-        self._tracing = tracing
-        # A key that carries a tier authenticates, too; a router without keys stays open.
-        self._keys = KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys)
-        self._admin_check = AdminCheck(settings.admin_keys, is_local=settings.is_local)
-        self._cors = Cors(settings.config.cors_allowed_origins)
+        self._metrics = self.context.metrics
         self._speed = settings.speed
+        self._busy_threshold = BusyThresholdApi(
+            self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
+        )
+        # A key that carries a tier authenticates, too; a router without keys stays open.
+        keys = settings.api_keys | settings.tier_keys.keys
+        self._keys = KeyCheck(keys) if settings.api_keys else None
+        self._admin = AdminCheck(settings.admin_keys, is_local=settings.is_local)
+        origins = settings.config.cors_allowed_origins
+        self._cors = Cors(origins) if origins else None
         self._session_header = (settings.config.session_header or "").lower().encode()
         self._model_card = {
             "id": settings.model,
@@ -118,7 +111,7 @@ class RouterApp:
             if request.path in PATHS:
                 self._check(request)
             elif request.path == "/busy_threshold":
-                self._admin_check.check(request.headers)
+                self._admin.check(request.headers)
             else:
                 return False
         except RequestRefused:
@@ -131,49 +124,20 @@ class RouterApp:
             return self._complete(request.path, request, responder)
         return self._answer(request.path, request, responder)
 
-    async def _answer(self, path: str, request: Request, responder: Responder) -> None:
-        preflight = self._cors.preflight(request.method, path, request.headers)
-        if preflight is not None:
-            responder.send(204, b"", headers=preflight)
-            return
-        if path in PATHS:
-            await self._complete(path, request, responder)
-            return
-        own_id = request_id(request.headers.get(REQUEST_ID))
-        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
-        endpoint = ApiEndpoint.OTHER
-        try:
-            if path.startswith("/v1/models"):
-                endpoint = ApiEndpoint.MODELS
-                self._require(request, "GET")
-                self._keys.check(request.headers.get(b"authorization"))
-                responder.send(200, self._models(path), headers=headers)
-            elif path == PICKER_PATH and self._group is not None:
-                self._require(request, "GET")
-                self._group.accept(request, responder)
-                return
-            elif path in _WATCHED or path.startswith("/ui/"):
-                self._require(request, "GET")
-                await self._answer_watcher(path, request, responder)
-                return
-            elif path == "/workers" or path.startswith("/workers/"):
-                endpoint = ApiEndpoint.WORKERS
-                self._answer_workers(path, request, responder, headers)
-            elif path == "/busy_threshold":
-                self._answer_busy_threshold(request, responder, headers)
-            else:
-                raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
-        except RequestRefused as refusal:
-            self._refuse(refusal, responder, headers)
-        self._metrics.requests[endpoint, responder.status] += 1
+    def _answer_headers(self, request: Request) -> Headers:
+        """Return an answer's headers; the first is the request's id."""
+        own_id = (REQUEST_ID, request_id(request.headers.get(REQUEST_ID)))
+        return (
+            (own_id,) if self._cors is None else (own_id, *self._cors.headers(request.path, request.headers))
+        )
 
     # ------------------------------------------------------------------ completions
 
     async def _complete(self, path: str, request: Request, responder: Responder) -> None:
         arrived_real_s = time.monotonic()
-        own_id = request_id(request.headers.get(REQUEST_ID))
-        bind_task(request_id=own_id.decode())
-        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
+        headers = self._answer_headers(request)
+        own_id = headers[0][1].decode()
+        bind_task(request_id=own_id)
         call: CompletionCall | None = None
         try:
             if not request.body:
@@ -183,12 +147,12 @@ class RouterApp:
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
-            if self._tracing is not None:
-                call.trace = begin_trace(self._tracing, request, call)
-            if self._reader is not None:
-                keyed = self._reader.read_at_once(call.request) or await self._reader.read(call.request)
+            if self.tracing is not None:
+                call.trace = RequestTrace(self.tracing, request, call)
+            if self.reader is not None:
+                keyed = self.reader.read_at_once(call.request) or await self.reader.read(call.request)
                 call.take_keys(keyed)
-            await self._handler.serve(call)
+            await self.handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
             self._refuse(refusal, responder, headers)
@@ -205,12 +169,16 @@ class RouterApp:
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
-        self._require(request, "POST")
-        self._keys.check(request.headers.get(b"authorization"))
+        _require(request, "POST")
+        self._check_key(request)
         if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestRefused(
                 415, "content-encoding: send the body as it is", code="unsupported_media_type"
             )
+
+    def _check_key(self, request: Request) -> None:
+        if self._keys is not None:
+            self._keys.check(request.headers.get(b"authorization"))
 
     def _call(
         self,
@@ -220,20 +188,20 @@ class RouterApp:
         headers: Headers,
         arrived_real_s: float,
     ) -> CompletionCall:
-        """Return the record of a request; its prompt is not read yet. The first of ``headers`` is its id."""
         identity = None
-        if self._tiers is not None:
-            identity = self._tiers.admission.identify(request.headers, parsed.body.get("model"))
-            parsed = self._tiers.admission.for_worker(parsed, identity.tier)
+        if self.tiers is not None:
+            identity = self.tiers.identify(request.headers, parsed.body.get("model"))
+            parsed = self.tiers.for_worker(parsed, identity.tier)
+        session = request.headers.get(self._session_header, b"") if self._session_header else b""
         return CompletionCall(
             parsed,
             responder,
-            arrived_real_s=arrived_real_s,
-            prompt_tokens=parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes),
-            headers=tuple(headers),
-            upstream_headers=self._upstream_headers(request, headers[0][1]),
-            session=self._session(request),
-            identity=identity,
+            arrived_real_s,
+            parsed.prompt_ids or self.context.estimator.estimate(parsed.prompt_bytes),
+            headers,
+            self._upstream_headers(request, headers[0]),
+            session[:SESSION_BYTES].decode("latin-1"),
+            identity,
         )
 
     def _parse(self, path: str, request: Request) -> CompletionRequest:
@@ -249,30 +217,25 @@ class RouterApp:
     @property
     def _aliases(self) -> Collection[str]:
         """Further names of the model, each of a tier."""
-        return () if self._tiers is None else self._tiers.admission.config.models
+        return () if self.tiers is None else self.tiers.config.models
 
-    def _session(self, request: Request) -> str:
-        if not self._session_header:
-            return ""
-        return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
-
-    def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        headers: tuple[tuple[bytes, bytes], ...] = (_JSON_TYPE, (REQUEST_ID, own_id))
+    def _upstream_headers(self, request: Request, own_id: tuple[bytes, bytes]) -> Headers:
+        headers: tuple[tuple[bytes, bytes], ...] = (_JSON_TYPE, own_id)
         sent = request.headers
         for name in _PASSED_ON:
             if name in sent:
                 headers += ((name, sent[name]),)
         key = sent.get(b"authorization")
-        if key is None or not self._keys.is_open:
+        if key is None or self._keys is not None:
             return headers
         # Without keys of its own the router is transparent: the workers may ask for one.
-        is_own = self._tiers is not None and self._tiers.admission.keys.of(key) is not None
+        is_own = self.tiers is not None and self.tiers.keys.of(key) is not None
         return headers if is_own else (*headers, (b"authorization", key))
 
     def _record(
         self,
         endpoint: ApiEndpoint,
-        own_id: bytes,
+        own_id: str,
         call: CompletionCall | None,
         responder: Responder,
         arrived_real_s: float,
@@ -295,16 +258,16 @@ class RouterApp:
                     worker=call.worker,
                     retries=call.tries.retries,
                 )
-        if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
+        if self.access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
             line = _access_line(endpoint, own_id, status, e2e_s, call)
             log.debug("request answered", **line)
-            if self._access_log is not None:
-                self._access_log.write(line)
+            if self.access_log is not None:
+                self.access_log.write(line)
 
     def _count(self, endpoint: ApiEndpoint, call: CompletionCall, status: int, e2e_s: float) -> None:
         metrics = self._metrics
-        if self._tiers is not None:
-            self._tiers.ended(call, status, e2e_s)
+        if self.tiers is not None:
+            self.tiers.ended(call, status, e2e_s)
         metrics.generation_tokens += call.output_tokens
         if status == 200:
             metrics.prompt_tokens += call.prompt_tokens
@@ -326,81 +289,163 @@ class RouterApp:
 
     # ------------------------------------------------------------------ the rest
 
-    def _models(self, path: str) -> bytes:
-        names = [self._model, *self._aliases]
-        if path == "/v1/models":
-            cards = [{**self._model_card, "id": name} for name in names]
-            return orjson.dumps({"object": "list", "data": cards})
-        asked = path.removeprefix("/v1/models/")
-        if asked not in names:
-            raise RequestRefused(
-                404, f"model: {asked[:200]!r} does not exist; this router serves {self._model!r}",
-                code="model_not_found",
-            )  # fmt: skip
-        return orjson.dumps({**self._model_card, "id": asked})
+    async def _answer(self, path: str, request: Request, responder: Responder) -> None:
+        preflight = (
+            None if self._cors is None else self._cors.preflight(request.method, path, request.headers)
+        )
+        if preflight is not None:
+            responder.send(204, b"", headers=preflight)
+            return
+        if path in PATHS:
+            await self._complete(path, request, responder)
+            return
+        headers, endpoint = self._answer_headers(request), ApiEndpoint.OTHER
+        try:
+            if path.startswith("/v1/models"):
+                endpoint = ApiEndpoint.MODELS
+                responder.send(200, self._models(request), headers=headers)
+            elif path == "/workers" or path.startswith("/workers/"):
+                endpoint = ApiEndpoint.WORKERS
+                responder.send(200, self._workers(request), headers=headers)
+            elif path == "/busy_threshold":
+                responder.send(200, self._thresholds(request), headers=headers)
+            elif path in _WATCHED or path.startswith("/ui/"):
+                _require(request, "GET")
+                await self._answer_watcher(path, request, responder)
+                return
+            else:
+                self._refuse(_not_served(path), responder, headers)
+        except ThresholdError as exc:
+            responder.send(exc.status, exc.body(), headers=headers)
+        except RequestRefused as refusal:
+            self._refuse(refusal, responder, headers)
+        self._metrics.requests[endpoint, responder.status] += 1
 
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
         """Answer those who ask again and again; they are not counted among the requests."""
-        if path == "/metrics":
-            accept = b"" if self._tracing is None else request.headers.get(b"accept", b"")
-            page, content_type = self._page.render(accept.decode("latin-1"))
+        if path == PICKER_PATH:
+            if self.group is None:
+                raise _not_served(path)
+            self.group.accept(request, responder)
+        elif path == "/metrics":
+            accept = b"" if self.tracing is None else request.headers.get(b"accept", b"")
+            page, content_type = self.page.render(accept.decode("latin-1"))
             responder.send(200, page, content_type=content_type)
         elif path == "/health":
-            responder.send(*self._admin.health())
+            responder.send(200, b'{"status":"ok"}')
         elif path == "/ready":
-            responder.send(*self._admin.ready())
+            reasons = self._reasons_not_ready()
+            status = "not ready" if reasons else "ready"
+            responder.send(503 if reasons else 200, orjson.dumps({"status": status, "reasons": reasons}))
         else:
-            await self._live_page.answer(request, responder, self._admin_check)
+            await self.live_page.answer(request, responder, self._admin)
 
-    def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
-        parts = path.strip("/").split("/")
+    def _reasons_not_ready(self) -> list[str]:
+        reasons = self.context.admission.problems()
+        if self.is_stopping:
+            reasons.append("the router is stopping")
+        problem = self.context.discovery.problem
+        if problem is not None and reasons:
+            reasons.append(f"discovery: {problem}")
+        return reasons
+
+    def _models(self, request: Request) -> bytes:
+        _require(request, "GET")
+        self._check_key(request)
+        names = [self._model, *self._aliases]
+        if request.path == "/v1/models":
+            cards = [{**self._model_card, "id": name} for name in names]
+            return orjson.dumps({"object": "list", "data": cards})
+        asked = request.path.removeprefix("/v1/models/")
+        if asked not in names:
+            raise RequestRefused(
+                404,
+                f"model: {asked[:200]!r} does not exist; this router serves {self._model!r}",
+                code="model_not_found",
+            )
+        return orjson.dumps({**self._model_card, "id": asked})
+
+    def _workers(self, request: Request) -> bytes:
+        parts = request.path.strip("/").split("/")
         if len(parts) == 1:
-            self._require(request, "GET")
-            is_admin = self._admin_check.allows(request.headers)
-            if not (is_admin or is_of_this_machine(request) or self._secret.holds(request.headers)):
-                self._keys.check(request.headers.get(b"authorization"))
-            body = self._admin.workers(shows_urls=is_admin)
-            responder.send(200, body, headers=headers)
-            return
+            _require(request, "GET")
+            is_admin = self._admin.allows(request.headers)
+            if not (is_admin or is_of_this_machine(request) or self.secret.holds(request.headers)):
+                self._check_key(request)
+            return self._listed_workers(shows_urls=is_admin)
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
-            raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
-        self._require(request, "POST")
-        self._admin_check.check(request.headers)
+            raise _not_served(request.path)
+        _require(request, "POST")
+        self._admin.check(request.headers)
+        name, admission = parts[1], self.context.admission
         try:
-            body = self._admin.drain(parts[1], drained=parts[2] == "drain")
+            admission.set_drained(name, drained=parts[2] == "drain")
+            inflight = admission.core.pool.inflight_requests(name)
         except NotFoundError as exc:
             raise RequestRefused(404, str(exc), code="worker_not_found") from exc
-        responder.send(200, body, headers=headers)
+        return orjson.dumps({"name": name, "inflight_requests": inflight})
 
-    def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
-        self._require(request, "GET", "POST")
-        if request.method != "POST":
-            self._admin_check.check_reading(request.headers)
-            responder.send(200, self._busy_threshold.listed(), headers=headers)
-            return
-        self._admin_check.check(request.headers)
-        try:
-            body = self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
-        except ThresholdError as exc:
-            responder.send(exc.status, exc.body(), headers=headers)
-            return
-        responder.send(200, body, headers=headers)
+    def _listed_workers(self, *, shows_urls: bool) -> bytes:
+        context, core = self.context, self.context.admission.core
+        now_s, queue = context.clock.now_s(), core.entry_queue
 
-    def _require(self, request: Request, *methods: str) -> None:
-        if request.method in methods or (request.method == "HEAD" and "GET" in methods):
-            return
-        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-        raise RequestRefused(
-            405,
-            f"method: {request.method} is not allowed here; use {' or '.join(methods)}",
-            code="method_not_allowed",
-            headers=((b"allow", allowed.encode()),),
+        def shown(worker: Worker) -> dict[str, Any]:
+            state, reason = worker.state(now_s)
+            return {
+                "name": worker.name,
+                "role": worker.spec.role.value,
+                **({"url": worker.spec.url} if shows_urls else {}),
+                "state": state.value,
+                "inflight_requests": core.pool.inflight_requests(worker.name),
+                "inflight_tokens": worker.inflight_tokens,
+                "kv_usage_fraction": worker.kv_usage_fraction,
+                "reason": reason,
+            }
+
+        return orjson.dumps(
+            {
+                "workers": [shown(worker) for worker in core.pool],
+                "prefill_queue": {
+                    "requests": len(queue),
+                    "tokens": queue.tokens,
+                    "oldest_s": round(queue.oldest_s(now_s), 6),
+                },
+                "traffic": self.live_page.history.traffic(now_s),
+                "discovery_problem": context.discovery.problem,
+                "lag_p99_s": context.metrics.lag.p99_s(),
+                "speed": context.clock.speed,
+            }
         )
+
+    def _thresholds(self, request: Request) -> bytes:
+        _require(request, "GET", "POST")
+        if request.method == "POST":
+            self._admin.check(request.headers)
+            return self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+        if self._admin.is_keyed:
+            self._admin.check(request.headers)
+        return self._busy_threshold.listed()
 
     def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
         kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
         body = error_body(refusal.message, kind=kind, code=refusal.code)
         responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
+
+
+def _not_served(path: str) -> RequestRefused:
+    return RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
+
+
+def _require(request: Request, *methods: str) -> None:
+    if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+        return
+    allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+    raise RequestRefused(
+        405,
+        f"method: {request.method} is not allowed here; use {' or '.join(methods)}",
+        code="method_not_allowed",
+        headers=((b"allow", allowed.encode()),),
+    )
 
 
 def _failed_at_worker(call: CompletionCall, status: int) -> bool:
@@ -413,14 +458,9 @@ def _failed_at_worker(call: CompletionCall, status: int) -> bool:
 
 
 def _access_line(
-    endpoint: ApiEndpoint, own_id: bytes, status: int, e2e_s: float, call: CompletionCall | None
+    endpoint: ApiEndpoint, own_id: str, status: int, e2e_s: float, call: CompletionCall | None
 ) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "request_id": own_id.decode("latin-1"),
-        "endpoint": endpoint.value,
-        "status": status,
-        "e2e_s": round(e2e_s, 6),
-    }
+    line = {"request_id": own_id, "endpoint": endpoint.value, "status": status, "e2e_s": round(e2e_s, 6)}
     if call is None:
         return line
     return {

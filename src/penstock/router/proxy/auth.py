@@ -1,4 +1,4 @@
-"""Who may ask: keys of clients and admins, the graph's secret, and web pages of listed origins (CORS).
+"""Who may ask: keys of clients, of tiers and of admins, the graph's secret, and web pages of listed origins (CORS).
 
 Of CORS only ``/v1`` is opened: health, metrics and the workers are no page's business. Credentials are never allowed; pages
 send their key in ``Authorization``.
@@ -6,47 +6,37 @@ send their key in ``Authorization``.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from penstock.api import Tier
 from penstock.core.errors import ConfigError
 from penstock.core.http.messages import Headers, Request
 from penstock.router.proxy.completion import RequestRefused
 
 
-@dataclass(frozen=True, slots=True)
-class KeySource:
-    """Where keys of one kind are set; the names appear in errors.
-
-    Attributes:
-        flag: Option of a file or folder.
-        variable: Environment variable of keys, comma-separated.
-    """
+class KeySource(NamedTuple):
+    """The option and the environment variable by which keys of one kind are given."""
 
     flag: str
     variable: str
 
 
-BEARER: Final = ((b"www-authenticate", b"Bearer"),)
-"""Header of each 401."""
+_BEARER: Final = ((b"www-authenticate", b"Bearer"),)
 API_KEYS: Final = KeySource("--api-keys-file", "PENSTOCK_API_KEYS")
 ADMIN_KEYS: Final = KeySource("--admin-keys-file", "PENSTOCK_ADMIN_KEYS")
+TIER_KEYS: Final = KeySource("--tier-keys-file", "PENSTOCK_TIER_KEYS")
 
 
 def read_keys(source: KeySource, file: Path | None, environment: str | None) -> frozenset[bytes]:
-    """Return the accepted keys: one a line from ``file``, comma-separated from ``environment``.
+    """Return the accepted keys: one a line from a file or folder, comma-separated from the variable's value.
 
     Of a folder every file is read but those whose name starts with a dot: so a mounted Secret looks, one file
     per key of the Secret. Empty lines and lines that start with ``#`` are skipped.
-
-    Args:
-        source: Names for errors.
-        file: File or folder; None: not given.
-        environment: Value of the variable; None: not set.
 
     Raises:
         ConfigError: a file cannot be read, or what is given holds no key: then no client could be let in, and
@@ -80,16 +70,68 @@ def _stripped(values: Iterable[str]) -> list[str]:
     return [value.strip() for value in values if value.strip()]
 
 
+class TierIdentity(NamedTuple):
+    """Who a request is, or all requests with a key: by their tier, and tenant; an empty one is none.
+
+    A key's tier is the highest one that they may ask for, and theirs where they ask for none.
+    """
+
+    tier: Tier
+    tenant: str = ""
+
+
+class TierKeys:
+    """Keys by their digests, so that the time of a look-up reveals nothing about a key."""
+
+    def __init__(self, keys: Mapping[bytes, TierIdentity]) -> None:
+        self.keys: Final = frozenset(keys)
+        self._by_digest = {_digest(key): value for key, value in keys.items()}
+
+    def of(self, authorization: bytes | None) -> TierIdentity | None:
+        """Return what the key of an Authorization header carries; None without one of these."""
+        token = _bearer_token(authorization)
+        return None if token is None or not self._by_digest else self._by_digest.get(_digest(token))
+
+
+def read_tier_keys(file: Path | None, environment: str | None) -> TierKeys:
+    """Return the keys that are given as for `read_keys`, each ``KEY TIER`` or ``KEY TIER TENANT``.
+
+    A key without a tenant is one by itself.
+
+    Raises:
+        ConfigError: a file cannot be read, there is no key, or a line is not of this form; the message names no key.
+    """
+    keys: dict[bytes, TierIdentity] = {}
+    for line in sorted(read_keys(TIER_KEYS, file, environment)):
+        words = line.decode().split()
+        if len(words) not in {2, 3} or words[1] not in set(Tier):
+            shown = " ".join(("KEY", *words[1:]))[:80]
+            raise ConfigError(
+                f"{TIER_KEYS.flag}: {shown!r}: must be KEY TIER, or KEY TIER TENANT; tiers are {', '.join(Tier)}"
+            )
+        key = words[0].encode()
+        if key in keys:
+            raise ConfigError(
+                f"{TIER_KEYS.flag}: a key is given twice, as {keys[key].tier} and {words[1]}; keep one"
+            )
+        keys[key] = TierIdentity(Tier(words[1]), words[2] if len(words) == 3 else f"key-{_digest(key)[:8]}")
+    return TierKeys(keys)
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def _bearer_token(authorization: bytes | None) -> bytes | None:
+    scheme, _, token = (authorization or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
 class KeyCheck:
-    """Checks bearer tokens; without keys every request passes."""
+    """Checks bearer tokens by their digests, as `TierKeys`."""
 
     def __init__(self, keys: frozenset[bytes]) -> None:
-        self._keys = tuple(keys)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether no key is required."""
-        return not self._keys
+        self._digests = frozenset(map(_digest, keys))
 
     def check(self, authorization: bytes | None) -> None:
         """Let a request pass.
@@ -97,23 +139,18 @@ class KeyCheck:
         Raises:
             RequestRefused: 401, no key or a wrong one.
         """
-        if self._keys and not self.holds(authorization):
+        if not self.holds(authorization):
             raise RequestRefused(
                 401,
                 "authorization: missing or unknown key; send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
-                headers=BEARER,
+                headers=_BEARER,
             )
 
     def holds(self, authorization: bytes | None) -> bool:
         """Return whether a header carries one of the keys."""
-        scheme, _, token = (authorization or b"").partition(b" ")
-        token = token.strip()
-        is_known = False
-        for key in self._keys:
-            # No early end: the time reveals nothing about which key came close.
-            is_known |= hmac.compare_digest(key, token)
-        return is_known and scheme.lower() == b"bearer"
+        token = _bearer_token(authorization)
+        return token is not None and _digest(token) in self._digests
 
 
 GRAPH_SECRET: Final = b"x-penstock-graph-secret"
@@ -121,14 +158,9 @@ GRAPH_SECRET: Final = b"x-penstock-graph-secret"
 
 
 class GraphSecret:
-    """Distinguishes the requests of the graph's routers from those of clients; without a secret no request is a router's.
-
-    Attributes:
-        headers: What this router sends to others with each request.
-    """
+    """Distinguishes the requests of the graph's routers from those of clients; without a secret no request is a router's."""
 
     def __init__(self, secret: bytes) -> None:
-        """Take the secret that the routers share; empty: none."""
         self.headers = ((GRAPH_SECRET, secret),) if secret else ()
 
     def holds(self, headers: Mapping[bytes, bytes]) -> bool:
@@ -145,19 +177,11 @@ class AdminCheck:
     """
 
     def __init__(self, keys: frozenset[bytes], *, is_local: bool) -> None:
-        """Take the keys.
-
-        Args:
-            keys: Admin keys; empty: none.
-            is_local: Only programs of this machine reach the router, and all of them are trusted.
-        """
+        """Take the admin keys; ``is_local``: only programs of this machine reach the router, and all are trusted."""
         self._keys = KeyCheck(keys)
         self._is_local = is_local
-
-    @property
-    def is_off(self) -> bool:
-        """Whether no request passes, whatever key it carries."""
-        return self._keys.is_open and not self._is_local
+        self.is_keyed = bool(keys)
+        self.is_off = not self.is_keyed and not is_local
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Let a request pass.
@@ -167,13 +191,13 @@ class AdminCheck:
         """
         if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") != b"none":
             raise RequestRefused(403, "origin: web pages may not administer workers", code="cross_site")
-        if not self._keys.is_open:
+        if self.is_keyed:
             if not self._keys.holds(headers.get(b"authorization")):
                 raise RequestRefused(
                     401,
                     "authorization: missing or unknown admin key; send 'Authorization: Bearer ADMIN_KEY'",
                     code="invalid_admin_key",
-                    headers=BEARER,
+                    headers=_BEARER,
                 )
             return
         if not self._is_local:
@@ -190,15 +214,6 @@ class AdminCheck:
                 f"host: administer from this machine, by 127.0.0.1 or localhost, or set {ADMIN_KEYS.variable}",
                 code="cross_site",
             )
-
-    def check_reading(self, headers: Mapping[bytes, bytes]) -> None:
-        """Let a request pass that only reads settings: everybody's without an admin key.
-
-        Raises:
-            RequestRefused: 403, from a web page; 401, no admin key or a wrong one.
-        """
-        if not self._keys.is_open:
-            self.check(headers)
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request would pass."""
@@ -242,7 +257,6 @@ class Cors:
     """The headers of answers to web pages."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """Take the origins, as browsers write them, or ``*`` for all."""
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, path: str, sent: Mapping[bytes, bytes]) -> Headers:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.api import Tier
+from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
+from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
@@ -20,105 +23,49 @@ from penstock.router.proxy.prefix import Keyed
 _NS: Final = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class TierIdentity:
-    """Who a request is.
-
-    Attributes:
-        tier: Its tier.
-        tenant: Whose it is; empty: no tenant's.
-        asked: The higher tier that it asked for without a key that allows it; None: it did not.
-    """
-
-    tier: Tier
-    tenant: str = ""
-    asked: Tier | None = None
-
-
+@dataclass(slots=True, eq=False)
 class CompletionCall:
     """One completion request.
 
     Attributes:
-        request: What was asked.
-        responder: Writes the answer.
-        headers: Headers of the answer.
-        upstream_headers: Headers for the workers.
         arrived_real_s: ``time.monotonic()`` at arrival.
-        prompt_tokens: Estimated, then as counted by a worker.
-        prompt_counted: Whether ``prompt_tokens`` is a worker's count.
-        cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
-        output_tokens: Tokens sent.
-        queued_s: Time in the router's queue, simulated seconds, all stays together.
-        ttft_s: Arrival to first token, simulated seconds; None for whole answers.
-        tries: What its tries have shown so far.
-        is_delivered: The complete answer was written; a client that closes then has not left early.
+        prompt_tokens: Estimated, then as counted by a worker (``prompt_counted``).
+        headers: Of the answer; the first is the request's id.
+        assignment: Of its newest stage; ``response`` is that worker's.
         session: Value of the header that ties requests together; empty without one.
-        identity: Its tier and tenant; None where there are no tiers.
+        identity: None where there are no tiers.
+        cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
+        queued_s: Time in the router's queue, simulated seconds, all stays together.
+        ttft_s: Simulated seconds; None for complete answers.
+        is_delivered: The complete answer was written; a client that closes then has not left early.
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
-        keyed: Prefix keys of the prompt; None where the policy reads none.
-        prefill_worker: Name of the last prefill worker.
-        worker: Name of the last worker of the answering stage.
-        error: Reason of the failure, or None.
-        trace: Its spans; None: none are made.
+        keyed: None where the policy reads no prompts.
+        worker: Name of the last one of the answering stage.
     """
 
-    __slots__ = (
-        "arrived_real_s",
-        "cached_tokens",
-        "error",
-        "headers",
-        "identity",
-        "is_delivered",
-        "keyed",
-        "output_tokens",
-        "prefill_worker",
-        "prompt_counted",
-        "prompt_tokens",
-        "queued_s",
-        "request",
-        "responder",
-        "session",
-        "trace",
-        "transfer",
-        "tries",
-        "ttft_s",
-        "upstream_headers",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        responder: Responder,
-        *,
-        arrived_real_s: float,
-        prompt_tokens: int,
-        headers: tuple[tuple[bytes, bytes], ...],
-        upstream_headers: tuple[tuple[bytes, bytes], ...],
-        session: str = "",
-        identity: TierIdentity | None = None,
-    ) -> None:
-        self.request = request
-        self.responder = responder
-        self.headers = headers
-        self.upstream_headers = upstream_headers
-        self.arrived_real_s = arrived_real_s
-        self.prompt_tokens = prompt_tokens
-        self.prompt_counted = False
-        self.cached_tokens: int | None = None
-        self.output_tokens = 0
-        self.queued_s = 0.0
-        self.ttft_s: float | None = None
-        self.tries = RequestTries()
-        self.is_delivered = False
-        self.transfer: Prefilled | None = None
-        self.keyed: Keyed | None = None
-        self.prefill_worker: str | None = None
-        self.worker: str | None = None
-        self.session = session
-        self.identity = identity
-        self.error: str | None = None
-        self.trace: RequestTrace | None = None
+    request: CompletionRequest
+    responder: Responder
+    arrived_real_s: float
+    prompt_tokens: int
+    headers: Headers
+    upstream_headers: Headers
+    assignment: LiveAssignment = field(init=False)
+    response: StreamingResponse = field(init=False)
+    session: str = ""
+    identity: TierIdentity | None = None
+    prompt_counted: bool = False
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    queued_s: float = 0.0
+    ttft_s: float | None = None
+    tries: RequestTries = field(default_factory=RequestTries)
+    is_delivered: bool = False
+    transfer: Prefilled | None = None
+    keyed: Keyed | None = None
+    prefill_worker: str | None = None
+    worker: str | None = None
+    error: str | None = None
+    trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
         """Keep the prefix keys, and the number of tokens where they show it."""
@@ -136,31 +83,24 @@ class CompletionCall:
         return time.monotonic() - self.arrived_real_s
 
 
-def begin_trace(tracing: Tracing, request: Request, call: CompletionCall) -> RequestTrace:
-    """Return the trace of a request that was parsed; it began when the request arrived."""
-    attributes: dict[str, str | int | float | bool] = {
-        "http.request.method": request.method,
-        "url.path": request.path,
-        "gen_ai.request.model": str(call.request.body.get("model")),
-        "penstock.request_id": call.headers[0][1].decode(),
-        "penstock.stream": call.request.stream,
-    }
-    if call.identity is not None:
-        attributes["penstock.tier"] = call.tier.value
-    began_ns = time.time_ns() - int(call.age_real_s() * _NS)
-    return RequestTrace(
-        tracing.begin(f"POST {request.path}", request.headers, began_ns=began_ns, attributes=attributes)
-    )
-
-
 class RequestTrace:
     """One request's spans; calls come in the order of its stages, and again with each retry."""
 
     __slots__ = ("_call", "_role", "_span", "_waits_ns")
 
-    def __init__(self, span: TraceSpan) -> None:
-        """Take the request's own span."""
-        self._span = span
+    def __init__(self, tracing: Tracing, request: Request, call: CompletionCall) -> None:
+        """Begin when the request arrived."""
+        attributes: dict[str, str | int | float | bool] = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "gen_ai.request.model": str(call.request.body.get("model")),
+            "penstock.request_id": call.headers[0][1].decode(),
+            "penstock.stream": call.request.stream,
+        }
+        if call.identity is not None:
+            attributes["penstock.tier"] = call.tier.value
+        name, began_ns = f"POST {request.path}", time.time_ns() - int(call.age_real_s() * _NS)
+        self._span = tracing.begin(name, request.headers, began_ns=began_ns, attributes=attributes)
         self._call: TraceSpan | None = None
         self._role = ""
         self._waits_ns: int | None = None
@@ -181,13 +121,12 @@ class RequestTrace:
         chosen = {**role, "penstock.worker": assignment.worker.name, "penstock.reason": assignment.reason}
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
-    def sent(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+    def sent(self, call: CompletionCall) -> None:
         """Begin the span of a call to a worker, whose headers let the worker continue the trace."""
-        role = assignment.worker.spec.role.value
-        attributes: dict[str, str | int | float | bool] = {"penstock.worker": assignment.worker.name}
+        attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
-        self._call = self._span.child(role, attributes, is_call=True)
+        self._call = self._span.child(call.assignment.role.value, attributes, is_call=True)
         others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 

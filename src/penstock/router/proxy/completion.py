@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +21,6 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
     """The request cannot be served as it is.
 
     Attributes:
-        status: HTTP status, 4xx.
         message: Key, value, bound and remedy.
         code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
         headers: Of the answer, besides those that every answer has.
@@ -48,107 +46,72 @@ MAX_VALUES: Final = 2_097_152
 
 SMALL_BYTES: Final = 2 * MAX_CONTAINERS
 """A body of this size cannot pass any of the bounds, because each container takes two bytes; it is parsed at once."""
-_COUNTED_BYTES: Final = 1 << 18
+_STEP_BYTES: Final = 1 << 18
 """Bytes counted in one step: about half a millisecond."""
-_SCANNED_BYTES: Final = 1 << 15
-"""Bytes scanned token by token in one step: at most a few milliseconds."""
+_EXACT_STEP_BYTES: Final = 1 << 15
+"""Bytes read string by string in one step: at most a few milliseconds."""
 
-_IN_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_OUTSIDE: Final = re.compile(rb'[^"\[{]*+')
-
-
-@dataclass(slots=True)
-class _BodyCounts:
-    """What a body holds so far."""
-
-    containers: int = 0
-    strings: int = 0
-    commas: int = 0
-
-    def excess(self) -> str | None:
-        """Return what is too many, with its bound, or None."""
-        if self.containers > MAX_CONTAINERS:
-            return f"more than {MAX_CONTAINERS} objects and lists"
-        if self.strings > MAX_STRINGS:
-            return f"more than {MAX_STRINGS} strings"
-        if self.commas > MAX_VALUES:
-            return f"more than {MAX_VALUES} values"
-        return None
+# Up to so much of what stands within a string, or between two, with the quote that ends it.
+_WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
+_BETWEEN: Final = re.compile(rb'[^"]{0,32768}+("?)')
+_BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"), (MAX_VALUES, "values"))
 
 
 def check_size(raw: bytes) -> Iterator[None]:
     """Count a body's values in steps; the caller lets others run between two of them.
 
-    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read token by
-    token, because the text of a prompt may hold any number.
+    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by
+    string, because the text of a prompt may hold any number.
 
     Raises:
         RequestRefused: 400, too many of something.
     """
     if len(raw) <= SMALL_BYTES:
         return
-    counts = _BodyCounts()
-    for start in range(0, len(raw), _COUNTED_BYTES):
-        stop = start + _COUNTED_BYTES
-        counts.containers += raw.count(b"{", start, stop) + raw.count(b"[", start, stop)
-        counts.strings += raw.count(b'"', start, stop)
-        counts.commas += raw.count(b",", start, stop)
+    containers = quotes = commas = 0
+    for start in range(0, len(raw), _STEP_BYTES):
+        stop = start + _STEP_BYTES
+        containers += raw.count(b"{", start, stop) + raw.count(b"[", start, stop)
+        quotes += raw.count(b'"', start, stop)
+        commas += raw.count(b",", start, stop)
         yield
-    counts.strings //= 2
-    if counts.excess() is not None:
+    if _excess(containers, quotes // 2, commas) is not None:
         yield from _check_exactly(raw)
 
 
 def _check_exactly(raw: bytes) -> Iterator[None]:
-    counts, at, is_in_string = _BodyCounts(), 0, False
+    containers = strings = commas = at = checked = 0
+    is_within = False
     while at < len(raw):
-        stop = min(len(raw), at + _SCANNED_BYTES)
-        before = at
-        at, is_in_string = _scan(raw, at, stop, counts, is_in_string=is_in_string)
-        excess = counts.excess()
-        if excess is not None:
-            raise RequestRefused(
-                400, f"body: holds {excess}; send less in one request", code="body_too_complex"
-            )
-        if at == before:
-            # A backslash at the end of the window, or of the body: the character after it belongs to it.
-            at += 2
-        yield
+        match = (_WITHIN if is_within else _BETWEEN).match(raw, at)
+        end, has_quote = (at, False) if match is None else (match.end(), bool(match[1]))
+        if not is_within:
+            containers += raw.count(b"{", at, end) + raw.count(b"[", at, end)
+            commas += raw.count(b",", at, end)
+            strings += has_quote
+        is_within ^= has_quote
+        at = max(end, at + 1)  # one that ends in a backslash is no JSON
+        if at - checked >= _EXACT_STEP_BYTES or at >= len(raw):
+            checked = at
+            excess = _excess(containers, strings, commas)
+            if excess is not None:
+                raise RequestRefused(
+                    400, f"body: holds {excess}; send less in one request", code="body_too_complex"
+                )
+            yield
 
 
-def _scan(raw: bytes, at: int, stop: int, counts: _BodyCounts, *, is_in_string: bool) -> tuple[int, bool]:
-    """Count raw[at:stop] and return where it ended, just before ``stop`` where that cuts an escape in two."""
-    while at < stop:
-        if is_in_string:
-            match = _IN_STRING.match(raw, at, stop)
-            at = match.end() if match is not None else at
-            if at == stop or raw[at] == _BACKSLASH:
-                break
-            is_in_string = False
-            at += 1
-            continue
-        match = _OUTSIDE.match(raw, at, stop)
-        end = match.end() if match is not None else at
-        counts.commas += raw.count(b",", at, end)
-        at = end
-        if at < stop:
-            is_in_string = raw[at] == _QUOTE
-            counts.strings += is_in_string
-            counts.containers += not is_in_string
-            at += 1
-    return at, is_in_string
-
-
-_QUOTE: Final = ord('"')
-_BACKSLASH: Final = ord("\\")
+def _excess(*counts: int) -> str | None:
+    found = (
+        f"more than {bound} {what}"
+        for count, (bound, what) in zip(counts, _BOUNDS, strict=True)
+        if count > bound
+    )
+    return next(found, None)
 
 
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
-    """Refuse a body that is nested deeper than `MAX_DEPTH`.
-
-    Raises:
-        RequestRefused: 400.
-    """
+    """Refuse, by 400, a body that is nested deeper than `MAX_DEPTH`."""
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
         return
     level: list[Any] = [body]
@@ -197,14 +160,11 @@ class CompletionRequest(NamedTuple):
     """A request for text.
 
     Attributes:
-        endpoint: completions, chat_completions or responses.
-        path: Path at the worker, the same as here.
         raw: Body as sent.
         body: The same, parsed.
-        stream: Whether events are requested.
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
-        is_single: One prompt and one answer: what a KV hand-over can carry.
+        is_single: One prompt and one answer: what a KV transfer can carry.
     """
 
     endpoint: ApiEndpoint
@@ -220,14 +180,7 @@ class CompletionRequest(NamedTuple):
 def parse_completion(
     path: str, content_type: bytes | None, raw: bytes, *, model: str, aliases: Collection[str] = ()
 ) -> CompletionRequest:
-    """Read a request.
-
-    Args:
-        path: A key of `PATHS`.
-        content_type: Header value, or None.
-        raw: Body.
-        model: The name under which the model is served.
-        aliases: Further names of it.
+    """Read the body of a request to one of `PATHS`, for the model or one of its aliases.
 
     Raises:
         RequestRefused: 415, 400 or 404.
@@ -250,6 +203,26 @@ def parse_completion(
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
     return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single)
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    """Return a body in bytes.
+
+    Raises:
+        RequestRefused: it can be read and not written: it is nested deeper than orjson writes, which is 254 levels.
+    """
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as exc:
+        raise RequestRefused(
+            400, f"body: cannot be passed on: {exc}; nest it 250 levels deep at most", code="invalid_request"
+        ) from exc
+
+
+def spliced(raw: bytes, added: dict[str, Any]) -> bytes:
+    """Return a body's own bytes with further keys at the end."""
+    # The body is an object with at least a model, so its last byte is the brace to move.
+    return raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
 
 
 def _is_several(count: object) -> bool:
@@ -295,7 +268,6 @@ def _size(text: str) -> int:
 
 
 def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return prompts, bytes of text and token ids of a completion request."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return 1, _size(prompt), 0
@@ -315,7 +287,7 @@ def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return 1, bytes of the messages' text, 0; the template's own tokens are learnt with the ratio."""
+    # The template's own tokens are learnt with the ratio.
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused(400, "messages: must be a list, not empty", code="invalid_request")
@@ -323,7 +295,6 @@ def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _response_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Return 1, bytes of the text of instructions and input, 0."""
     given, instructions = body.get("input"), body.get("instructions")
     size = _size(instructions) if isinstance(instructions, str) else 0
     if isinstance(given, str) and given:
@@ -350,6 +321,7 @@ def _content_size(message: Any, key: str) -> int:
     )
 
 
+# What returns prompts, bytes of their text, and token ids.
 _TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any]], tuple[int, int, int]]]] = {
     ApiEndpoint.COMPLETIONS: _prompt_texts,
     ApiEndpoint.CHAT: _chat_texts,

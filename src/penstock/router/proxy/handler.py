@@ -12,24 +12,22 @@ from functools import partial
 from typing import Any
 
 from penstock.api import Role
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import (
     ClientDisconnected,
-    PenstockError,
     StreamBroken,
     UpstreamConnectError,
     UpstreamError,
     WrongAnswer,
 )
-from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
+from penstock.core.http.client import StreamingResponse, Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, TierFirstToken
+from penstock.router.admission import QueueFull, QueueTimeout, RetryLater, TierFirstToken
+from penstock.router.context import RouterContext
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope, grant
-from penstock.router.metrics import RouterMetrics
+from penstock.router.core.retries import FailedTry, KvTransfer, RetryScope, grant
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import (
@@ -39,11 +37,8 @@ from penstock.router.proxy.failures import (
     ErrorReply,
     ErrorResponse,
     StageFailed,
-    encoded_again,
-    error_answer,
-    error_response_of,
     failed_stage,
-    read_completion,
+    refusal,
     retry_after,
     retry_scope_of,
 )
@@ -56,9 +51,7 @@ from penstock.router.proxy.kv_transfer import (
     read_usage,
     with_cached_tokens,
 )
-from penstock.router.proxy.prefix import TokenEstimator
-from penstock.router.proxy.stream import RelayMeter, read_preamble
-from penstock.router.settings import RouterSettings
+from penstock.router.proxy.stream import RelayMeter, encoded_again, read_completion, read_preamble
 
 log = get_logger(__name__)
 
@@ -69,7 +62,7 @@ _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
 _MAX_ERROR_BYTES = 1024 * 1024
 
-_Take = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[None]]
+_Take = Callable[[CompletionCall], Awaitable[None]]
 """What becomes of a worker's response of status 200."""
 
 
@@ -80,26 +73,16 @@ class CompletionHandler:
         retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
     """
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        pool: ConnectionPool,
-        admission: Admission,
-        transfers: KvTransfers,
-        *,
-        metrics: RouterMetrics,
-        estimator: TokenEstimator,
-        clock: SimulatedClock,
-    ) -> None:
-        """Tie the parts; ``settings`` say the limits, and the rules of retries."""
+    def __init__(self, context: RouterContext, transfers: KvTransfers) -> None:
+        settings, clock = context.settings, context.clock
         limits = settings.config.limits
-        self._pool = pool
-        self._admission = admission
-        self._entry = admission.core.entry
+        self._pool = context.pool
+        self._admission = context.admission
+        self._entry = context.admission.core.entry
         self._transfers = transfers
-        self._metrics = metrics
-        self._retries = build_retries(settings.config, admission.core.pool, clock.now_s())
-        self._estimator = estimator
+        self._metrics = context.metrics
+        self._retries = build_retries(settings.config, context.admission.core.pool, clock.now_s())
+        self._estimator = context.estimator
         self._clock = clock
         self._request_real_s = clock.to_real_s(limits.request_timeout_seconds)
         self._phases_real_s = (
@@ -120,9 +103,7 @@ class CompletionHandler:
                 try:
                     await self._attempt(call, again=is_again)
                 except StageFailed as failure:
-                    pauses = self._pauses_before_retry(call, failure)
-                    if pauses:
-                        await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+                    await self._prepare_retry(call, failure)
                     is_again = True
                 else:
                     return
@@ -130,32 +111,26 @@ class CompletionHandler:
             call.error = "request_fault" if self._settle(call) else failure.failure.reason
             if call.responder.started:
                 # It must not look complete.
-                call.responder.write(encode_event(error_response_of(failure).body()))
+                call.responder.write(encode_event(failure.response.body))
                 call.responder.break_off()
-            elif failure.answer is not None:
-                answer = failure.answer
-                own = self._retry_after(None) if answer.status == 503 else None
-                self._send_error(call, answer.status, answer.body, answer.retry_after or own)
             else:
-                self._refuse(call, error_response_of(failure))
-        except PenstockError as exc:
-            if call.responder.disconnected or call.responder.started:
-                raise
-            problem = error_response_of(exc)
-            call.error = problem.reason
-            self._refuse(call, problem)
+                self._refuse(call, failure.response)
+        except (RetryLater, QueueFull) as exc:
+            response = refusal(exc)
+            call.error = response.reason
+            self._refuse(call, response)
         finally:
             self._settle(call)
 
     def _settle(self, call: CompletionCall) -> bool:
-        """Take back unproven failures at the end of a request; returns whether it failed on several workers."""
+        """Withdraw unproven failures at the end of a request; returns whether it failed on several workers."""
         workers = self._retries.settle(call.tries, self._clock.now_s())
         if workers:
             log.debug("request failed on several workers: counted against none", workers=workers)
         return bool(workers)
 
-    def _pauses_before_retry(self, call: CompletionCall, stage: StageFailed) -> int:
-        """Return how many pauses to wait before the request is tried again; 0 where another worker can take it."""
+    async def _prepare_retry(self, call: CompletionCall, stage: StageFailed) -> None:
+        """Return once the request may be tried again, at once where another worker can take it; else raise the failure."""
         pauses = None
         if not call.responder.started:
             left_s = self._clock.to_model_s(self._retry_real_s(call))
@@ -163,16 +138,15 @@ class CompletionHandler:
         if pauses is None:
             raise stage
         self._metrics.retries[stage.failure.reason] += 1
-        return pauses
+        if pauses:
+            await asyncio.sleep(_BACKOFF_REAL_S * pauses)
 
     def _retry_real_s(self, call: CompletionCall) -> float:
-        """Return what is left of a request's time for another worker, real seconds; may be negative."""
         return self._request_real_s - call.age_real_s()
 
     # ------------------------------------------------------------------ stages
 
     def _attempt(self, call: CompletionCall, *, again: bool) -> Awaitable[None]:
-        """Return what serves a request, in as many stages as it passes."""
         request = call.request
         take = self._stream if request.stream else self._send_complete
         if self._entry is not Role.PREFILL:
@@ -194,7 +168,7 @@ class CompletionHandler:
             await self._stage(call, Role.DECODE, body, take)
         except QueueTimeout as exc:
             # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
-            raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
+            raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), refusal(exc)) from exc
         finally:
             if transfer is not None and not transfer.is_taken:
                 self._transfers.release(transfer, call.upstream_headers)
@@ -212,7 +186,7 @@ class CompletionHandler:
             if call.trace is not None:
                 call.trace.waits(role.value)
             assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
-            worker = assignment.worker
+            call.assignment, worker = assignment, assignment.worker
             try:
                 call.queued_s += assignment.queued_s
                 if call.trace is not None:
@@ -223,11 +197,11 @@ class CompletionHandler:
                     call.prefill_worker = worker.name
                 else:
                     call.worker = worker.name
-                await self._round_trip(call, assignment, body, take)
+                await self._round_trip(call, body, take)
             except StageFailed as stage:
                 if stage.failure.reason != AT_CAPACITY or call.responder.started:
                     raise
-                refusal = stage
+                refused = stage
             else:
                 return
             finally:
@@ -235,7 +209,7 @@ class CompletionHandler:
             admission.refused_at_capacity(worker)
             self._metrics.retries[AT_CAPACITY] += 1
             if worker.name in call.tries.avoid:
-                raise admission.all_busy(role) from refusal
+                raise admission.all_busy(role) from refused
             call.tries.avoid |= {worker.name}
 
     def _arrival(self, call: CompletionCall, role: Role) -> Arrival:
@@ -260,26 +234,24 @@ class CompletionHandler:
             tenant=tenant,
         )
 
-    async def _round_trip(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, take: _Take
-    ) -> None:
+    async def _round_trip(self, call: CompletionCall, body: bytes, take: _Take) -> None:
         """Send a request to its worker and have the response taken; an unfinished response is aborted."""
-        prefilled = call.transfer if assignment.role is Role.DECODE else None
+        prefilled = call.transfer if call.assignment.role is Role.DECODE else None
         if prefilled is not None:
-            self._transfers.check_wait(assignment.queued_s)
+            self._transfers.check_wait(call.assignment.queued_s)
             prefilled.is_taken = True
         response = None
         try:
             left_real_s = self._request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
             if call.trace is not None:
-                call.trace.sent(call, assignment)
-            response = await self._send(call, assignment, body, timeouts)
+                call.trace.sent(call)
+            response = call.response = await self._send(call, body, timeouts)
             if response.status != 200:
-                raise await _error_reply(response, assignment.worker.name)
-            await take(call, assignment, response)
+                raise await _error_reply(response, call.assignment.worker.name)
+            await take(call)
         except (ErrorReply, UpstreamError) as problem:
-            failed = self._failed(call, assignment, prefilled, problem)
+            failed = self._failed(call, prefilled, problem)
             if prefilled is not None and failed.failure.reason in NOT_TAKEN:
                 prefilled.is_taken = False
             raise failed from problem
@@ -289,93 +261,84 @@ class CompletionHandler:
             if call.trace is not None:
                 call.trace.answered(sys.exception())
 
-    def _send(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
-    ) -> Awaitable[StreamingResponse]:
-        """Return what waits for a worker's response, whatever its status."""
-        url = assignment.worker.spec.url + call.request.path
+    def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> Awaitable[StreamingResponse]:
+        url = call.assignment.worker.spec.url + call.request.path
         return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
 
     def _failed(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        prefilled: Prefilled | None,
-        problem: ErrorReply | UpstreamError,
+        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
     ) -> StageFailed:
-        """Return the failure of a stage, and record what it means for the worker."""
-        worker, now_s = assignment.worker, self._clock.now_s()
+        assignment, worker, now_s = call.assignment, call.assignment.worker, self._clock.now_s()
         if isinstance(problem, UpstreamError):
             if isinstance(problem, UpstreamConnectError):
                 worker.suspect("refused a connection")
             assignment.failed(now_s, str(problem))
             return failed_stage(problem, worker)
-        answer, is_error_object = error_answer(problem)
+        response, is_error_object = problem.shown()
         if prefilled is not None and problem.is_kv_lost:
             transfer = KvTransfer(prefilled.lease.worker, worker)
             transfer.lost()
             call.tries.lost_transfers = (*call.tries.lost_transfers, transfer)
             ends = (worker, transfer.prefill)
-            return StageFailed(FailedTry("kv_lost", RetryScope.ANYWHERE, ends), answer=answer)
+            return StageFailed(FailedTry("kv_lost", RetryScope.ANYWHERE, ends), response)
         if problem.is_at_capacity:
-            return StageFailed(FailedTry(AT_CAPACITY, RetryScope.ELSEWHERE, (worker,)), answer=answer)
+            return StageFailed(FailedTry(AT_CAPACITY, RetryScope.ELSEWHERE, (worker,)), response)
         scope = retry_scope_of(
             problem.status,
             endpoint=call.request.endpoint,
             is_error_object=is_error_object,
             sent_credentials=any(name == b"authorization" for name, _ in call.upstream_headers),
         )
-        reason = "upstream_5xx" if problem.status >= 500 else "upstream_4xx"
         if scope is RetryScope.NOWHERE:
             assignment.succeeded()
-            return StageFailed(FailedTry(reason, scope, (worker,)), answer=answer)
+            return StageFailed(FailedTry(response.reason, scope, (worker,)), response)
         shown = "" if is_error_object else " without an error object"
         assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
-        return StageFailed(FailedTry(reason, scope, (worker,), unproven=assignment), answer=answer)
+        failure = FailedTry(response.reason, scope, (worker,), unproven=assignment)
+        return StageFailed(failure, response)
 
     # ------------------------------------------------------------------ responses
 
-    async def _take_prefilled(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
-        worker = assignment.worker
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+    async def _take_prefilled(self, call: CompletionCall) -> None:
+        worker = call.assignment.worker
+        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = grant(worker, self._clock.now_s())
-        prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name), lease)
-        assignment.succeeded()
-        self._admission.prefilled(assignment, prefilled.cached_tokens)
+        answer = read_completion(content, _type_of(call.response), worker.name)
+        prefilled = read_prefill_answer(answer, lease)
+        call.assignment.succeeded()
+        self._admission.prefilled(call.assignment, prefilled.cached_tokens)
         self._retries.served(call.tries, worker, self._clock.now_s())
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if prefilled.params else None
 
-    async def _confirm(self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease) -> None:
-        """Return if the beginning of an answer over a KV transfer may be sent.
+    async def _confirm(self, call: CompletionCall) -> None:
+        """Return if the beginning of an answer may be sent.
 
         Raises:
-            StageFailed: its text may be wrong.
+            StageFailed: its text may be wrong, because its KV transfer came too late.
         """
-        await self._transfers.confirm(lease)
-        transfer = KvTransfer(lease.worker, assignment.worker)
-        transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
+        call.assignment.proved()
+        worker = call.assignment.worker
+        if call.transfer is not None:
+            lease = call.transfer.lease
+            await self._transfers.confirm(lease)
+            transfer = KvTransfer(lease.worker, worker)
+            transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
+        self._retries.served(call.tries, worker, self._clock.now_s())
 
-    async def _stream(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
+    async def _stream(self, call: CompletionCall) -> None:
+        assignment, response, responder = call.assignment, call.response, call.responder
         name, content_type = assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         preamble = await read_preamble(response, name)
-        assignment.proved()
-        if call.transfer is not None:
-            await self._confirm(call, assignment, call.transfer.lease)
-        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
-        responder = call.responder
+        await self._confirm(call)
         meter = RelayMeter(
             self._metrics,
             assignment,
-            on_first_token=partial(self._note_first_token, call, assignment),
+            on_first_token=partial(self._note_first_token, call),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
             prefilled=call.transfer,
@@ -388,17 +351,17 @@ class CompletionHandler:
                 raise StreamBroken(f"{name} ended its stream without [DONE]")
             responder.write(meter.rest())
             responder.end()
-            self._settle_stream(call, assignment, meter)
+            self._settle_stream(call, meter)
         except (asyncio.CancelledError, ClientDisconnected):
             if meter.is_done:
                 # Many clients close at [DONE], without waiting for the end of the body.
                 call.is_delivered = True
-                self._settle_stream(call, assignment, meter)
+                self._settle_stream(call, meter)
             raise
         except UpstreamError:
             if meter.is_done:
                 responder.end()
-                self._settle_stream(call, assignment, meter)
+                self._settle_stream(call, meter)
                 return
             if meter.is_mid_event and call.transfer is None:
                 # The client has the beginning of an event; what follows must not become part of it.
@@ -409,36 +372,31 @@ class CompletionHandler:
             self._note_usage(call, meter.usage)
             call.output_tokens = max(call.output_tokens, meter.tokens)
 
-    def _settle_stream(self, call: CompletionCall, assignment: LiveAssignment, meter: RelayMeter) -> None:
+    def _settle_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Record a stream that came to its end, which may be an error of the worker's own."""
         if meter.has_error:
             call.error = "upstream_broken"
-            assignment.failed(self._clock.now_s(), "ended a stream by an error event")
+            call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
         else:
-            assignment.succeeded()
+            call.assignment.succeeded()
 
-    async def _send_complete(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> None:
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
-        assignment.is_computed = True
-        answer = read_completion(content, _type_of(response), assignment.worker.name)
+    async def _send_complete(self, call: CompletionCall) -> None:
+        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        call.assignment.is_computed = True
+        answer = read_completion(content, _type_of(call.response), call.assignment.worker.name)
         usage = answer.get("usage")
         if call.transfer is not None and isinstance(usage, dict):
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
-        assignment.proved()
-        if call.transfer is not None:
-            await self._confirm(call, assignment, call.transfer.lease)
-        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
-        assignment.succeeded()
+        await self._confirm(call)
+        call.assignment.succeeded()
         self._note_usage(call, usage)
         call.responder.send(200, content, content_type=JSON, headers=call.headers)
 
     # ------------------------------------------------------------------ counting
 
-    def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        self._admission.prefilled(assignment)
+    def _note_first_token(self, call: CompletionCall) -> None:
+        self._admission.prefilled(call.assignment)
         if call.trace is not None:
             call.trace.first_token()
         if self._admission.core.tiers is not None:
@@ -463,23 +421,17 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ answers other than success
 
-    def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
-        wait = None
-        if problem.retry_after:
-            wait = self._retry_after(problem.retry_after_s, is_rate=problem.is_rate)
-        self._send_error(call, problem.status, problem.body(), wait)
-
-    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> bytes:
-        expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
-        return retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
-
-    def _send_error(self, call: CompletionCall, status: int, body: bytes, wait: bytes | None) -> None:
+    def _refuse(self, call: CompletionCall, response: ErrorResponse) -> None:
+        wait = response.retry_after
+        if wait is None and response.wants_retry:
+            expected_s = response.retry_after_s
+            expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
+            wait = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=response.is_rate)
         headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
-        call.responder.send(status, body, headers=headers)
+        call.responder.send(response.status, response.body, headers=headers)
 
 
 async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
-    """Return an answer other than 200 as an error."""
     status = response.status
     if not 400 <= status < 600:
         raise WrongAnswer(f"{worker} answered {status}, which is neither success nor error")

@@ -19,19 +19,25 @@ from typing import Any, Final
 import orjson
 
 from penstock.api import Role
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.client import Timeouts
 from penstock.core.http.messages import Headers
 from penstock.core.logs import get_logger
+from penstock.router.context import RouterContext
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
 from penstock.router.core.worker import Worker
-from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.discovery.watch import read_page
-from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.completion import CompletionRequest, RequestRefused
+from penstock.router.proxy.completion import CompletionRequest, encoded, spliced
 from penstock.router.proxy.failures import StageFailed
 
+log = get_logger(__name__)
+
+REFUSED_MODEL: Final = "penstock-kv-release"
+"""Served by no worker."""
+_RELEASE_TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
+"""Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
+_PATIENCE_REAL_S: Final = 10.0
+"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
 _PREFILL_PARAMS: Final = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -39,6 +45,12 @@ _PREFILL_PARAMS: Final = {
     "remote_block_ids": None,
     "remote_host": None,
     "remote_port": None,
+}
+_PREFILL_CHANGES: Final = {
+    "stream": False,
+    "max_tokens": 1,
+    "max_completion_tokens": 1,
+    "kv_transfer_params": _PREFILL_PARAMS,
 }
 _DROPPED: Final = ("min_tokens", "stream_options")
 _COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
@@ -52,9 +64,7 @@ class Prefilled:
     Attributes:
         params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
-        prompt_tokens: The prompt's length as the worker counted it, or None.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
-        lease: The worker's, on the blocks.
         is_taken: A decode worker was asked to fetch the blocks, so it answers for them from here on.
     """
 
@@ -66,28 +76,13 @@ class Prefilled:
 
 
 def prefill_body(request: CompletionRequest) -> bytes:
-    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode.
-
-    Raises:
-        RequestRefused: the body can be read and not written: it is nested deeper than orjson
-            writes, which is 254 levels.
-    """
-    body = dict(request.body)
-    for key in _DROPPED:
-        body.pop(key, None)
-    body["stream"] = False
-    body["max_tokens"] = 1
-    body["max_completion_tokens"] = 1
-    body["kv_transfer_params"] = _PREFILL_PARAMS
-    return encoded(body)
+    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode."""
+    kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
+    return encoded(kept | _PREFILL_CHANGES)
 
 
 def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
-    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end.
-
-    Raises:
-        RequestRefused: see `prefill_body`.
-    """
+    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end."""
     params = prefilled.params
     if params is None:
         return request.raw
@@ -100,22 +95,7 @@ def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
         if own is not None:
             # Of a key that comes twice, not every reader takes the last.
             return encoded({**request.body, **added})
-    # The body is an object with at least a model, so its last byte is the brace to move.
-    return request.raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
-
-
-def encoded(body: dict[str, Any]) -> bytes:
-    """Return a body in bytes.
-
-    Raises:
-        RequestRefused: see `prefill_body`.
-    """
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError as exc:
-        raise RequestRefused(
-            400, f"body: cannot be passed on: {exc}; nest it 250 levels deep at most", code="invalid_request"
-        ) from exc
+    return spliced(request.raw, added)
 
 
 def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
@@ -169,50 +149,16 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-log = get_logger(__name__)
-
-REFUSED_MODEL: Final = "penstock-kv-release"
-"""Served by no worker."""
-
-TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
-"""Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
-
-PATIENCE_REAL_S: Final = 10.0
-"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
-
-
 class KvTransfers:
     """Confirms KV transfers before their text goes to the client, and releases prompts that no decode worker fetches."""
 
-    def __init__(
-        self,
-        client: ConnectionPool,
-        probes: ConnectionPool,
-        workers: WorkerPool,
-        metrics: RouterMetrics,
-        clock: SimulatedClock,
-        *,
-        lease_s: float,
-        timeout_real_s: float,
-    ) -> None:
-        """Tie the parts.
-
-        Args:
-            client: Connections for releases.
-            probes: Connections for the prefill workers' metrics.
-            workers: One decode worker of these is sent the release.
-            metrics: Counts.
-            clock: Simulated time.
-            lease_s: The first lease that prefill workers grant, simulated seconds.
-            timeout_real_s: Longest wait for a page, real seconds; no less than `PATIENCE_REAL_S`.
-        """
-        self._client = client
-        self._probes = probes
-        self._workers = workers
-        self._metrics = metrics
-        self._clock = clock
-        self._lease_s = lease_s
-        self._timeouts = Timeouts.each(max(timeout_real_s, PATIENCE_REAL_S))
+    def __init__(self, context: RouterContext) -> None:
+        self._context = context
+        self._workers = context.admission.core.pool
+        self._clock = context.clock
+        self._lease_s = context.settings.lease_s
+        wait_real_s = context.settings.config.health.timeout_real_seconds
+        self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_wait(self, queued_s: float) -> None:
@@ -249,9 +195,8 @@ class KvTransfers:
 
     async def _expired_leases(self, worker: Worker) -> float | None:
         try:
-            worker.expired_leases = (
-                await read_page(self._probes, worker.spec.url, self._timeouts)
-            ).expired_leases
+            page = await read_page(self._context.probes, worker.spec.url, self._page_timeouts)
+            worker.expired_leases = page.expired_leases
         except PenstockError as exc:
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             worker.expired_leases = None
@@ -272,27 +217,25 @@ class KvTransfers:
         task.add_done_callback(self._tasks.discard)
 
     async def _release(self, params: dict[str, Any] | None, headers: Headers) -> None:
+        counts = self._context.metrics.kv_releases
         # One that takes no requests now may still be able to pass a message on.
         candidates = self._workers.routable(Role.DECODE, self._clock.now_s()) or [
             each for each in self._workers if each.spec.role is Role.DECODE
         ]
         if not candidates:
-            self._metrics.kv_releases["no_worker"] += 1
+            counts["no_worker"] += 1
             return
         # An idle vLLM that never met the prefill worker passes the message on with its next request only.
         worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
-        body = orjson.dumps(
-            {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
-        )
+        url = f"{worker.spec.url}/v1/completions"
+        asked = {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
         try:
-            answer = await self._client.request(
-                "POST", f"{worker.spec.url}/v1/completions", body=body, headers=headers, timeouts=TIMEOUTS
+            answer = await self._context.pool.request(
+                "POST", url, body=orjson.dumps(asked), headers=headers, timeouts=_RELEASE_TIMEOUTS
             )
+            problem = None if answer.status == 404 else f"status {answer.status}"
         except PenstockError as exc:
-            self._metrics.kv_releases["failed"] += 1
-            log.warning("KV of an abandoned request not released", worker=worker.name, problem=str(exc))
-            return
-        is_released = answer.status == 404
-        self._metrics.kv_releases["released" if is_released else "failed"] += 1
-        if not is_released:
-            log.warning("KV of an abandoned request not released", worker=worker.name, status=answer.status)
+            problem = str(exc)
+        counts["released" if problem is None else "failed"] += 1
+        if problem is not None:
+            log.warning("KV of an abandoned request not released", worker=worker.name, problem=problem)

@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -60,8 +59,7 @@ class TokenEstimator:
             self.bytes_per_token += _WEIGHT * (ratio - self.bytes_per_token)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTokenizer:
+class PromptTokenizer(NamedTuple):
     """Turns prompts into the tokens that workers see; any thread may call it.
 
     Attributes:
@@ -84,12 +82,12 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         return PromptTokenizer(lambda text: token_ids(text.encode()))
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+        tokenizer = Tokenizer.from_file(path)
     except ImportError as exc:
         raise ConfigError(
             "router.tokenizer: needs the package tokenizers; pip install 'penstock[tokenizer]'"
         ) from exc
-    try:
-        tokenizer = Tokenizer.from_file(path)
     except Exception as exc:  # the library raises bare Exception
         raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
 
@@ -99,18 +97,18 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    template = load_chat_template(Path(path))
-    if template is None:
-        return PromptTokenizer(lambda text: encode(text, special=True))
+    def encode_text(text: str) -> Sequence[int]:
+        return encode(text, special=True)
 
     def encode_chat(body: Mapping[str, Any], characters: int) -> Sequence[int] | None:
-        prompt = template.render(body)
+        prompt = None if template is None else template.render(body)
         if prompt is None:
             return None
         # Templates write the special tokens themselves; vLLM adds more only on request.
         return encode(prompt[:characters], special=body.get("add_special_tokens") is True)
 
-    return PromptTokenizer(lambda text: encode(text, special=True), encode_chat)
+    template = load_chat_template(Path(path))
+    return PromptTokenizer(encode_text, None if template is None else encode_chat)
 
 
 _THREADS: Final = 2
@@ -122,12 +120,11 @@ _AT_ONCE_ITEMS: Final = 512
 """Chats of up to so many messages are rendered on the loop: a few milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExactKeys:
+class ExactKeys(NamedTuple):
     """How keys are made of tokens.
 
     Attributes:
-        tokenizer: Returns a prompt's ids; None where only prompts sent as ids are distinguished by tokens.
+        tokenizer: None where only prompts sent as ids are distinguished by tokens.
         engine_block_tokens: Tokens of a worker's KV block, so that KV events make the same keys; None without events.
     """
 
@@ -139,9 +136,8 @@ class Keyed(NamedTuple):
     """A prompt as policies see it.
 
     Attributes:
-        chain: Chained keys; empty where the prompt cannot be read, as with embeddings.
+        chain: Chained keys, of bytes (``is_text``) or of tokens; empty where the prompt cannot be read.
         tokens: Prompt tokens, where they were counted here.
-        is_text: Keys were made of bytes, not of tokens.
     """
 
     chain: tuple[int, ...]
@@ -159,12 +155,7 @@ class Keyed(NamedTuple):
 
 
 def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> Keyed:
-    """Return a request's keys.
-
-    Args:
-        request: The request.
-        exact: Makes keys of tokens; None: of bytes, unless the prompt came as ids.
-    """
+    """Return a request's keys, of tokens as ``exact`` says; None: of bytes, unless the prompt came as ids."""
     body = request.body
     salt = body.get("cache_salt")
     seed = space_seed(salt) if isinstance(salt, str) else ROOT
@@ -195,7 +186,6 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
 
 
 def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> Sequence[int] | None:
-    """Return the tokens of the prompt that the worker renders from a chat; None: unknown, or no chat."""
     if tokenizer is None or tokenizer.chat is None or request.endpoint is ApiEndpoint.COMPLETIONS:
         return None
     body = request.body
@@ -221,7 +211,6 @@ def _text_of(request: CompletionRequest) -> bytes | None:
 
 
 def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a Responses request says, as a chat: instructions, then the input."""
     instructions, given = body.get("instructions"), body["input"]
     head = [{"role": "system", "content": instructions}] if instructions else []
     return [*head, *([{"role": "user", "content": given}] if isinstance(given, str) else given)]
@@ -231,13 +220,17 @@ class PromptReader:
     """Reads prompts without holding up the event loop: long ones in threads of their own."""
 
     def __init__(self, exact: ExactKeys | None) -> None:
-        """Take how keys are made; None: of bytes."""
         self._exact = exact
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
         """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
-        return read_prompt(request, self._exact) if self._is_short(request) else None
+        if self._exact is not None and self._exact.tokenizer is not None:
+            is_short = request.prompt_bytes <= _AT_ONCE_BYTES
+        else:
+            items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
+            is_short = not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS
+        return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
         """Return a long request's keys; cancelled, it drops the work if that has not begun."""
@@ -247,9 +240,3 @@ class PromptReader:
     def close(self) -> None:
         """Drop what waits; a prompt that is being read ends by itself, because its length is bounded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _is_short(self, request: CompletionRequest) -> bool:
-        if self._exact is not None and self._exact.tokenizer is not None:
-            return request.prompt_bytes <= _AT_ONCE_BYTES
-        items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
-        return not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS

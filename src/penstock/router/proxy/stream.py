@@ -1,4 +1,4 @@
-"""A stream that is being relayed: its beginning, first token, gaps, tokens, usage; and the corrected usage event.
+"""A worker's answer, complete or a stream that is being relayed: its beginning, first token, gaps, tokens and usage.
 
 Nothing is sent before a token is seen, so that another worker can be tried: vLLM 0.32 begins a stream with status 200
 before it has the prompt's KV. If the KV cannot be fetched, an error event follows, in a chat after the event that names
@@ -13,17 +13,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
 from penstock.core.errors import StreamBroken, WrongAnswer
+from penstock.core.histogram import BucketCounts
 from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event, payload
 from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.failures import ErrorReply, encoded_again
+from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
+
+
+def read_completion(content: bytes, content_type: bytes, worker: str) -> dict[str, Any]:
+    """Return the completion object of the body of a 200, or the Responses API's response object.
+
+    Raises:
+        WrongAnswer: it is no JSON object with a list of choices, or of output items.
+    """
+    try:
+        answer = orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        shown = content_type.decode("latin-1") or "no content type"
+        raise WrongAnswer(f"{worker} answered 200 with {shown} that is not JSON") from exc
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices", answer.get("output")), list):
+        raise WrongAnswer(f"{worker} answered 200 with JSON that is no completion")
+    return answer
+
+
+def encoded_again(answer: dict[str, Any]) -> bytes:
+    """Return a worker's JSON after a change.
+
+    Raises:
+        WrongAnswer: it can be read and not written: it is nested deeper than orjson writes, 254 levels.
+    """
+    try:
+        return orjson.dumps(answer)
+    except orjson.JSONEncodeError as exc:
+        raise WrongAnswer(f"the answer cannot be written again: {exc}") from exc
 
 
 async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
@@ -50,7 +80,6 @@ async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
 
 
 def _shows_token(event: bytes, worker: str) -> bool:
-    """Return whether tokens have begun; every chunk but one that names the role counts."""
     data = payload(event)
     if data is None:
         return False
@@ -64,32 +93,17 @@ def _shows_token(event: bytes, worker: str) -> bool:
         raise ErrorReply(_status_of(chunk["error"]), data)
     kind = chunk.get("type")
     if isinstance(kind, str) and (kind == "error" or kind.startswith("response.")):
-        return _shows_response_token(kind, data)
+        if kind in {"error", "response.failed"}:
+            raise ErrorReply(500, data)
+        return kind.endswith((".delta", ".completed", ".incomplete"))
     if not isinstance(chunk.get("choices"), list):
         raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
-    return not _names_role_only(chunk["choices"])
-
-
-def _shows_response_token(kind: str, data: bytes) -> bool:
-    """Return whether tokens have begun in a stream of the Responses API, whose events say what they are."""
-    if kind in {"error", "response.failed"}:
-        raise ErrorReply(500, data)
-    return kind.endswith((".delta", ".completed", ".incomplete"))
+    return _has_text(chunk)
 
 
 def _status_of(error: Any) -> int:
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-
-def _names_role_only(choices: list[Any]) -> bool:
-    if not choices:
-        return False
-    deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
-    return all(
-        isinstance(delta, dict) and "role" in delta and not any(v for k, v in delta.items() if k != "role")
-        for delta in deltas
-    )
 
 
 _USAGE = b'"usage":'
@@ -103,10 +117,14 @@ _RESPONSE_EVENT = b"event: response."
 _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
 
 
+@dataclass(slots=True, eq=False)
 class RelayMeter:
     """Measures one stream.
 
     Attributes:
+        assignment: Grows by the tokens.
+        arrived_real_s: When the request came, ``time.monotonic()``.
+        prefilled: Whose cached-token count usage events get; None passes every byte at once.
         tokens: Events with text so far; one token each unless the worker batches them.
         ttft_s: Arrival to first token, simulated seconds; None before it.
         usage: The last usage object seen, corrected if it was to be; None without one.
@@ -114,64 +132,29 @@ class RelayMeter:
         has_error: An error event has been passed on.
     """
 
-    __slots__ = (
-        "_arrived_real_s",
-        "_assignment",
-        "_itl",
-        "_last_real_s",
-        "_metrics",
-        "_on_first_token",
-        "_prefilled",
-        "_speed",
-        "_splitter",
-        "_tail",
-        "_usual_chunk_end",
-        "_usual_end",
-        "_usual_start",
-        "has_error",
-        "is_done",
-        "tokens",
-        "ttft_s",
-        "usage",
-    )
+    metrics: RouterMetrics
+    assignment: Assignment[Any]
+    on_first_token: Callable[[], None]
+    arrived_real_s: float
+    speed: float
+    prefilled: Prefilled | None
+    tokens: int = 0
+    ttft_s: float | None = None
+    usage: dict[str, Any] | None = None
+    is_done: bool = False
+    has_error: bool = False
+    _splitter: EventSplitter = field(default_factory=EventSplitter)
+    _tail: bytearray = field(init=False)
+    _itl: BucketCounts = field(init=False)
+    _last_real_s: float = 0.0
+    # How the stream's plain events begin and end, once a token was seen; no event is like that before.
+    _usual_start: bytes = b"\0"
+    _usual_end: bytes = b"\0"
+    _usual_chunk_end: bytes = b"\0"
 
-    def __init__(
-        self,
-        metrics: RouterMetrics,
-        assignment: Assignment[Any],
-        *,
-        on_first_token: Callable[[], None],
-        arrived_real_s: float,
-        speed: float,
-        prefilled: Prefilled | None,
-    ) -> None:
-        """Start before the first read.
-
-        Args:
-            metrics: Takes TTFT and gaps.
-            assignment: Grows by the tokens.
-            on_first_token: Called once, with the first token.
-            arrived_real_s: When the request came, ``time.monotonic()``.
-            speed: Simulated seconds per real one.
-            prefilled: Whose cached-token count usage events get; None passes every byte at once.
-        """
-        self._metrics = metrics
-        self._itl = metrics.itl
-        self._assignment = assignment
-        self._on_first_token = on_first_token
-        self._arrived_real_s = arrived_real_s
-        self._last_real_s = 0.0
-        self._speed = speed
-        self._prefilled = prefilled
-        self._splitter = EventSplitter()
-        self._tail = self._splitter.tail
-        # How the stream's plain events begin and end, once a token was seen; no event is like that before.
-        self._usual_start = self._usual_end = self._usual_chunk_end = b"\0"
-        self.has_error = False
-        self.is_done = False
-        self.tokens = 0
-        self.ttft_s: float | None = None
-        self.usage: dict[str, Any] | None = None
+    def __post_init__(self) -> None:
+        """Keep what each read needs."""
+        self._tail, self._itl = self._splitter.tail, self.metrics.itl
 
     @property
     def is_mid_event(self) -> bool:
@@ -186,9 +169,7 @@ class RelayMeter:
     def observe(self, data: bytes, at: int = 0) -> bytes:
         """Take one read and return what to send on.
 
-        Args:
-            data: Bytes of the body, or one complete chunk as it came.
-            at: Where the body begins in a chunk, > 0; CR LF follow it. 0: data is all body.
+        Where it is one complete chunk as it came, its body begins ``at`` > 0, and CR LF follow; at 0 all is body.
 
         Raises:
             StreamBroken: an event is too long to be one.
@@ -200,10 +181,10 @@ class RelayMeter:
             is_single = data.find(b"\n", at) >= len(data) - _LINE_ENDS
             count = 1 if is_single else _plain_events(data[at:-2] if at else data)
             if count:
-                self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+                self._itl.observe((now_real_s - self._last_real_s) * self.speed / count, count)
                 self._last_real_s = now_real_s
                 self.tokens += count
-                self._assignment.grow(count)
+                self.assignment.grow(count)
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
@@ -211,7 +192,7 @@ class RelayMeter:
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
-        held = bytes(self._tail) if self._prefilled is not None else b""
+        held = bytes(self._tail) if self.prefilled is not None else b""
         self._tail.clear()
         return held
 
@@ -229,7 +210,7 @@ class RelayMeter:
         if count:
             self._count_tokens(count, now_real_s)
             self._learn_usual(events[-1])
-        return data if is_same or self._prefilled is None else b"".join(events)
+        return data if is_same or self.prefilled is None else b"".join(events)
 
     def _learn_usual(self, event: bytes) -> None:
         """Remember what a stream's events have in common before and behind their choices, where that holds no usage."""
@@ -241,15 +222,15 @@ class RelayMeter:
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
         if self.ttft_s is None:
-            self.ttft_s = (now_real_s - self._arrived_real_s) * self._speed
-            self._metrics.ttft.observe(self.ttft_s)
-            self._on_first_token()
+            self.ttft_s = (now_real_s - self.arrived_real_s) * self.speed
+            self.metrics.ttft.observe(self.ttft_s)
+            self.on_first_token()
         else:
             # Tokens of one read cannot be distinguished in time: they share its gap.
-            self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+            self._itl.observe((now_real_s - self._last_real_s) * self.speed / count, count)
         self._last_real_s = now_real_s
         self.tokens += count
-        self._assignment.grow(count)
+        self.assignment.grow(count)
 
     def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
         """Return whether the event carries a token, and what to send in its place (None: as it is).
@@ -270,7 +251,6 @@ class RelayMeter:
         return self._read_chunk(data, has_usage=has_usage)
 
     def _read_chunk(self, data: bytes, *, has_usage: bool) -> tuple[bool, bytes | None]:
-        """Return the same for a completion's chunk that must be parsed."""
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -280,14 +260,13 @@ class RelayMeter:
         rewritten = None
         usage = chunk.get("usage") if has_usage else None
         if isinstance(usage, dict):
-            if self._prefilled is not None:
-                with_cached_tokens(usage, self._prefilled.cached_tokens)
+            if self.prefilled is not None:
+                with_cached_tokens(usage, self.prefilled.cached_tokens)
                 rewritten = encode_event(encoded_again(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
 
     def _read_response_event(self, name: bytes, data: bytes) -> bool:
-        """Return whether an event of the Responses API carries a token; the last one has the usage."""
         if name.endswith(_RESPONSE_ENDS):
             self.is_done = True
             with suppress(orjson.JSONDecodeError):

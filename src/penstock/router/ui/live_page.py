@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any, Final
@@ -18,18 +18,21 @@ import orjson
 
 from penstock.api import PlannerMode, Role
 from penstock.core.http.messages import Request, Responder
+from penstock.core.logs import get_logger
 from penstock.core.printable import printable
-from penstock.router.admission import Admission
+from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker, WorkerState
-from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import RequestRefused
-from penstock.router.settings import RouterSettings
-from penstock.router.ui.history import STEP_S, Gauges, History, Targets
-from penstock.router.ui.planner import PlannerReader, PlannerState
+from penstock.router.ui.history import STEP_S, History
+from penstock.router.ui.planner import PlannerState, planner_reader
+
+log = get_logger(__name__)
 
 _REFRESH_REAL_S: Final = 30.0
 """Chosen: interval of readings of the planner's part while no page is open; one call of the API server."""
+_LEAST_REAL_S: Final = 0.1
+"""Shortest time between two marks of the history at high speeds; real seconds."""
 _SHOWN_WORKERS: Final = 64
 """Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
 _POLICY: Final = (
@@ -51,61 +54,41 @@ class LivePage:
         history: The router's last quarter of an hour.
     """
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        admission: Admission,
-        metrics: RouterMetrics,
-        planner: PlannerReader,
-        *,
-        now_s: Callable[[], float],
-        discovery_problem: Callable[[], str | None],
-        routers: Callable[[], int],
-    ) -> None:
-        """Tie the parts.
-
-        Args:
-            settings: The router's.
-            admission: Holds the workers and the tiers.
-            metrics: Counters.
-            planner: Reads the planner's part.
-            now_s: Returns simulated seconds.
-            discovery_problem: Returns why the workers may be out of date, or None.
-            routers: Returns how many routers the graph has, 0 where that is unknown.
-        """
+    def __init__(self, context: RouterContext) -> None:
+        core, settings = context.admission.core, context.settings
+        self._context = context
         self._settings = settings
-        self._pool = admission.core.pool
-        self._queue = admission.core.entry_queue
-        self._metrics = metrics
-        self._tiers = admission.core.tiers
-        self._planner = planner
-        self._now_s = now_s
-        self._began_s = now_s()
-        self._discovery_problem = discovery_problem
-        self._routers = routers
+        self._pool = core.pool
+        self._queue = core.entry_queue
+        self._tiers = core.tiers
+        self._planner = planner_reader(settings, context.discovery)
+        self._began_s = context.clock.now_s()
         self._gpus: Mapping[str, int] | None = None
-        targets = Targets(settings.config.ttft_slo_seconds, None)
-        self.history = History(metrics, self._tiers, self._gauges, targets)
-        self.tick()
+        ttft_slo_s = settings.config.ttft_slo_seconds
+        self.history = History(context.metrics, core.tiers, self._gauges, ttft_slo_s)
+        self.history.tick(self._began_s)
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
 
-    def tick(self) -> None:
-        """Mark the history; called each 0.1 s."""
-        self.history.tick(self._now_s())
-
     async def follow(self) -> None:
-        """Keep the planner's part current while no page is open."""
+        """Mark the history, and keep the planner's part current while no page is open."""
+        clock, due_real_s = self._context.clock, 0.0
         while True:
-            await self.refresh()
-            await asyncio.sleep(_REFRESH_REAL_S)
+            try:
+                self.history.tick(clock.now_s())
+                if time.monotonic() >= due_real_s:
+                    due_real_s = time.monotonic() + _REFRESH_REAL_S
+                    await self._refresh()
+            except Exception:  # root of the task: one bad mark must not be the last
+                log.exception("live page not kept current")
+            await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
 
-    async def refresh(self) -> PlannerState:
+    async def _refresh(self) -> PlannerState:
         """Return the planner's part; GPUs and targets come from there, too."""
         planner = await self._planner.read()
         self._gpus = planner.gpus_per_replica
         rules = planner.rules or {}
-        ttft_s = rules.get("ttft_s") or self._settings.config.ttft_slo_seconds
-        self.history.targets = Targets(ttft_s, rules.get("itl_s"))
+        self.history.ttft_target_s = rules.get("ttft_s") or self._settings.config.ttft_slo_seconds
+        self.history.itl_target_s = rules.get("itl_s")
         return planner
 
     async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
@@ -122,30 +105,25 @@ class LivePage:
         if request.path != "/ui/state":
             raise RequestRefused(404, f"path: {request.path[:200]} is not served here", code="not_found")
         # What the page itself asks for has no origin; one of another site is refused as ever.
-        headers = {
-            name: value
-            for name, value in request.headers.items()
-            if (name, value) != (b"sec-fetch-site", b"same-origin")
-        }
-        check.check(headers)
-        responder.send(200, orjson.dumps(await self.state()), headers=_HEADERS)
+        own = (b"sec-fetch-site", b"same-origin")
+        check.check(dict(each for each in request.headers.items() if each != own))
+        responder.send(200, orjson.dumps(await self._state()), headers=_HEADERS)
 
-    async def state(self) -> dict[str, Any]:
-        """Return everything that the page shows; what is unknown is null."""
-        planner = await self.refresh()
-        settings, now_s, queue = self._settings, self._now_s(), self._queue
+    async def _state(self) -> dict[str, Any]:
+        planner = await self._refresh()
+        context, queue, now_s = self._context, self._queue, self._context.clock.now_s()
         minute = self.history.minute(now_s)
         return {
-            "model": settings.model,
+            "model": self._settings.model,
             "at_s": now_s - self._began_s,
             "wall_s": time.time(),
-            "speed": settings.speed,
+            "speed": self._settings.speed,
             "step_s": STEP_S,
-            "routers": self._routers(),
-            "lag_p99_s": self._metrics.lag.p99_s(),
-            "discovery_problem": self._discovery_problem(),
-            "pools": self._pools(planner.desired),
-            "workers": self._workers(now_s),
+            "routers": len(context.discovery.routers or ()),
+            "lag_p99_s": context.metrics.lag.p99_s(),
+            "discovery_problem": context.discovery.problem,
+            "pools": [self._pool_row(role, planner.desired, now_s) for role in self._settings.roles],
+            "workers": self._worker_rows(now_s),
             "worker_count": sum(1 for _ in self._pool),
             "gpus": {"used": self._gpus_held(), "budget": planner.budget},
             "queue": {"requests": len(queue), "tokens": queue.tokens, "oldest_s": queue.oldest_s(now_s)},
@@ -154,17 +132,22 @@ class LivePage:
             "signals": self._signals(minute, planner.rules or {}),
             "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
-            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self.history.series()],
+            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self.history.points],
         }
 
     # ------------------------------------------------------------------ parts
 
-    def _gauges(self) -> Gauges:
-        now_s = self._now_s()
-        ready = dict.fromkeys((role.value for role in self._settings.roles), 0)
+    def _gauges(self) -> dict[str, Any]:
+        now_s, ready = self._context.clock.now_s(), {role.value: 0 for role in self._settings.roles}
         for worker in self._pool:
-            ready[worker.spec.role.value] += worker.state(now_s)[0] is WorkerState.READY
-        return Gauges(ready, self._gpus_held(), len(self._queue), self._kv_mean())
+            role = worker.spec.role.value
+            ready[role] = ready.get(role, 0) + (worker.state(now_s)[0] is WorkerState.READY)
+        return {
+            "ready": ready,
+            "gpus": self._gpus_held(),
+            "queued": len(self._queue),
+            "kv_usage_fraction": self._kv_mean(),
+        }
 
     def _gpus_held(self) -> int | None:
         gpus = self._gpus
@@ -179,23 +162,17 @@ class LivePage:
         ]
         return math.fsum(known) / len(known) if known else None
 
-    def _pools(self, desired: Mapping[str, int]) -> list[dict[str, Any]]:
-        now_s = self._now_s()
-        pools = []
-        for role in self._settings.roles:
-            states = Counter(_shown_state(each, now_s)[0] for each in self._pool if each.spec.role is role)
-            pools.append(
-                {
-                    "role": role.value,
-                    "ready": states.pop("ready", 0),
-                    "desired": desired.get(role.value),
-                    "others": dict(states),
-                    "gpus_per_replica": None if self._gpus is None else self._gpus[role],
-                }
-            )
-        return pools
+    def _pool_row(self, role: Role, desired: Mapping[str, int], now_s: float) -> dict[str, Any]:
+        states = Counter(_shown_state(each, now_s)[0] for each in self._pool if each.spec.role is role)
+        return {
+            "role": role.value,
+            "ready": states.pop("ready", 0),
+            "desired": desired.get(role.value),
+            "others": dict(states),
+            "gpus_per_replica": None if self._gpus is None else self._gpus[role],
+        }
 
-    def _workers(self, now_s: float) -> list[dict[str, Any]]:
+    def _worker_rows(self, now_s: float) -> list[dict[str, Any]]:
         rows = []
         for worker in self._pool:
             state, reason = _shown_state(worker, now_s)
@@ -234,14 +211,13 @@ class LivePage:
         requests: float = len(self._queue)
         is_per_worker = is_load and rules["is_queue_per_worker"]
         if is_per_worker:
-            requests /= max(1, self._gauges().ready.get(Role.PREFILL.value, 0))
-        role = self._settings.roles[-1].value
+            requests /= max(1, self._gauges()["ready"].get(Role.PREFILL.value, 0))
+        role, itl = self._settings.roles[-1].value, minute["itl"]
         found: list[tuple[str, str, float | None, Sequence[float | None]]] = [
             ("queue per prefill worker" if is_per_worker else "queue", "", requests, waiting),
             (f"KV usage of {role}", "%", self._kv_mean(), kv),
             ("TTFT p99", "s", minute["ttft"]["p99_s"], (None, minute["ttft"]["target_s"])),
         ]
-        itl = minute["itl"]
         if itl["target_s"] is not None:
             found.append(("ITL p99", "s", itl["p99_s"], (None, itl["target_s"])))
         return [

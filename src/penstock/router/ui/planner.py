@@ -10,14 +10,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import orjson
 
-from penstock.api import GraphSpec, PlannerConfig, PlannerMode, Role
+from penstock.api import GraphSpec, PlannerMode, Role
 from penstock.core.errors import PenstockError
 from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE
 from penstock.core.printable import printable
+from penstock.router.discovery.statefile import Discovery
 from penstock.router.settings import RouterSettings
 
 _READ_S: Final = 2.0
@@ -34,18 +35,17 @@ _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class PlannerState:
-    """A planner, and the graph that it plans, as the page shows them.
+    """A planner, and the graph that it plans, as the page shows them; None and what is empty: unknown.
 
     Attributes:
         standing: ``current``, ``stale``, ``missing`` or ``off``.
         words: Why it is not current, or what it says of itself.
-        rules: Mode, thresholds and targets that it decides by; None: unknown.
-        gpus_per_replica: By role; None: unknown.
-        budget: GPUs allowed; None: no ceiling, or unknown.
-        phase: What it does; empty: unknown.
-        desired: Replicas by role; empty: unknown.
-        next_decision_s: Simulated seconds; None: unknown, or while it adjusts.
-        elapsed_s: Simulated seconds since its first start; None: unknown.
+        rules: Mode, thresholds and targets that it decides by.
+        gpus_per_replica: By role.
+        budget: GPUs allowed; None also where there is no ceiling.
+        desired: Replicas by role.
+        next_decision_s: Simulated seconds; None also while it adjusts.
+        elapsed_s: Simulated seconds since its first start.
         changes: Newest first, each with ``id``, ``sentence``, ``reason`` and ``at_s``, simulated seconds since the
             planner's first start (None: unknown).
         newest: Sentences of the newest decision, whether it changed anything or not.
@@ -64,100 +64,65 @@ class PlannerState:
     newest: tuple[str, ...] = ()
 
     @classmethod
-    def of_graph(cls, standing: str, words: str, graph: GraphSpec | None) -> PlannerState:
-        """Return what a graph shows of a planner without a report of its own."""
-        if graph is None:
-            return cls(standing, words)
-        planner = graph.planner if graph.planner.enabled else None
-        return cls(
-            standing,
-            words,
-            None if planner is None else rules_of(planner),
-            gpus_of(graph),
-            None if planner is None else planner.max_gpu_budget,
-        )
+    def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> PlannerState:
+        """Return what a graph shows of a planner without a report, or options, of its own."""
+        gpus = None
+        if graph.engine_gpus is not None:
+            prefill, decode = graph.engine_gpus
+            gpus = {Role.PREFILL.value: prefill, Role.DECODE.value: decode, Role.AGGREGATED.value: decode}
+        planner = graph.planner
+        if not planner.enabled:
+            return cls(standing, words, None, gpus)
+        is_sla = planner.mode == PlannerMode.SLA
+        rules = {
+            "mode": planner.mode,
+            "kv": [planner.decode_kv_scale_down_threshold, planner.decode_kv_scale_up_threshold],
+            "queue": [planner.prefill_queue_scale_down_threshold, planner.prefill_queue_scale_up_threshold],
+            "is_queue_per_worker": planner.prefill_queue_per_worker,
+            "ttft_s": planner.sla.ttft_seconds if is_sla else None,
+            "itl_s": planner.sla.itl_seconds if is_sla else None,
+        }
+        return cls(standing, words, rules, gpus, planner.max_gpu_budget)
 
 
-def rules_of(planner: PlannerConfig) -> dict[str, Any]:
-    """Return what a planner without options of its own decides by, as its state file has it."""
-    is_sla = planner.mode == PlannerMode.SLA
-    return {
-        "mode": planner.mode,
-        "kv": [planner.decode_kv_scale_down_threshold, planner.decode_kv_scale_up_threshold],
-        "queue": [planner.prefill_queue_scale_down_threshold, planner.prefill_queue_scale_up_threshold],
-        "is_queue_per_worker": planner.prefill_queue_per_worker,
-        "ttft_s": planner.sla.ttft_seconds if is_sla else None,
-        "itl_s": planner.sla.itl_seconds if is_sla else None,
-    }
+class PlannerReader:
+    """Of a graph that no planner scales, or whose planner the router does not know; subclasses ask it."""
 
-
-def gpus_of(graph: GraphSpec) -> dict[str, int] | None:
-    """Return the GPUs of one replica by role; None without workers."""
-    if graph.engine_gpus is None:
-        return None
-    prefill, decode = graph.engine_gpus
-    return {Role.PREFILL.value: prefill, Role.DECODE.value: decode, Role.AGGREGATED.value: decode}
-
-
-class PlannerReader(Protocol):
-    """Where the planner's state comes from."""
+    def __init__(self, state: PlannerState) -> None:
+        self._state = state
 
     async def read(self) -> PlannerState:
-        """Return it as it is now; never raises, and waits no longer than `_READ_S`."""
-
-
-class NoPlanner:
-    """A graph that no planner scales, or whose planner the router does not know."""
-
-    def __init__(self, words: str, graph: GraphSpec | None = None) -> None:
-        """Take why."""
-        self._state = PlannerState.of_graph("off", words, graph)
-
-    async def read(self) -> PlannerState:
-        """Return that there is none."""
+        """Return the planner's state as it is now; never raises, and waits no longer than `_READ_S`."""
         return self._state
 
 
-@runtime_checkable
-class GraphSource(Protocol):
-    """Discovery on Kubernetes, as far as the page needs it."""
-
-    async def graph(self) -> dict[str, Any]:
-        """Return the graph's object.
-
-        Raises:
-            ClusterError: it cannot be read.
-        """
-
-
-def planner_reader(settings: RouterSettings, discovery: object) -> PlannerReader:
+def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerReader:
     """Return where a router learns of its planner.
 
-    Args:
-        settings: The router's.
-        discovery: The router's; on Kubernetes it is asked for the graph's object, of which the router's own manifest
-            holds neither planner nor GPUs.
+    On Kubernetes discovery is asked for the graph's object, of which the router's own manifest holds neither planner
+    nor GPUs.
     """
     graph = settings.graph
-    if isinstance(discovery, GraphSource):
+    if settings.kubernetes is not None:
         return GraphStatusReader(discovery)
     if graph is None:
-        return NoPlanner("a fixed fleet: the router knows no graph")
+        return PlannerReader(PlannerState("off", "a fixed fleet: the router knows no graph"))
     if not graph.planner.enabled:
-        return NoPlanner("spec.planner.enabled is false", graph)
+        return PlannerReader(PlannerState.of_graph("off", "spec.planner.enabled is false", graph))
     if settings.statefile is None:
-        return NoPlanner("a fixed fleet (--worker): nothing scales it", graph)
+        words = "a fixed fleet (--worker): nothing scales it"
+        return PlannerReader(PlannerState.of_graph("off", words, graph))
     pull_real_s = graph.planner.metric_pulling_interval_seconds / settings.speed
     return StateFileReader(settings.statefile, graph, pull_real_s=pull_real_s)
 
 
-class StateFileReader:
+class StateFileReader(PlannerReader):
     """Reads what the local planner writes beside its ledger, whose folder the statefile names."""
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
         """Name the local backend's statefile and its graph; ``pull_real_s`` is between two ticks of the planner."""
+        super().__init__(PlannerState.of_graph("missing", "", graph))
         self._statefile = statefile
-        self._graph = graph
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> PlannerState:
@@ -165,26 +130,19 @@ class StateFileReader:
         try:
             folder = orjson.loads(self._statefile.read_bytes())[ARBITER_KEY].get("planner_log_dir")
             if folder is None:
-                return PlannerState.of_graph("off", "started without one (--no-planner)", self._graph)
+                return replace(self._state, standing="off", words="started without one (--no-planner)")
             state = printable(orjson.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
             found = planner_state(state, age_s=time.time() - float(state["wall_s"]), stale_s=self._stale_s)
-            return replace(found, gpus_per_replica=gpus_of(self._graph))
+            return replace(found, gpus_per_replica=self._state.gpus_per_replica)
         except FileNotFoundError:
-            return self._missing("the planner has not written of itself yet")
+            words = "the planner has not written of itself yet"
         except (OSError, *_WRONG) as exc:
-            return self._missing(f"the planner's state file is not readable: {exc!r}")
-
-    def _missing(self, words: str) -> PlannerState:
-        return PlannerState.of_graph("missing", words, self._graph)
+            words = f"the planner's state file is not readable: {exc!r}"
+        return replace(self._state, words=words)
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> PlannerState:
-    """Return what a planner's state file says. Pure.
-
-    Args:
-        data: Content of the file.
-        age_s: Real seconds since it was written.
-        stale_s: Age from which the planner counts as gone.
+    """Return what a planner's state file says, written so many real seconds ago. Pure.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is no such file.
@@ -211,17 +169,16 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> P
     )
 
 
-class GraphStatusReader:
+class GraphStatusReader(PlannerReader):
     """Reads the graph's object, in whose status the planner writes its last change.
 
     The status says neither when the planner last ran nor what it changed before: changes are remembered from the
     router's start.
     """
 
-    def __init__(self, source: GraphSource) -> None:
-        """Take where the object comes from."""
-        self._source = source
-        self._state = PlannerState("missing", "the graph's status was not read yet")
+    def __init__(self, discovery: Discovery) -> None:
+        super().__init__(PlannerState("missing", "the graph's status was not read yet"))
+        self._discovery = discovery
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -232,51 +189,41 @@ class GraphStatusReader:
                 return self._state
             try:
                 async with asyncio.timeout(_READ_S):
-                    graph = printable(await self._source.graph())
+                    graph = printable(await self._discovery.graph())
                 self._state = graph_planner_state(graph, before=self._state)
             except (PenstockError, TimeoutError, *_WRONG) as exc:
                 why = "no answer in time" if isinstance(exc, TimeoutError) else str(exc).partition("\n")[0]
                 standing = "stale" if self._state.phase else "missing"
-                self._state = replace(
-                    self._state, standing=standing, words=f"the graph's status is not readable: {why}"
-                )
+                words = f"the graph's status is not readable: {why}"
+                self._state = replace(self._state, standing=standing, words=words)
             self._read_s = time.monotonic()
             return self._state
 
 
 def graph_planner_state(graph: Mapping[str, Any], *, before: PlannerState) -> PlannerState:
-    """Return what a graph's object says of its planner. Pure.
-
-    Args:
-        graph: The GraphDeployment.
-        before: What was said before, whose changes are kept.
+    """Return what a GraphDeployment says of its planner; the changes that were known before are kept. Pure.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is no such object.
     """
     spec, status = GraphSpec.model_validate(graph["spec"]), graph.get("status") or {}
-    planner = status.get("planner") or {}
-    changes = before.changes
+    if not spec.planner.enabled:
+        return PlannerState.of_graph("off", "spec.planner.enabled is false", spec)
+    planner, changes = status.get("planner") or {}, before.changes
     sentence, decision = planner.get("lastDecision"), planner.get("decisionId")
     if sentence and (not changes or changes[0]["id"] != decision):
         change = {"id": decision, "at_s": None, "sentence": sentence, "reason": ""}
         changes = (change, *changes)[:_SHOWN_CHANGES]
-    if not spec.planner.enabled:
-        return PlannerState.of_graph("off", "spec.planner.enabled is false", spec)
-    found = PlannerState.of_graph("missing", "no planner has written to the graph's status", spec)
     desired: dict[str, int] = {}
     for name, service in (status.get("services") or {}).items():
         if name in spec.workers:
             role = spec.workers[name].role.value
             desired[role] = desired.get(role, 0) + int(service.get("desired", 0))
+    found = PlannerState.of_graph("missing", "no planner has written to the graph's status", spec)
     found = replace(found, desired=desired, changes=changes)
-    conditions = (each for each in status.get("conditions") or () if each["type"] == "PlannerActive")
-    condition = next(conditions, None)
-    if condition is None:
-        return found
-    return replace(
-        found,
-        standing="current" if condition["status"] == "True" else "stale",
-        words=str(condition["message"]),
-        phase=str(condition["reason"]),
-    )
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PlannerActive":
+            standing = "current" if condition["status"] == "True" else "stale"
+            words, phase = str(condition["message"]), str(condition["reason"])
+            return replace(found, standing=standing, words=words, phase=phase)
+    return found

@@ -1,0 +1,32 @@
+"""What the parts of one router share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.http.client import ConnectionPool
+from penstock.router.admission import Admission
+from penstock.router.discovery.statefile import Discovery
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.prefix import TokenEstimator
+from penstock.router.settings import RouterSettings
+
+
+@dataclass(slots=True)
+class RouterContext:
+    """Built before all parts, which take it.
+
+    Attributes:
+        pool: Connections for requests.
+        probes: Connections for health checks and the workers' metrics.
+    """
+
+    settings: RouterSettings
+    clock: SimulatedClock
+    admission: Admission
+    discovery: Discovery
+    metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    pool: ConnectionPool = field(default_factory=ConnectionPool)
+    probes: ConnectionPool = field(default_factory=ConnectionPool)
