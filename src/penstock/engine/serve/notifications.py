@@ -24,7 +24,7 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.metrics import EngineMetrics
 from penstock.engine.serve.protocol import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
-from penstock.engine.serve.streams import Stream
+from penstock.engine.serve.streams import Reply
 
 _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 _Row = tuple[str, _Rank, _Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
@@ -184,8 +184,8 @@ class KvReading:
         settings: ServeSettings,
         metrics: EngineMetrics,
         *,
-        on_lost: Callable[[Stream, str], None],
-        on_confirmed: Callable[[Stream], None],
+        on_lost: Callable[[Reply, str], None],
+        on_confirmed: Callable[[Reply], None],
     ) -> None:
         self._metrics = metrics
         self._ranks = settings.engine.ranks
@@ -194,7 +194,7 @@ class KvReading:
         self._on_confirmed = on_confirmed
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
         self._notifier = Notifier(group, self._on_notified)
-        self._streams: dict[str, Stream] = {}
+        self._replies: dict[str, Reply] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -205,9 +205,12 @@ class KvReading:
         """Close the connections."""
         await self._notifier.close()
 
-    def track(self, stream: Stream, remote: RemoteKv) -> None:
-        """Renew the lease of a request's KV from now on, its time in the queue included."""
-        self._streams[remote.request_id] = stream
+    def track(self, reply: Reply) -> None:
+        """Renew the lease of the KV that a request fetches, if any, from now on, its time in the queue included."""
+        remote = reply.call.remote
+        if remote is None:
+            return
+        self._replies[remote.request_id] = reply
         if self._renews:
             self._heartbeats.track(remote.engine_id, remote.request_id)
 
@@ -218,54 +221,54 @@ class KvReading:
     def send_due(self, now_s: float) -> None:
         """Send the heartbeats that are due: one message for each worker read from."""
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
-            remote = self._streams[request_ids[0]].call.remote
+            remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
                 self._metrics.heartbeats_sent += 1
                 self._notifier.send(remote.notify_url, engine_id, heartbeats=request_ids)
 
-    def arrived(self, stream: Stream) -> None:
+    def arrived(self, reply: Reply) -> None:
         """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""
-        remote = stream.call.remote
+        remote = reply.call.remote
         if remote is not None:
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
             self.release(remote)
-            stream.is_read_sent = True
+            reply.is_read_sent = True
 
-    def declined(self, stream: Stream) -> None:
+    def declined(self, reply: Reply) -> None:
         """A request's KV is not fetched: its other copy may go, and the request need not wait for it."""
-        self.forget(stream, is_read_pending=True)
-        self._on_confirmed(stream)
+        self.forget(reply, is_read_pending=True)
+        self._on_confirmed(reply)
 
     def release(self, remote: RemoteKv) -> None:
         """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
         self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
 
-    def forget(self, stream: Stream, *, is_read_pending: bool) -> None:
+    def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
         """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""
-        remote = stream.call.remote
-        if remote is None or self._streams.get(remote.request_id) is not stream:
+        remote = reply.call.remote
+        if remote is None or self._replies.get(remote.request_id) is not reply:
             return
-        if is_read_pending and not stream.is_read_sent:
+        if is_read_pending and not reply.is_read_sent:
             self.release(remote)
-        del self._streams[remote.request_id]
+        del self._replies[remote.request_id]
         self._heartbeats.untrack(remote.engine_id, remote.request_id)
 
     def _on_notified(self, result: NotifyResult) -> None:
         if result.failed is not None:
             self._metrics.failed_notifications += 1
         for request_id in result.reads:
-            stream = self._streams.get(request_id)
-            if stream is None or not stream.is_read_sent:
+            reply = self._replies.get(request_id)
+            if reply is None or not reply.is_read_sent:
                 continue
-            self.forget(stream, is_read_pending=False)
+            self.forget(reply, is_read_pending=False)
             if result.failed is not None or request_id in result.unknown:
-                self._on_lost(stream, result.failed or "its lease had expired")
+                self._on_lost(reply, result.failed or "its lease had expired")
             else:
-                self._on_confirmed(stream)
+                self._on_confirmed(reply)
         for request_id in result.heartbeats:
-            stream = self._streams.get(request_id)
+            reply = self._replies.get(request_id)
             # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
-            if stream is not None and request_id in result.unknown and not stream.is_read_sent:
-                self.forget(stream, is_read_pending=False)
-                self._on_lost(stream, "its lease expired while the request waited")
+            if reply is not None and request_id in result.unknown and not reply.is_read_sent:
+                self.forget(reply, is_read_pending=False)
+                self._on_lost(reply, "its lease expired while the request waited")

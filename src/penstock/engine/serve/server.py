@@ -210,18 +210,15 @@ class EngineServer:
             request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
-            worker=self.worker,
+            outputs_of=self.worker.engine.outputs_of,
+            kv_params=self.worker.pinned_params,
         )
-        responder.on_disconnect(lambda: self._abort(reply))
+        responder.on_disconnect(lambda: self.worker.abort(reply))
         span = None if self._trace is None else self._trace.begin(request)
         self.worker.submit(reply)
         await reply.done
         if self._trace is not None and span is not None:
-            self._trace.end(span, reply.streams[0])
-
-    def _abort(self, reply: Reply) -> None:
-        for stream in reply.streams:
-            self.worker.abort(stream)
+            self._trace.end(span, reply)
 
     async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         cards = [
