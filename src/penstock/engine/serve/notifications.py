@@ -8,7 +8,7 @@ vLLM's NIXL notifications say the same in text: ``HB:id,id`` and ``id:readers``,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -31,23 +31,30 @@ _Row = tuple[str, _Rank, _Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
 """Request id, rank read from, rank that read, readers of the former."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(BaseModel):
     """One message.
 
     Attributes:
         engine_id: The process that it is meant for; another one at the same address must not take it.
-        heartbeats: Prompts whose leases it renews.
+        heartbeat: Prompts whose leases it renews.
+        read: Completed reads.
     """
 
+    model_config = ConfigDict(strict=True)
+
     engine_id: str
-    reads: list[Read] = field(default_factory=list)
-    heartbeats: list[str] = field(default_factory=list)
+    heartbeat: list[str] = Field(default=[])
+    read: list[_Row] = Field(default=[])
+
+    @property
+    def reads(self) -> list[Read]:
+        """Completed reads as the core takes them."""
+        return [Read(*row) for row in self.read]
 
     @property
     def ids(self) -> list[str]:
         """Every prompt named, once."""
-        return list(dict.fromkeys((*self.heartbeats, *(read.request_id for read in self.reads))))
+        return list(dict.fromkeys((*self.heartbeat, *(row[0] for row in self.read))))
 
 
 def encode(engine_id: str, reads: Iterable[Read], heartbeats: Iterable[str]) -> bytes:
@@ -56,24 +63,15 @@ def encode(engine_id: str, reads: Iterable[Read], heartbeats: Iterable[str]) -> 
     return orjson.dumps({"engine_id": engine_id, "read": rows, "heartbeat": list(heartbeats)})
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    engine_id: str
-    heartbeat: list[str] = Field(default=[])
-    read: list[_Row] = Field(default=[])
-
-
 def parse(body: bytes) -> Notification:
     """Return the message in ``body``."""
     try:
-        message = _Message.model_validate_json(body)
+        return Notification.model_validate_json(body)
     except ValidationError as exc:
         raise ValueError(
             f"{findings(exc, root='body', most=1)}; a notification is engine_id, heartbeat: [request id] and "
             "read: [[request id, rank, reader, readers]]"
         ) from exc
-    return Notification(message.engine_id, [Read(*row) for row in message.read], message.heartbeat)
 
 
 log = get_logger(__name__)
@@ -82,14 +80,14 @@ NOTIFY_TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=
 """Real seconds; chosen: loopback and cluster networks answer in milliseconds, a dead worker never."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyResult:
-    """What became of one message."""
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    reads: list[str]
-    heartbeats: list[str]
-    unknown: frozenset[str] = frozenset()
-    failed: str | None = None
+    unknown: frozenset[str]
+
+
+OnResult = Callable[[list[str], list[str], frozenset[str], str | None], None]
+"""Takes the ids of a message's reads and heartbeats, those of them without a lease, and why it failed, or None."""
 
 
 @dataclass(slots=True)
@@ -104,7 +102,7 @@ class Outbox:
 class Notifier:
     """Sends batches; results come back through a callback."""
 
-    def __init__(self, group: asyncio.TaskGroup, on_result: Callable[[NotifyResult], None]) -> None:
+    def __init__(self, group: asyncio.TaskGroup, on_result: OnResult) -> None:
         self._group = group
         self._on_result = on_result
         self._pool = ConnectionPool()
@@ -146,33 +144,25 @@ class Notifier:
         ended = frozenset(reads)
         heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
         body = encode(engine_id, outbox.reads, heartbeats)
+        unknown, failed = frozenset[str](), None
         try:
             unknown = await self._round_trip(outbox.url, body)
-            result = NotifyResult(reads, heartbeats, frozenset(unknown))
         except PenstockError as exc:
-            log.warning("worker did not take a notification", url=outbox.url, error=str(exc))
-            result = NotifyResult(reads, heartbeats, failed=str(exc))
+            failed = str(exc)
+            log.warning("worker did not take a notification", url=outbox.url, error=failed)
         finally:
             self._in_flight -= 1
-        self._on_result(result)
+        self._on_result(reads, heartbeats, unknown, failed)
 
-    async def _round_trip(self, url: str, body: bytes) -> list[str]:
+    async def _round_trip(self, url: str, body: bytes) -> frozenset[str]:
         headers = ((b"content-type", b"application/json"),)
         response = await self._pool.request("POST", url, body=body, headers=headers, timeouts=NOTIFY_TIMEOUTS)
         if response.status != 200:
             raise StreamBroken(f"{url} answered {response.status}")
-        return _unknown(response.body, url)
-
-
-def _unknown(body: bytes, url: str) -> list[str]:
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise StreamBroken(f"{url} answered with something else than JSON") from exc
-    unknown = answer.get("unknown") if isinstance(answer, Mapping) else None
-    if not isinstance(unknown, list) or not all(isinstance(each, str) for each in unknown):
-        raise StreamBroken(f"{url} answered without the list `unknown` of request ids")
-    return unknown
+        try:
+            return _Answer.model_validate_json(response.body).unknown
+        except ValidationError as exc:
+            raise StreamBroken(f"{url} answered without the list `unknown` of request ids") from exc
 
 
 class KvReading:
@@ -254,21 +244,22 @@ class KvReading:
         del self._replies[remote.request_id]
         self._heartbeats.untrack(remote.engine_id, remote.request_id)
 
-    def _on_notified(self, result: NotifyResult) -> None:
-        if result.failed is not None:
-            self._metrics.failed_notifications += 1
-        for request_id in result.reads:
+    def _on_notified(
+        self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
+    ) -> None:
+        self._metrics.failed_notifications += failed is not None
+        for request_id in reads:
             reply = self._replies.get(request_id)
             if reply is None or not reply.is_read_sent:
                 continue
             self.forget(reply, is_read_pending=False)
-            if result.failed is not None or request_id in result.unknown:
-                self._on_lost(reply, result.failed or "its lease had expired")
+            if failed is not None or request_id in unknown:
+                self._on_lost(reply, failed or "its lease had expired")
             else:
                 self._on_confirmed(reply)
-        for request_id in result.heartbeats:
+        for request_id in heartbeats:
             reply = self._replies.get(request_id)
             # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
-            if reply is not None and request_id in result.unknown and not reply.is_read_sent:
+            if reply is not None and request_id in unknown and not reply.is_read_sent:
                 self.forget(reply, is_read_pending=False)
                 self._on_lost(reply, "its lease expired while the request waited")

@@ -185,29 +185,28 @@ class _ExtraConfig(BaseModel):
     kv_recompute_threshold: int = Field(default=RECOMPUTE_TOKENS, ge=0)
 
 
-class _WithoutMeaning(BaseModel):
-    """vLLM's keys that change nothing here."""
+_WITHOUT_MEANING = {
+    "engine_id",
+    "kv_buffer_device",
+    "kv_port",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+}
+"""vLLM's keys that change nothing here."""
 
+
+class _KvTransferConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
+    kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
     engine_id: str | None = None
     kv_buffer_device: str | None = None
     kv_port: int | None = None
     kv_connector_module_path: str | None = None
     enable_permute_local_kv: bool | None = None
-
-
-class _KvTransferConfig(_WithoutMeaning):
-    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
-    kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
-
-    @property
-    def ignored(self) -> list[str]:
-        """Keys that were given and mean nothing to a simulated worker."""
-        given = [key for key in _WithoutMeaning.model_fields if getattr(self, key) is not None]
-        return sorted([*given, *(self.kv_connector_extra_config.model_extra or {})])
 
 
 _ROLE_OF_KV_ROLE = {"kv_producer": EngineRole.PREFILL, "kv_consumer": EngineRole.DECODE}
@@ -294,8 +293,12 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
             f"--kv-transfer-config: kv_role {config.kv_role} belongs to --role {expected}, "
             f"but --role is {flags.role}; change one of them"
         )
-    if config.ignored:
-        log.info("kv-transfer-config keys without meaning here are ignored", keys=config.ignored)
+    ignored = {
+        *(config.model_fields_set & _WITHOUT_MEANING),
+        *(config.kv_connector_extra_config.model_extra or ()),
+    }
+    if ignored:
+        log.info("kv-transfer-config keys without meaning here are ignored", keys=sorted(ignored))
     return config
 
 

@@ -133,8 +133,8 @@ class ServedWorker:
         now_s = self.clock.now_s()
         self._catch_up(now_s)
         # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
-        unknown = self.engine.pinned.renew(message.heartbeats, now_s)
-        self.metrics.heartbeats_received += bool(message.heartbeats)
+        unknown = self.engine.pinned.renew(message.heartbeat, now_s)
+        self.metrics.heartbeats_received += bool(message.heartbeat)
         self.metrics.ignored[IgnoredNotification.UNKNOWN_REQUEST] += len(unknown)
         unknown += self.engine.pinned.read(message.reads)
         self.timeline.retry(now_s)
