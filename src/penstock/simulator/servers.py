@@ -334,7 +334,7 @@ class SimulatedEngine:
     def cached_tokens(self, job: Job) -> int:
         """Return the prompt tokens whose blocks are cached now."""
         keys = self._keys_of(job, self._block_size)
-        return self.engine.cached_blocks(keys) * self._block_size
+        return self.engine.pool.count_hits(keys) * self._block_size
 
     def kv_usage_fraction(self, now_s: float) -> float:
         """Return the share of blocks in use at ``now_s``."""
@@ -344,7 +344,7 @@ class SimulatedEngine:
     @property
     def waiting(self) -> int:
         """Requests that wait for capacity."""
-        return self.engine.waiting_for_capacity
+        return self.engine.batcher.waiting
 
     def is_idle(self, now_s: float) -> bool:
         """Return whether nothing runs, waits, is transferred or pinned."""

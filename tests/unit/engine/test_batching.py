@@ -25,14 +25,14 @@ def test_one_request_from_prompt_to_end(make_engine, request_of):
     assert spans_of(step) == [("a", 0, 8)]
     assert outcome.end_s == pytest.approx(1.008)
     assert outcome.started == [state]
-    assert (engine.outputs_of(state), engine.kv_used_blocks) == (1, 2)
+    assert (engine.batcher.outputs_of(state), engine.pool.used) == (1, 2)
     step, outcome = advance(engine, outcome.end_s)
     assert (step.batch.decode_batch, step.batch.decode_kv_tokens) == (1, 9)
     assert (outcome.steady_tokens, outcome.gap_s) == (1, pytest.approx(0.1))
-    assert engine.kv_used_blocks == 3
+    assert engine.pool.used == 3
     _, outcome = advance(engine, outcome.end_s)
     assert outcome.finished == [state]
-    assert (state.outputs, state.finish_reason, engine.kv_used_blocks) == (3, "length", 0)
+    assert (state.outputs, state.finish_reason, engine.pool.used) == (3, "length", 0)
     assert engine.begin_step(outcome.end_s) is None
     assert engine.is_idle
 
@@ -127,7 +127,7 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     assert outcome.late_gaps_s == [pytest.approx(freed_s + 1.005 - 1.016)]
     while not second.finish_reason:
         _, outcome = advance(engine, outcome.end_s)
-    assert (second.outputs, engine.kv_used_blocks) == (6, 0)
+    assert (second.outputs, engine.pool.used) == (6, 0)
     assert engine.counters.generation_tokens == 12
 
 
@@ -155,7 +155,7 @@ def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, requ
     while engine.in_flight:
         _, outcome = advance(engine, outcome.end_s)
     assert long.outputs == 1
-    assert engine.kv_used_blocks == 0
+    assert engine.pool.used == 0
 
 
 def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_of):
@@ -167,7 +167,7 @@ def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_o
     for number in range(500):
         engine.add(request_of(f"r{number}", prompt=4))
         assert engine.abort(f"r{number}", 1.0)
-    assert engine.waiting_for_capacity == 1
+    assert engine.batcher.waiting == 1
 
 
 def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all):

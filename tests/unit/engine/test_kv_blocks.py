@@ -163,13 +163,13 @@ def test_clearing_forgets_all_at_once(timeline, run_all):
     line = timeline()
     line.submit(request("1", prompt))
     line.run_until(0.0, max_steps=1)
-    assert not line.engine.clear_cache()
-    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 2
+    assert not line.engine.pool.clear()
+    assert line.engine.pool.count_hits(prefix_keys(prompt, BLOCK)) == 2
     run_all(line)
 
-    assert line.engine.clear_cache()
+    assert line.engine.pool.clear()
     assert line.engine.take_kv_facts() == [CacheCleared()]
-    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 0
+    assert line.engine.pool.count_hits(prefix_keys(prompt, BLOCK)) == 0
     assert run(line, run_all, request("2", prompt)) == [stored(prompt, 0, 2)]
 
 
@@ -203,7 +203,7 @@ def test_facts_add_up_to_the_cache(timeline, run_all, seed):
     for prompt in prompts:
         keys = prefix_keys(prompt, BLOCK)
         held = next((place for place, key in enumerate(keys) if key not in known), len(keys))
-        assert held == line.engine.cached_blocks(keys)
+        assert held == line.engine.pool.count_hits(keys)
         assert [known[key] for key in keys[:held]] == [prompt[at * WIDTH :][:WIDTH] for at in range(held)]
 
 

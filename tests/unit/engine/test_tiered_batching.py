@@ -109,12 +109,12 @@ def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request
     high = engine.add(request_of("high", prompt=16, outputs=1, priority=0))
 
     assert engine.begin_step(100.0) is None
-    assert (low.status, engine.kv_used_blocks, engine.swapped_blocks) == (Status.SWAPPING, 8, 8)
+    assert (low.status, engine.pool.used, engine.swapped_blocks) == (Status.SWAPPING, 8, 8)
     assert engine.begin_step(102.9) is None
     assert engine.next_event_s() == pytest.approx(103.0)
     begun = engine.begin_step(103.0)
     assert [span.state for span in begun.batch.spans] == [high]
-    assert (low.status, low.computed, engine.kv_used_blocks) == (Status.WAITING, 30, 4)
+    assert (low.status, low.computed, engine.pool.used) == (Status.WAITING, 30, 4)
 
     engine.finish_step(begun)
     assert engine.begin_step(begun.end_s) is None
@@ -122,7 +122,7 @@ def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request
     back = engine.begin_step(engine.next_event_s())
     assert (back.batch.joined, back.batch.spans, engine.swapped_blocks) == ([low], [], 0)
     outcome = engine.finish_step(back)
-    assert (engine.outputs_of(low), outcome.steady_tokens, len(outcome.late_gaps_s)) == (2, 0, 1)
+    assert (engine.batcher.outputs_of(low), outcome.steady_tokens, len(outcome.late_gaps_s)) == (2, 0, 1)
 
 
 def test_while_a_copy_makes_room_nobody_else_is_thrown_out(make, request_of):
@@ -157,9 +157,9 @@ def test_aborting_a_swapped_request_frees_both_memories(make, request_of, at):
     engine.abort("low", 104.0)
     engine.abort("high", 104.0)
     if at != "host":
-        assert engine.kv_used_blocks == 8
+        assert engine.pool.used == 8
         engine.advance(engine.next_event_s())
-    assert (engine.kv_used_blocks, engine.swapped_blocks) == (0, 0)
+    assert (engine.pool.used, engine.swapped_blocks) == (0, 0)
     assert engine.is_idle
 
 
@@ -211,7 +211,7 @@ def test_lower_tiers_leave_the_reserve_alone(make, request_of):
     b = engine.add(request_of("b", prompt=15, outputs=1, priority=1))
     engine.begin_step(0.0)
     assert b.status is Status.WAITING
-    assert (engine.kv_used_blocks, engine.reserved_free_blocks) == (4, 3)
+    assert (engine.pool.used, engine.reserved_free_blocks) == (4, 3)
 
 
 def test_a_request_that_its_tier_can_never_hold_is_refused(make, request_of):

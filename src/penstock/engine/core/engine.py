@@ -6,7 +6,7 @@ Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.tiers import TierPriority
@@ -31,9 +31,7 @@ class EngineSettings:
     """What distinguishes one worker from another.
 
     Attributes:
-        role: Whether it pins prompts for others or fetches them.
         num_blocks: KV blocks, >= 1.
-        kv_bytes_per_token: Size of a token's KV, for transfers.
         lease: Terms granted to readers of its kept blocks.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
@@ -95,14 +93,7 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Events:
-    """What happened between steps, oldest first.
-
-    Attributes:
-        transfers: KV that has arrived.
-        declined: Requests whose KV was not fetched because it was not worth it.
-        expired: Prompts that were not read in time.
-        dropped: Requests that gave way to a higher tier for good.
-    """
+    """What happened between steps, oldest first: KV that arrived or was not fetched, unread prompts, victims that ended."""
 
     transfers: list[Transfer] = field(default_factory=list)
     declined: list[RequestState] = field(default_factory=list)
@@ -111,26 +102,22 @@ class Events:
 
 
 class Engine:
-    """One worker's scheduler, cache, leases and link.
-
-    Attributes:
-        pinned: Prompts kept for other workers.
-    """
+    """One worker's scheduler, cache, leases and link."""
 
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
         self.counters = EngineCounters()
         self._latency = latency
         self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
-        self._pool = BlockPool(settings.num_blocks, self._journal)
+        self.pool = BlockPool(settings.num_blocks, self._journal)
         self._tiered = self._make_tiered(settings)
-        self._batcher = self._tiered or Batcher(settings.limits, self._pool, self._journal)
+        self.batcher = self._tiered or Batcher(settings.limits, self.pool, self._journal)
         self.pinned = PinnedPrompts(
             settings.lease,
             settings.role,
             ranks=settings.ranks,
             counters=self.counters,
-            release=self._batcher.release,
+            release=self.batcher.release,
         )
         self._link = Link(settings.link)
         self._orphans = 0
@@ -145,7 +132,7 @@ class Engine:
         if terms is None:
             return None
         costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
-        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs)
+        return TieredBatcher(settings.limits, self.pool, self._journal, terms=terms, costs=costs)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -165,7 +152,7 @@ class Engine:
         state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
-        self._batcher.enqueue(state)
+        self.batcher.enqueue(state)
         return state
 
     def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> bool:
@@ -176,27 +163,13 @@ class Engine:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
-        if self._batcher.remove(state):
-            self._batcher.release(state)
+        if self.batcher.remove(state):
+            self.batcher.release(state)
         else:
             self._orphans += 1
         state.finish_reason = reason
         state.finished_s = now_s
         return True
-
-    def outputs_of(self, state: RequestState) -> int:
-        """Return the tokens that ``state`` has generated so far."""
-        return self._batcher.outputs_of(state)
-
-    # -- the cache ------------------------------------------------------------------------------------
-
-    def cached_blocks(self, keys: Sequence[int]) -> int:
-        """Return how many leading blocks of a prompt with these keys are cached now."""
-        return self._pool.count_hits(keys, len(keys))
-
-    def clear_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
-        return self._pool.clear()
 
     def take_kv_facts(self) -> list[KvFact]:
         """Return the cache's changes since the last call, oldest first; empty without a journal."""
@@ -211,11 +184,11 @@ class Engine:
         for transfer in self._link.finish(now_s):
             state = transfer.state
             if state.epoch == transfer.epoch:
-                self._batcher.loaded(state)
+                self.batcher.loaded(state)
                 self._events.transfers.append(transfer)
             else:
                 self._orphans -= 1
-                self._batcher.release(state)
+                self.batcher.release(state)
         self._events.expired += self.pinned.expire(now_s)
 
     def next_event_s(self) -> float | None:
@@ -248,8 +221,8 @@ class Engine:
             raise ValueError("this step is not running")
         self._step = None
         now_s = step.end_s
-        decoded = len(self._batcher.decoding)
-        prefilled, ended = self._batcher.complete(step.batch)
+        decoded = len(self.batcher.decoding)
+        prefilled, ended = self.batcher.complete(step.batch)
         started, late_gaps, from_decode = self._note_first_outputs(step, prefilled)
         for state in ended:
             self._end(state, now_s)
@@ -261,7 +234,7 @@ class Engine:
 
     def _plan(self, now_s: float) -> Batch | None:
         while True:
-            batch = self._batcher.plan()
+            batch = self.batcher.plan()
             self._note_plan(batch, now_s)
             if batch.spans or batch.decode_batch:
                 return batch
@@ -276,7 +249,7 @@ class Engine:
         or a transfer or lease is due, so that the step after it has to be planned.
         """
         ends = [step.end_s]
-        steady = self._batcher.steady_steps(step.batch)
+        steady = self.batcher.steady_steps(step.batch)
         if steady == 1:
             return ends
         until_s = self.next_event_s()
@@ -291,19 +264,15 @@ class Engine:
         return ends
 
     def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
-        """Finish ``steps`` foreseen steps at once and return the one then running.
-
-        Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
-        not send every token.
-        """
+        """Finish ``steps`` foreseen steps at once and return the one then running; the same state, bit for bit, as one by one."""
         if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
             raise ValueError("only steps foreseen for the running one can be skipped")
         batch = step.batch.decode_batch
-        self._batcher.skip(steps)
+        self.batcher.skip(steps)
         self.counters.generation_tokens += steps * batch
         self.counters.steps += steps
         self._last_end_s = ends[steps - 1]
-        rest = Batch(decode_batch=batch, decode_kv_tokens=self._batcher.kv_tokens)
+        rest = Batch(decode_batch=batch, decode_kv_tokens=self.batcher.kv_tokens)
         self._step = EngineStep(rest, ends[steps - 1], ends[steps])
         return self._step
 
@@ -351,7 +320,7 @@ class Engine:
                 continue
             noted = len(started) + len(late_gaps)
             if state.first_token_s is None:
-                if self._batcher.outputs_of(state):
+                if self.batcher.outputs_of(state):
                     state.first_token_s = step.end_s
                     self.counters.prompt_tokens += state.request.prompt_tokens
                     self.counters.prompt_tokens_cached += state.cached_tokens + state.external_tokens
@@ -371,29 +340,9 @@ class Engine:
         if request.pin_blocks:
             self.pinned.keep(state, now_s)
         else:
-            self._batcher.release(state)
+            self.batcher.release(state)
 
     # -- gauges ---------------------------------------------------------------------------------------
-
-    @property
-    def decoding(self) -> Iterable[RequestState]:
-        """Requests that decode now, in order of joining."""
-        return self._batcher.decoding
-
-    @property
-    def running(self) -> int:
-        """Requests in the batch."""
-        return self._batcher.running
-
-    @property
-    def waiting_for_capacity(self) -> int:
-        """Requests that wait for blocks, places or budget."""
-        return self._batcher.waiting
-
-    @property
-    def waiting_deferred(self) -> int:
-        """Requests that wait for their KV to arrive."""
-        return self._batcher.loading
 
     @property
     def in_flight(self) -> int:
@@ -401,14 +350,9 @@ class Engine:
         return len(self._requests)
 
     @property
-    def kv_used_blocks(self) -> int:
-        """Blocks in use, pinned ones included."""
-        return self._pool.used
-
-    @property
     def kv_usage_fraction(self) -> float:
         """Share of blocks in use, 0-1."""
-        return self._pool.used / self._pool.capacity
+        return self.pool.used / self.pool.capacity
 
     @property
     def swapped_blocks(self) -> int:

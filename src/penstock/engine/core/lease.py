@@ -21,14 +21,7 @@ MAX_RANKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One rank of the reading worker has read its share of a prompt from one rank of the other.
-
-    Attributes:
-        request_id: The prompt's, as the worker that was read from calls it.
-        rank: Rank read from, >= 0.
-        reader: Rank that read, >= 0.
-        readers: How many ranks read from ``rank``, >= 1.
-    """
+    """One rank of the reading worker has read its share of a prompt from one rank of the other, as have ``readers`` in all."""
 
     request_id: str
     rank: int = 0
@@ -69,12 +62,7 @@ _SLACK = 64
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Durations that follow from two settings.
-
-    Attributes:
-        duration_s: First lease, simulated seconds, > 0 (vLLM's ``kv_lease_duration``, default 30).
-        decoder_ttl_s: Life of blocks kept on a decode worker, simulated seconds, > 0 (``decoder_kv_blocks_ttl``).
-    """
+    """Durations in simulated seconds; vLLM's ``kv_lease_duration`` and ``decoder_kv_blocks_ttl``."""
 
     duration_s: float = 30.0
     decoder_ttl_s: float = 480.0
@@ -109,11 +97,7 @@ class LeaseTable:
         heapq.heappush(self._heap, (until_s, request_id))
 
     def extend(self, request_ids: Iterable[str], until_s: float) -> tuple[int, list[str]]:
-        """Renew leases: expiry = max(old, ``until_s``), so a heartbeat never shortens one.
-
-        Returns:
-            How many leases end later than before, and the ids that hold none; these change nothing.
-        """
+        """Renew leases, never shortening one; return how many end later than before, and the ids that hold none."""
         expiry, moved, unknown = self._expiry, 0, []
         for request_id in request_ids:
             old_s = expiry.get(request_id)
@@ -247,11 +231,7 @@ class PinnedPrompts:
         return unknown
 
     def read(self, reads: Iterable[Read]) -> list[str]:
-        """Take completed reads; blocks are free as soon as every reader of every rank is done.
-
-        Returns:
-            The ids without a lease, once each: their blocks may have been reused before they were read.
-        """
+        """Take completed reads; return the ids without a lease. Blocks are free once every reader of every rank is done."""
         unknown: dict[str, None] = {}
         for read in reads:
             if read.request_id not in self._states:

@@ -80,10 +80,9 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the steps that will only decode; see `Batcher.steady_steps`.
+        """Return the steps that will only decode; growth of lower tiers must fit beside the reserve, too.
 
-        Growth of lower tiers must fit beside the reserve, too. Who waits for victims goes on waiting: a block
-        that a victim takes is free no more, so what could be had of both stays the same.
+        Who waits for victims goes on waiting: a block that a victim takes is free no more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -112,7 +111,6 @@ class TieredBatcher(Batcher):
         super().release(state)
 
     def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - as its base
-        """Let ``state`` compute the rest of its prompt when its tier's turn comes; it takes no tokens yet."""
         return super()._resume_prefill(state, batch, 0)
 
     # -- copies ---------------------------------------------------------------------------------------
@@ -126,11 +124,7 @@ class TieredBatcher(Batcher):
             self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
-        """Take in the copies that ended at or before ``now_s``.
-
-        Returns:
-            How many of them were of requests that have ended meanwhile; only now are their blocks free.
-        """
+        """Take in the copies that ended by ``now_s``; return how many were of requests that have ended meanwhile."""
         orphans = 0
         for copies, take_in in (
             (self.swap.out.finish(now_s), self._copied_out),

@@ -23,11 +23,7 @@ _ENCODED_SLOT = b"\\u0000"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How an answer has ended.
-
-    Attributes:
-        cached_tokens: Prompt tokens that were not computed.
-    """
+    """How an answer has ended; ``cached_tokens`` of its prompt were not computed."""
 
     output_tokens: int
     reason: FinishReason

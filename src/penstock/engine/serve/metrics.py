@@ -204,14 +204,14 @@ class EngineMetrics:
 
     def _list_gauges(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
         def capacity() -> int:
-            return engine.waiting_for_capacity + self._timeline.backlog
+            return engine.batcher.waiting + self._timeline.backlog
 
         return {
-            names.VLLM_RUNNING: [("", lambda: engine.running)],
-            names.VLLM_WAITING: [("", lambda: capacity() + engine.waiting_deferred)],
+            names.VLLM_RUNNING: [("", lambda: engine.batcher.running)],
+            names.VLLM_WAITING: [("", lambda: capacity() + engine.batcher.loading)],
             names.VLLM_WAITING_BY_REASON: [
                 (',reason="capacity"', capacity),
-                (',reason="deferred"', lambda: engine.waiting_deferred),
+                (',reason="deferred"', lambda: engine.batcher.loading),
             ],
             names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
             names.ENGINE_REQUESTS: [("", lambda: self._slots.running)],

@@ -32,13 +32,7 @@ _Row = tuple[str, _Rank, _Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
 
 
 class Notification(BaseModel):
-    """One message.
-
-    Attributes:
-        engine_id: The process that it is meant for; another one at the same address must not take it.
-        heartbeat: Prompts whose leases it renews.
-        read: Completed reads.
-    """
+    """One message to the process ``engine_id``; another one at the same address must not take it."""
 
     model_config = ConfigDict(strict=True)
 

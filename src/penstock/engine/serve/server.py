@@ -210,7 +210,7 @@ class EngineServer:
             request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
-            outputs_of=self.worker.engine.outputs_of,
+            outputs_of=self.worker.engine.batcher.outputs_of,
             kv_params=self.worker.pinned_params,
         )
         responder.on_disconnect(lambda: self.worker.abort(reply))

@@ -146,13 +146,7 @@ class ServeFlags:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Checked settings.
-
-    Attributes:
-        served_names: At least one.
-        kv_events: Whether and where changes of the KV cache are published.
-        is_bidirectional: Decode workers keep conversations for their next turn, prefill workers fetch them.
-    """
+    """Checked settings; ``is_bidirectional``: decode keeps conversations for their next turn, prefill fetches them."""
 
     flags: ServeFlags
     profile: profiles.Profile

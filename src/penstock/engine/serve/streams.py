@@ -41,18 +41,7 @@ class Reply:
         outputs_of: Callable[[RequestState], int],
         kv_params: Callable[[RequestState], dict[str, Any] | None],
     ) -> None:
-        """Begin an answer.
-
-        Args:
-            call: What was asked.
-            responder: The client's.
-            response_id: The answer's id for the client.
-            request_id: The engine's.
-            headers: Of the response.
-            interval: Tokens per event after the first.
-            outputs_of: Returns the tokens that the engine has generated.
-            kv_params: Returns ``kv_transfer_params`` of a request whose blocks are kept, or None.
-        """
+        """Begin an answer that the client knows by ``response_id``, and the engine, which the callables ask, by ``request_id``."""
         self.call = call
         self.request_id = request_id
         self.is_held = call.remote is not None
@@ -156,7 +145,6 @@ class Reply:
         return Finished(state.outputs, reason, cached, self._kv_params(state))
 
     def _catch_up(self) -> None:
-        """Send what became due while nothing could be sent."""
         if self.state is not None:
             self.pump(self.state, self._outputs_of(self.state))
 

@@ -34,12 +34,7 @@ _TIMER_S = 0.001
 
 
 class ServedWorker:
-    """One simulated engine and its clients.
-
-    Attributes:
-        publisher: Of changes of the KV cache; None: the settings ask for none.
-        port: Where other workers reach this one, once it listens.
-    """
+    """One simulated engine and its clients; ``port`` is where other workers reach it, once it listens."""
 
     def __init__(
         self,
@@ -143,7 +138,7 @@ class ServedWorker:
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
-        is_cleared = self.engine.clear_cache()
+        is_cleared = self.engine.pool.clear()
         self._publish()
         return is_cleared
 
@@ -193,10 +188,10 @@ class ServedWorker:
         for outcome in outcomes:
             self._pump(outcome.started)
         if outcomes:
-            self._pump(self.engine.decoding)
+            self._pump(self.engine.batcher.decoding)
 
     def _pump(self, states: Iterable[RequestState]) -> None:
-        replies, outputs_of = self._replies, self.engine.outputs_of
+        replies, outputs_of = self._replies, self.engine.batcher.outputs_of
         for state in states:
             reply = replies.get(state.request.request_id)
             if reply is not None and reply.call.stream:
@@ -220,7 +215,6 @@ class ServedWorker:
             log.warning("lease expired before the blocks were read", request_id=request_id)
 
     def _fail_dropped(self, state: RequestState) -> None:
-        """Notify a client whose request gave way to a higher tier and would have cost too much to bring back."""
         self.metrics.finished[FinishReason.ERROR] += 1
         reply = self._replies.pop(state.request.request_id, None)
         if reply is not None:
