@@ -17,7 +17,6 @@ import numpy as np
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
-from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import join
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
@@ -89,14 +88,7 @@ _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every simulated fleet shares.
-
-    Attributes:
-        base: The graph as the run found it, with nothing that scales.
-        planner: The ledger's, or else the graph's.
-        has_ledger: Whether that planner was at work.
-        notes: What a reader must know of it.
-    """
+    """What every simulated fleet shares; ``base`` is the graph as the run found it, with nothing that scales."""
 
     base: Scenario
     planner: DecideConfig
@@ -159,15 +151,12 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             max_gpu_budget=budget,
             no_operation=False,
             ttft_slo_s=slo_s,
-            performance=config.performance or _performance(config, pools),
+            performance=config.performance
+            or (performance_profile(pools) if config.mode == Mode.SLA else None),
         ),
         has_ledger=run is not None,
         notes=(note, *_engine_notes(graph)),
     )
-
-
-def _performance(config: DecideConfig, pools: Sequence[PoolSpec]) -> PerformanceProfile | None:
-    return performance_profile(pools) if config.mode == Mode.SLA else None
 
 
 def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:
@@ -225,13 +214,7 @@ OnFleet = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The most work that a comparison may be.
-
-    Attributes:
-        fleets: Simulated, >= 1.
-        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits, and
-            given up where it does not fit after all.
-    """
+    """The most work that a comparison may be; a fleet is begun only if one that takes as long as the last still fits."""
 
     fleets: int = 60
     cpu_s: float = 120.0
@@ -247,9 +230,7 @@ class _Comparison:
     Attributes:
         reference: What the fixed fleets and the oracle are held against.
         affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
-        scaled: By the planner and by other autoscalers.
         fixed: With the GPUs that each holds, the fewest first.
-        scheduled: By the oracle.
     """
 
     def __init__(
@@ -308,13 +289,11 @@ class _Comparison:
                 is_enough |= self.is_as_good(each)
 
     def _require(self) -> None:
-        """Check that one more fleet fits."""
         is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
         if self._simulated == self._effort.fleets or is_late:
             raise _SpentError
 
     def _run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
-        """Return a scenario's result."""
         self._require()
         begun_s = time.process_time()
         self._on_fleet(name)
@@ -332,7 +311,6 @@ class _Comparison:
         )
 
     def _watch(self) -> None:
-        """Give a fleet up that takes longer than everything may."""
         if time.process_time() - self._begun_s > self._effort.cpu_s:
             raise _SpentError
 

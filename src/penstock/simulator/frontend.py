@@ -41,9 +41,6 @@ class GapHistogram:
         return None
 
 
-UNKNOWN_BY_ROLE: Mapping[Role, float] = {}
-
-
 class FrontendCounters:
     """Counters of one world, all routers together; `take` returns their increase since the last call.
 
@@ -122,7 +119,7 @@ class FrontendCounters:
         return True
 
     def take(
-        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = UNKNOWN_BY_ROLE
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
         """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s

@@ -120,11 +120,7 @@ def _held(starts: Floats, ends: Floats, weights: Floats, length: int) -> Floats:
 def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
     """Return the mean over the seconds in which work may wait and still be in time, and ``more_s`` around them.
 
-    Args:
-        values: By second; 0 from second ``busy`` on.
-        slo_s: Seconds that work may wait.
-        more_s: Seconds, half of them before and half after; infinite: one mean for all.
-        busy: Seconds with arrivals.
+    ``values`` are 0 from second ``busy`` on; ``more_s`` infinite: one mean for all.
     """
     if math.isinf(more_s):
         return np.where(np.arange(len(values)) < busy, values[:busy].mean(), 0.0)
@@ -136,7 +132,6 @@ def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
 
 
 def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
-    """Return the latency model and the KV tokens of a role's replica."""
     model = scenario.pool(role).model
     assert isinstance(model, ProfiledModel)  # noqa: S101 - `baselines.configured` refuses the simple server
     profile = profiles.load(model.profile)

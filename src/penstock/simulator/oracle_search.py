@@ -97,7 +97,6 @@ def _by_cost(
 
 
 def _gpu_s(scenario: Scenario, until_s: float) -> float:
-    """Return the GPU-seconds that a schedule asks for up to a time."""
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
     for role, sizes in scenario.planner.baseline.schedule.items():

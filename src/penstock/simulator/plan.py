@@ -245,7 +245,6 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
 def _routers(
     options: SimulateOptions, graph: GraphDeployment | None
 ) -> dict[str, tuple[RouterConfig, RouterGroup]]:
-    """Return every router that is compared, by its label."""
     groups = _router_groups(options)
     return {
         name if len(groups) == 1 else routers_label(name, count): (_router(options, name, graph), group)
@@ -382,7 +381,6 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
-    """Return the routers to try, by their number."""
     counts = tuple(dict.fromkeys(options.routers))
     if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
         shown = ",".join(map(str, options.routers))

@@ -57,7 +57,6 @@ class SimulatedObservation:
     """What one tick sees.
 
     Attributes:
-        pools: Counts by role.
         is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
             no adjustment.
         kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
@@ -149,7 +148,6 @@ class VirtualPlanner:
         self._step(Started(first_sequence=first_sequence), now_s)
 
     def _step(self, event: Event, now_s: float) -> Effect:
-        """Take one step; return its last effect."""
         self._state, effects = self._core.step(self._state, event, now_s)
         self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
         if isinstance(effects[-1], ObserveAt):

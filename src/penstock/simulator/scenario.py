@@ -233,12 +233,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """A worker dies with everything on it; nothing happens to one that is down, gone, or without a node.
-
-    Attributes:
-        worker: Its name, such as ``prefill-0``.
-        back_s: When it serves again, with an empty cache; None: never. It holds its GPUs until then.
-    """
+    """A worker dies with everything on it, and serves again, empty, at ``back_s``; it holds its GPUs until then. None: never."""
 
     at_s: float
     worker: str
@@ -281,8 +276,6 @@ class Scenario:
 
     Attributes:
         pools: Either prefill and decode, or aggregated.
-        router: The graph's router section.
-        planner: Its rules; None: no planner.
         memory: What the planner starts from, learnt by another one.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """

@@ -20,7 +20,7 @@ from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
-from penstock.simulator.observer import Recording, RunRecorder
+from penstock.simulator.observer import Recording, RunSample, recorded, sample
 from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
@@ -69,7 +69,8 @@ class Simulation:
         self.control = None if scenario.planner is None else Control(state, scenario.planner, self._scale)
         self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
         self._scrapes = Scrapes(state, self._apply)
-        self._recorder = RunRecorder(state)
+        self._state = state
+        self._samples: list[RunSample] = []
         self._open = len(self.jobs)
         self._next_job = 0
         self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
@@ -90,7 +91,8 @@ class Simulation:
         for job in self.jobs:
             if job.outcome is None:
                 self._end(job, JobOutcome.FAILED)
-        return self._recorder.finish([] if self.control is None else self.control.planner.decisions)
+        decisions = [] if self.control is None else self.control.planner.decisions
+        return recorded(self._state, self._samples, decisions)
 
     def _schedule_start(self) -> None:
         scenario, kernel = self.scenario, self.kernel
@@ -131,7 +133,7 @@ class Simulation:
         )
 
     def _sample(self) -> None:
-        self._recorder.sample(self.kernel.now_s)
+        self._samples.append(sample(self._state))
         self.kernel.at(self.kernel.now_s + self.scenario.sample_s, Order.SAMPLE, self._sample)
 
     # -- arrivals and the first stage -----------------------------------------------------------------
@@ -185,7 +187,6 @@ class Simulation:
         self._apply(self.routers[-1].expire(self.kernel.now_s))
 
     def _apply(self, effects: Effects[Job]) -> None:
-        """Carry out a router's decisions."""
         reached: set[str] = set()
         for effect in effects:
             if isinstance(effect, Assignment):
@@ -263,8 +264,8 @@ class Simulation:
     def _wake(self, worker: SimulatedWorker, version: int) -> None:
         if version != worker.version:
             return
-        for report in worker.server.run(self.kernel.now_s):
-            self._hear(worker, report.job, report.stage)
+        for job, stage in worker.server.run(self.kernel.now_s):
+            self._hear(worker, job, stage)
         self._rearm(worker)
         if worker.state is State.DRAINING:
             self._let_go_if_idle(worker)
@@ -290,12 +291,11 @@ class Simulation:
             self._leave(worker, job, JobOutcome.OK)
 
     def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
-        """End a job whose last worker is done with it."""
         now_s = self.kernel.now_s
         self._quit(worker, job)
         router = self.routers[job.router]
-        is_decode = worker.role is Role.DECODE
-        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
+        effects = router.left(held, now_s)
         self._end(job, outcome)
         self._apply(effects)
 
@@ -311,7 +311,7 @@ class Simulation:
         effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self._quit(worker, job)
-            effects += router.left_entry(job, self.kernel.now_s)
+            effects += router.left(job.assignment, self.kernel.now_s)
             if job.is_orphan:
                 self._end(job, JobOutcome.FAILED)
             else:
@@ -319,7 +319,6 @@ class Simulation:
         self._apply(effects)
 
     def _quit(self, worker: SimulatedWorker, job: Job) -> None:
-        """Take a job off a worker."""
         if worker.jobs.pop(job.index, None) is not None:
             worker.prompt_tokens -= job.request.input_tokens
         following = worker.slots.leave(job.index)
@@ -330,13 +329,11 @@ class Simulation:
             )
 
     def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
-        """Remove a draining worker once nothing is left on it."""
         if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
             self._remove(worker)
             self.fleet.check_budget()
 
     def _settle(self, source: SimulatedWorker) -> None:
-        """Go on with a worker whose leases have changed."""
         self._rearm(source)
         self._let_go_if_idle(source)
 
@@ -407,7 +404,6 @@ class Simulation:
             self.kernel.at(now_s + self._start_up_s(), Order.FLEET, self._ready, worker, 0)
 
     def _start_up_s(self) -> float:
-        """Return how long one start-up takes; each draws on."""
         mean_s, cv = self.scenario.cold_start_s, self.scenario.cold_start_cv
         if not cv:
             return mean_s
