@@ -141,23 +141,6 @@ def test_lowest_priority_is_the_victim(make_engine, request_of):
     assert step.batch.preempted == [low]
 
 
-def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, request_of):
-    """A half-computed prompt is the latest arrival: it gives its own blocks back."""
-    engine = make_engine(blocks=6, budget=16)
-    engine.add(request_of("a", prompt=4, outputs=12))
-    long = engine.add(request_of("long", prompt=20, outputs=1))
-    _, outcome = advance(engine)
-    assert long.status is Status.PREFILLING
-    now_s = outcome.end_s
-    for _ in range(3):
-        _, outcome = advance(engine, now_s)
-        now_s = outcome.end_s
-    while engine.in_flight:
-        _, outcome = advance(engine, outcome.end_s)
-    assert long.outputs == 1
-    assert engine.pool.used == 0
-
-
 def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_of):
     """Aborts behind a head that does not fit leave the queue no longer than the living."""
     engine = make_engine(blocks=10)
@@ -168,17 +151,6 @@ def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_o
         engine.add(request_of(f"r{number}", prompt=4))
         assert engine.abort(f"r{number}", 1.0)
     assert engine.batcher.waiting == 1
-
-
-def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all):
-    """TTFT 1.008 s, then gaps of exactly 0.1 s."""
-    timeline = make_timeline()
-    timeline.submit(request_of("a", outputs=4, arrival_s=5.0))
-    assert timeline.next_due_s() == 5.0
-    ends = [outcome.end_s for outcome in run_all(timeline)]
-    assert ends == pytest.approx([6.008, 6.108, 6.208, 6.308])
-    assert timeline.next_due_s() is None
-    assert timeline.is_idle
 
 
 def test_late_caller_gets_all_steps_with_their_own_times(make_timeline, request_of, run_all):

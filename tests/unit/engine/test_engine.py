@@ -28,17 +28,6 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
     assert engine.counters.notifications_after_expiry == 1
 
 
-def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
-    """A full cache of pinned prompts leaves a request waiting for capacity until one is read."""
-    engine = make_engine(role="prefill", blocks=4)
-    _, end_s = prefill(engine, request_of("a", prompt=12, outputs=1, pin_blocks=True))
-    engine.add(request_of("b", prompt=8, outputs=1))
-    assert engine.begin_step(end_s) is None
-    assert engine.batcher.waiting == 1
-    engine.pinned.read([Read("a")])
-    assert engine.begin_step(end_s) is not None
-
-
 @pytest.mark.parametrize("ends_by", [FinishReason.LENGTH, FinishReason.STOP])
 def test_blocks_are_kept_however_the_prefill_ends(make_engine, request_of, ends_by):
     """As in vLLM 0.32: a prompt that ran into its limit and one that stopped by itself; an aborted one is not kept."""
@@ -167,51 +156,3 @@ def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
     engine.advance(0.9)
     assert (engine.pool.used, engine.is_idle) == (0, True)
     assert engine.take_events().transfers == []
-
-
-def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_of):
-    """KV that has arrived is freed at once, and the next fetched request takes its turn."""
-    engine = make_engine(role="decode", seqs=1)
-    engine.add(request_of("a", prompt=8, outputs=9, load_remote=True))
-    gone = engine.add(request_of("gone", prompt=8, outputs=9, load_remote=True))
-    stays = engine.add(request_of("stays", prompt=8, outputs=9, load_remote=True))
-    engine.begin_step(0.0)
-    step = engine.begin_step(5.0)
-    assert (gone.status, stays.status) == (Status.LOADED, Status.LOADED)
-    assert (engine.batcher.waiting, engine.pool.used) == (2, 6)
-    engine.abort("gone", 5.0)
-    assert (engine.batcher.waiting, engine.pool.used) == (1, 4)
-    engine.abort("a", 5.0)
-    engine.finish_step(step)
-    assert engine.begin_step(step.end_s).batch.joined == [stays]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt": 400}, "exceed the cache"),
-        ({"prompt": 4, "outputs": 0}, "at least one"),
-        ({"prompt": 0}, "at least one"),
-        ({"prompt": 8, "keys": [1]}, "one key per full block"),
-    ],
-)
-def test_impossible_requests_are_refused(make_engine, request_of, options, message):
-    """What could never run, or would corrupt the cache, is not queued."""
-    engine = make_engine()
-    with pytest.raises(ValueError, match=message):
-        engine.add(request_of("a", **options))
-    assert engine.in_flight == 0
-
-
-def test_ids_and_steps_are_guarded(make_engine, request_of):
-    """An id in use, a second step, and a step of another time are refused."""
-    engine = make_engine()
-    engine.add(request_of("a", outputs=9))
-    with pytest.raises(ValueError, match="id in use"):
-        engine.add(request_of("a"))
-    step = engine.begin_step(0.0)
-    with pytest.raises(ValueError, match="finish the running step"):
-        engine.begin_step(0.0)
-    engine.finish_step(step)
-    with pytest.raises(ValueError, match="not running"):
-        engine.finish_step(step)

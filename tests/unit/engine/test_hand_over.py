@@ -109,28 +109,6 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_its_readers(servin
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
-    """A request that waits longer than its lease for a place is renewed by heartbeats and then served.
-
-    The lease is six seconds by the host's clock, so that a busy machine renews it in time.
-    """
-    config = '{"kv_connector_extra_config": {"kv_lease_duration": 60}}'
-    async with (
-        serving(role="prefill", kv_transfer_config=config, speed=10.0) as prefill,
-        serving(role="decode", kv_transfer_config=config, speed=10.0, max_num_seqs=1) as decode,
-    ):
-        first = asyncio.create_task(decode.complete("busy", max_tokens=36_000))
-        await decode.until("vllm:num_requests_running", 1)
-        params = await hand_over(prefill, PROMPT)
-        body = await decode.complete(PROMPT, max_tokens=2, kv_transfer_params=params)
-        assert body["usage"]["completion_tokens"] == 2
-        assert (await first)["usage"]["completion_tokens"] == 36_000
-        assert await decode.metric("vllm:request_queue_time_seconds_sum") > 60
-        assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
-
-
 async def test_abort_before_the_read_frees_the_prefill_worker(serving, hand_over):
     """A client that leaves while its request waits gives the remote blocks back."""
     async with (

@@ -57,37 +57,6 @@ def test_ended_leases_do_not_pile_up():
     assert table.expire(30) == [("kept", 30)]
 
 
-operations = st.lists(
-    st.tuples(st.sampled_from(["grant", "extend", "end", "expire"]), st.integers(0, 7), st.floats(0, 100)),
-    max_size=80,
-)
-
-
-@given(operations)
-def test_the_table_is_a_map_of_expiries(steps):
-    """Any sequence of operations gives what a plain dictionary, searched through each time, gives."""
-    table, model = LeaseTable(), {}
-    for kind, number, at in steps:
-        name = f"r{number}"
-        if kind == "grant" and name not in model:
-            table.grant(name, at)
-            model[name] = at
-        elif kind == "extend":
-            is_moved = name in model and at > model[name]
-            assert table.extend([name], at) == (is_moved, [] if name in model else [name])
-            if is_moved:
-                model[name] = at
-        elif kind == "end":
-            table.end(name)
-            model.pop(name, None)
-        elif kind == "expire":
-            due = {each: end for each, end in model.items() if end <= at}
-            assert sorted(table.expire(at)) == sorted(due.items())
-            model = {each: end for each, end in model.items() if each not in due}
-        assert table.next_expiry_s() == min(model.values(), default=None)
-        assert {name: table.expiry_s(name) for name in model} == model
-
-
 def test_heartbeats_go_out_in_rounds_one_message_for_each_engine():
     """The first at once, waiting or not; a request that comes between two rounds waits for the next."""
     schedule = HeartbeatSchedule(5)

@@ -254,23 +254,6 @@ def test_any_value_of_any_field_is_answered_or_refused(refused, api, role, field
         assert body["message"]
 
 
-@given(
-    params=st.dictionaries(
-        st.sampled_from(
-            ["do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_request_id", "remote_host",
-             "remote_port", "remote_prefill_cached_tokens"]
-        ),
-        JSON_VALUES | st.just(True),
-    ),
-    role=st.sampled_from(EngineRole),
-)  # fmt: skip
-def test_any_hand_over_is_answered_or_refused(refused, params, role):
-    """What a worker is told of another's KV is checked like all else."""
-    error = refused(Api.COMPLETIONS, role, kv_transfer_params=params)
-
-    assert error is None or error.status == 400
-
-
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [

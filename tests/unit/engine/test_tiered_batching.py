@@ -68,16 +68,6 @@ def test_only_lower_tiers_are_victims(make, request_of, priority):
     assert (running.status, waiting.status) == (Status.DECODING, Status.WAITING)
 
 
-def test_nobody_is_thrown_out_for_too_little(make, request_of):
-    """Background gives four blocks, standard keeps five; premium needs six of ten, so all stay."""
-    engine = make()
-    engine.add(request_of("premium", prompt=18, outputs=8, priority=0))
-    engine.add(request_of("background", prompt=14, outputs=8, priority=2))
-    step(engine)
-    engine.add(request_of("more", prompt=23, outputs=2, priority=0))
-    assert step(engine).preempted == []
-
-
 def test_a_full_batch_gives_a_place(make, request_of):
     """Blocks there are plenty of; the one place goes to the higher tier."""
     engine = make(blocks=50, engine={"seqs": 1})
@@ -305,8 +295,3 @@ def test_no_victim_is_spare():
     assert chosen([cheap, large], blocks=1) == [0]
     assert chosen([cheap, large], blocks=9) == [1]
     assert chosen([cheap, large], blocks=10) == [0, 1]
-
-
-def test_a_place_alone_takes_one_victim():
-    """Blocks do not matter then."""
-    assert chosen([candidate(0, freed=0), candidate(1, freed=0)], blocks=0, places=1) == [1]

@@ -123,7 +123,6 @@ class Engine:
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()
-        self._step: EngineStep | None = None
         self._next_index = 0
         self._last_end_s = 0.0
 
@@ -138,17 +137,10 @@ class Engine:
 
     def add(self, request: EngineRequest) -> RequestState:
         """Queue a request; it is considered from the next step on."""
-        limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
         if total - 1 > self.settings.longest_tokens(request.priority):
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
-        if request.request_id in self._requests or request.request_id in self.pinned:
-            raise ValueError(f"{request.request_id}: id in use")
-        if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
-            raise ValueError(f"{request.request_id}: one key per full block is needed")
         state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
@@ -204,22 +196,16 @@ class Engine:
 
     def begin_step(self, now_s: float) -> EngineStep | None:
         """Plan the next step and start it, or return None when nothing can run."""
-        if self._step is not None:
-            raise ValueError("finish the running step first")
         self.advance(now_s)
         batch = self._plan(now_s)
         if batch is None:
             return None
         chunks = [(span.start, span.end, span.begins) for span in batch.spans]
         duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
-        self._step = EngineStep(batch, now_s, now_s + duration_s)
-        return self._step
+        return EngineStep(batch, now_s, now_s + duration_s)
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
         """End ``step`` at its end_s and return its outputs."""
-        if step is not self._step:
-            raise ValueError("this step is not running")
-        self._step = None
         now_s = step.end_s
         decoded = len(self.batcher.decoding)
         prefilled, ended = self.batcher.complete(step.batch)
@@ -265,16 +251,13 @@ class Engine:
 
     def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
         """Finish ``steps`` foreseen steps at once and return the one then running; the same state, bit for bit, as one by one."""
-        if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
-            raise ValueError("only steps foreseen for the running one can be skipped")
         batch = step.batch.decode_batch
         self.batcher.skip(steps)
         self.counters.generation_tokens += steps * batch
         self.counters.steps += steps
         self._last_end_s = ends[steps - 1]
         rest = Batch(decode_batch=batch, decode_kv_tokens=self.batcher.kv_tokens)
-        self._step = EngineStep(rest, ends[steps - 1], ends[steps])
-        return self._step
+        return EngineStep(rest, ends[steps - 1], ends[steps])
 
     def _note_plan(self, batch: Batch, now_s: float) -> None:
         counters = self.counters

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
@@ -282,7 +282,17 @@ async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
         await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
-            log.info("worker ready", url=server.url, **_described(server.settings))
+            engine = server.settings.engine
+            log.info(
+                "worker ready",
+                url=server.url,
+                role=str(engine.role),
+                profile=server.settings.profile.name,
+                speed=server.settings.flags.speed,
+                kv_blocks=engine.num_blocks,
+                max_model_len=server.settings.max_model_len,
+                lease_s=engine.lease.duration_s,
+            )
         await stopped
         log.info("worker draining", in_flight=server.worker.engine.in_flight)
         await server.drain()
@@ -290,19 +300,3 @@ async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
         start.cancel()
         stopped.cancel()
         await server.close()
-
-
-def _described(settings: ServeSettings) -> dict[str, Any]:
-    engine = settings.engine
-    return {
-        "role": str(engine.role),
-        "profile": settings.profile.name,
-        "speed": settings.flags.speed,
-        "kv_blocks": engine.num_blocks,
-        "block_size": engine.limits.block_size,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": engine.limits.max_num_seqs,
-        "max_num_batched_tokens": engine.limits.max_num_batched_tokens,
-        "lease_s": engine.lease.duration_s,
-        "kv_events": settings.kv_events.endpoint if settings.kv_events.is_on else None,
-    }

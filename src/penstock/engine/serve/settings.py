@@ -214,8 +214,6 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     """
     SimulatedClock(flags.speed)  # refuses a bad --speed
     check_bounds(flags)
-    if flags.scheduling_policy not in {"fcfs", "priority"}:
-        raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
     kv_events = parse_events_config(flags.kv_events_config)
@@ -274,7 +272,8 @@ def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> Preemptio
             f"--preemption-config needs --scheduling-policy priority, which is {flags.scheduling_policy}: "
             "set it, or remove the configuration"
         )
-    return parse_preemption_config(flags.preemption_config).terms(profile, flags.block_size)
+    config = read_json_flag(PreemptionFlag, flags.preemption_config, "--preemption-config")
+    return config.terms(profile, flags.block_size)
 
 
 def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
@@ -321,8 +320,3 @@ class PreemptionFlag(PreemptionConfig):
             host_link=LinkTerms(self.swap_link_latency_ms / 1000, bytes_per_s),
             drop_above_s=self.drop_above_seconds,
         )
-
-
-def parse_preemption_config(text: str) -> PreemptionFlag:
-    """Return what ``text`` says."""
-    return read_json_flag(PreemptionFlag, text, "--preemption-config")
