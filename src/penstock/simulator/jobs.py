@@ -69,11 +69,6 @@ class Job:
     ended_s: float | None = None
     outcome: JobOutcome | None = None
 
-    def set_tier(self, tier: Tier) -> None:
-        """Give it a tier, and with it the tier's priority in engines."""
-        self.tier = tier
-        self.priority = PRIORITIES[tier]
-
     @property
     def name(self) -> str:
         """The engines' id for this attempt."""
@@ -130,6 +125,7 @@ def make_jobs(
     for index, request in enumerate(requests):
         job = Job(index, request, chains.chain(request), sub_block_keys=chains.sub_block_keys)
         if default_tier is not None:
-            job.set_tier(request.tier or default_tier)
+            job.tier = request.tier or default_tier
+            job.priority = PRIORITIES[job.tier]
         jobs.append(job)
     return jobs

@@ -202,7 +202,8 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     if graph is None and options.manifest is not None:
         graph = load_graph(options.manifest)
     pools = _pools(options, graph)
-    slo_s = _slo_s(options, graph)
+    default_s = DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
+    slo_s = default_s if options.slo_s is None else options.slo_s
     config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
     planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
     workload = WorkloadSpec(
@@ -344,12 +345,6 @@ def _notes(
     if ignored:
         notes.append(f"{', '.join(ignored)}: set in the manifest, without effect in a simulation")
     return tuple(notes)
-
-
-def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
-    if options.slo_s is not None:
-        return options.slo_s
-    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
 
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterConfig:

@@ -101,7 +101,7 @@ class Simulation:
                 worker = self.fleet.join(pool.role, 0.0)
                 if worker is not None:
                     worker.state = State.READY
-        self._update_routers()
+        self._update_router()
         for resize in scenario.resizes:
             kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
@@ -110,7 +110,7 @@ class Simulation:
             kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
         for period in scenario.faults.periods:
             if period.kind is Fault.ROUTER_DOWN:
-                kernel.at(period.to_s, Order.FLEET, self._update_routers)
+                kernel.at(period.to_s, Order.FLEET, self._update_router)
         self._succession.start()
         if self.control is not None:
             self.control.start()
@@ -375,12 +375,9 @@ class Simulation:
 
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
-    def _update_routers(self) -> None:
-        self._update_router(self.routers[-1])
-
-    def _update_router(self, router: VirtualRouter) -> None:
+    def _update_router(self) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
-        self._apply(router.set_workers(workers, self.kernel.now_s))
+        self._apply(self.routers[-1].set_workers(workers, self.kernel.now_s))
 
     def _scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""
@@ -396,7 +393,7 @@ class Simulation:
                 break
             self._drain(worker)
         self.fleet.check_budget()
-        self._update_routers()
+        self._update_router()
 
     def _start(self, worker: SimulatedWorker) -> None:
         now_s = self.kernel.now_s
@@ -425,7 +422,7 @@ class Simulation:
     def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
-            self._update_routers()
+            self._update_router()
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)
@@ -449,7 +446,7 @@ class Simulation:
             held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
             assert held is not None  # noqa: S101 - it was dispatched to this worker
             self.routers[job.router].lost(held, now_s)
-        self._update_routers()
+        self._update_router()
         for job in jobs:
             may_retry = job.first_token_s is None and self.routers[job.router].retry(job, now_s)
             self._start_over(job, may_retry=may_retry)

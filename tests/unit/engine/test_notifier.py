@@ -74,11 +74,3 @@ async def test_a_bad_answer_is_a_failure_with_a_reason(notifying, status, answer
         reads, _, _, failed = await asyncio.wait_for(results.get(), 5)
     assert why in failed
     assert reads == ["a"]
-
-
-async def test_messages_not_sent_yet_are_dropped_at_the_end(notifying):
-    """Closing right after queueing sends nothing."""
-    async with notifying() as (notifier, url, received, _):
-        notifier.send(url, "e", reads=[Read("a")])
-        await notifier.close()
-    assert received == []

@@ -95,19 +95,6 @@ def test_replicas_are_asked_for_their_start_up_before_they_are_needed(oracle_wor
     assert size_at(found, 65.0) >= 3
 
 
-def test_a_gap_shorter_than_a_start_up_is_kept(oracle_world):
-    """Bursts 50 s apart: with 60 s to start nothing is given back between them, with 5 s it is."""
-    text = "step:rate=0.2,peak=20,step_s=50,step_length_s=50,every_s=100,duration_s=350,input_tokens=8000,length_cv=0"
-    requests = prepare(WorkloadSpec(text), seed=0).requests
-
-    slow, fast = (
-        schedule(requests, oracle_world(cold_start_s=cold_s), AIM)[Role.PREFILL] for cold_s in (60.0, 5.0)
-    )
-
-    assert min(size_at(slow, at_s) for at_s in range(60, 280)) >= 2
-    assert min(size_at(fast, at_s) for at_s in range(60, 280)) == 1
-
-
 @pytest.mark.parametrize(
     ("wanted", "start", "expected"),
     [

@@ -168,10 +168,10 @@ class EngineMetrics:
         ):
             for name, series in metrics.items():
                 sample = name + suffix
-                page.append(f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} {kind}")
+                page += _title(name, sample, kind)
                 page += [f"{sample}{{{labels}{extra}}} {read()!r}" for extra, read in series]
         for item in self._histograms:
-            page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
+            page += _title(item.name, item.name, "histogram")
             page += item.lines()
         page += self._static_lines
         page += self._lag_lines()
@@ -182,24 +182,24 @@ class EngineMetrics:
         """Return what never changes, and in vLLM has other labels than the rest."""
         info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
         return [
-            f"# HELP {info} {_HELP[info]}\n# TYPE {info} gauge",
+            *_title(info, info, "gauge"),
             (
                 f'{info}{{engine="0",block_size="{engine.limits.block_size}",num_gpu_blocks="{engine.num_blocks}",'
                 f'enable_prefix_caching="{settings.flags.enable_prefix_caching}"}} 1'
             ),
-            f"# HELP {names.TIME_SCALE} {_HELP[names.TIME_SCALE]}\n# TYPE {names.TIME_SCALE} gauge",
+            *_title(names.TIME_SCALE, names.TIME_SCALE, "gauge"),
             f"{names.TIME_SCALE} {settings.flags.speed!r}",
         ]
 
     def _lag_lines(self) -> list[str]:
         sample = names.SCHEDULE_LAG_SAMPLES + names.COUNTER_SUFFIX
         lines = [
-            f"# HELP {sample} {_HELP[names.SCHEDULE_LAG_SAMPLES]}\n# TYPE {sample} counter",
+            *_title(names.SCHEDULE_LAG_SAMPLES, sample, "counter"),
             f"{sample} {self._lag.total}",
         ]
         if (p99_s := self._lag.p99_s()) is not None:
             name = names.SCHEDULE_LAG_P99
-            lines.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{name} {p99_s!r}")
+            lines += [*_title(name, name, "gauge"), f"{name} {p99_s!r}"]
         return lines
 
     def _list_gauges(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
@@ -276,32 +276,19 @@ def _preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPrior
     )
 
 
+def _title(name: str, sample: str, kind: str) -> list[str]:
+    text = [f"# HELP {sample} {_HELP[name]}"] if name in _HELP else []
+    return [*text, f"# TYPE {sample} {kind}"]
+
+
 def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 _HELP = {
-    names.VLLM_RUNNING: "Requests in the batch.",
-    names.VLLM_WAITING: "Requests waiting, for capacity or for their KV.",
-    names.VLLM_WAITING_BY_REASON: "Requests waiting, by reason: capacity, or deferred by a KV transfer.",
-    names.VLLM_KV_USAGE: "KV blocks in use, pinned ones included; a fraction, 1 is full.",
-    names.VLLM_CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
-    names.VLLM_PROMPT_TOKENS: "Prompt tokens of requests whose first token came out.",
-    names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
-    names.VLLM_GENERATION_TOKENS: "Tokens generated.",
-    names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
     names.ENGINE_PREEMPTIONS: "Requests thrown out of the batch, by what became of their KV and by their tier.",
     names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
     names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
-    names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
-    names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
-    names.VLLM_PREFIX_HITS: "Prompt tokens found in the prefix cache.",
-    names.VLLM_EXTERNAL_PREFIX_QUERIES: "Prompt tokens looked up on another worker.",
-    names.VLLM_EXTERNAL_PREFIX_HITS: "Prompt tokens fetched from another worker.",
-    names.VLLM_NIXL_EXPIRED: "Prompts whose lease ran out before they were read.",
-    names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: "Read notifications for prompts without a lease.",
-    names.VLLM_NIXL_FAILED_TRANSFERS: "KV transfers that failed.",
-    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the worker that keeps the blocks.",
     names.ENGINE_LEASES: "Prompts kept for another worker.",
     names.ENGINE_LEASED_BLOCKS: "KV blocks kept for another worker, each counted once.",
     names.ENGINE_OLDEST_LEASE: "Age of the oldest lease, seconds; 0 without one.",
@@ -310,19 +297,6 @@ _HELP = {
     names.ENGINE_HEARTBEATS_SENT: "Heartbeat messages sent, one for each worker read from and round.",
     names.ENGINE_HEARTBEATS_RECEIVED: "Heartbeat messages received.",
     names.ENGINE_IGNORED_NOTIFICATIONS: "Notifications, or request ids in heartbeats, that changed nothing, by reason.",
-    names.VLLM_TTFT: "Arrival to first token, seconds.",
-    names.VLLM_ITL: "Gap between successive tokens, seconds.",
-    names.VLLM_TPOT: "Mean time per output token after the first, by request, seconds.",
-    names.VLLM_E2E: "Arrival to last token, seconds.",
-    names.VLLM_QUEUE_TIME: "Arrival to first scheduling, seconds.",
-    names.VLLM_PREFILL_TIME: "First scheduling to first token, seconds.",
-    names.VLLM_DECODE_TIME: "First to last token, seconds.",
-    names.VLLM_INFERENCE_TIME: "First scheduling to last token, seconds.",
-    names.VLLM_REQUEST_PROMPT_TOKENS: "Prompt tokens by request.",
-    names.VLLM_REQUEST_GENERATION_TOKENS: "Output tokens by request.",
-    names.VLLM_ITERATION_TOKENS: "Tokens computed by step.",
-    names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
-    names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
     names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, simulated seconds.",
     names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
     names.ENGINE_REQUESTS: "Requests that the engine handles now.",
@@ -330,3 +304,4 @@ _HELP = {
     names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
     names.TIME_SCALE: "Simulated seconds per real second.",
 }
+"""Of the metrics that are not vLLM's own."""
