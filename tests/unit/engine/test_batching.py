@@ -115,7 +115,7 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     _, outcome = advance(engine)
     # Both need a third block for their ninth token; only one is left.
     step, outcome = advance(engine, outcome.end_s)
-    assert step.batch.preempted == [second]
+    assert list(step.batch.preempted) == [second]
     assert (second.status, second.outputs, second.preemptions) == (Status.WAITING, 1, 1)
     assert engine.counters.preemptions == 1
     while not first.finish_reason:
@@ -138,7 +138,7 @@ def test_lowest_priority_is_the_victim(make_engine, request_of):
     engine.add(request_of("high", prompt=8, outputs=6, priority=1))
     _, outcome = advance(engine)
     step, _ = advance(engine, outcome.end_s)
-    assert step.batch.preempted == [low]
+    assert list(step.batch.preempted) == [low]
 
 
 def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_of):

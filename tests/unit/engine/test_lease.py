@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.lease import HeartbeatSchedule, LeaseTable, LeaseTerms, ReadProgress, reads_of
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTable, LeaseTerms, PinnedPrompts, reads_of
+from penstock.engine.core.requests import EngineCounters, EngineRequest, EngineRole, RequestState
 
 
 @pytest.mark.parametrize(
@@ -32,8 +33,15 @@ def test_all_reads_in_any_order_end_it_with_the_last(source, reader, random):
     assert {each.rank for each in reads} == set(range(source))
     assert {each.reader for each in reads} == set(range(reader))
     random.shuffle(reads)
-    progress = ReadProgress(source)
-    assert [progress.note(each) for each in reads] == [False] * (len(reads) - 1) + [True]
+    freed, counters = [], EngineCounters()
+    kept = PinnedPrompts(
+        LeaseTerms(), EngineRole.PREFILL, ranks=source, counters=counters, release=freed.append
+    )
+    kept.keep(RequestState(EngineRequest("a", 8, 1, 0.0), 0, 8, remote_pending=False), 0.0)
+    for each in reads:
+        assert not freed
+        assert kept.read([each, each][: 1 + (each is not reads[-1])]) == []
+    assert len(freed) == 1
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,7 @@ class Batch:
     loads: list[RequestState] = field(default_factory=list)
     declined: list[RequestState] = field(default_factory=list)
     admitted: list[RequestState] = field(default_factory=list)
-    preempted: list[RequestState] = field(default_factory=list)
-    swapped_out: list[RequestState] = field(default_factory=list)
-    dropped: list[RequestState] = field(default_factory=list)
+    preempted: dict[RequestState, PreemptionKind] = field(default_factory=dict)
     swapped_in: list[tuple[RequestState, int]] = field(default_factory=list)
     decode_batch: int = 0
     decode_kv_tokens: int = 0
@@ -55,13 +53,6 @@ class Batch:
     def tokens(self) -> int:
         """Tokens computed, at most the budget."""
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
-
-    def kind_of(self, victim: RequestState) -> PreemptionKind:
-        """Return the outcome of one of ``preempted``."""
-        if any(victim is state for state in self.swapped_out):
-            return PreemptionKind.SWAP
-        is_dropped = any(victim is state for state in self.dropped)
-        return PreemptionKind.DROP if is_dropped else PreemptionKind.RECOMPUTE
 
 
 RECOMPUTE_TOKENS: Final = 64
@@ -312,15 +303,16 @@ class Batcher:
         """Throw out the request of the lowest priority, the latest arrival among equals; ``grower`` needs a block."""
         victim = max((*self.decoding, *self.prefilling), key=self._rank)
         self._throw_out(victim, batch)
-        self._requeue(victim)
         return victim
 
-    def _throw_out(self, victim: RequestState, batch: Batch) -> None:
+    def _throw_out(
+        self, victim: RequestState, batch: Batch, kind: PreemptionKind = PreemptionKind.RECOMPUTE
+    ) -> None:
         self.remove(victim)
         victim.preemptions += 1
-        batch.preempted.append(victim)
-
-    def _requeue(self, victim: RequestState) -> None:
+        batch.preempted[victim] = kind
+        if kind is not PreemptionKind.RECOMPUTE:
+            return
         self.release(victim)
         victim.registered = 0
         victim.computed = 0

@@ -20,6 +20,7 @@ from penstock.engine.core.requests import (
     EngineRequest,
     EngineRole,
     FinishReason,
+    PreemptionKind,
     RequestState,
 )
 from penstock.engine.core.tiered_batching import TieredBatcher
@@ -110,7 +111,10 @@ class Engine:
         self._latency = latency
         self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
         self.pool = BlockPool(settings.num_blocks, self._journal)
-        self._tiered = self._make_tiered(settings)
+        terms, self._tiered = settings.preemption, None
+        if terms is not None:
+            costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, latency.prefill)
+            self._tiered = TieredBatcher(settings.limits, self.pool, self._journal, terms=terms, costs=costs)
         self.batcher = self._tiered or Batcher(settings.limits, self.pool, self._journal)
         self.pinned = PinnedPrompts(
             settings.lease,
@@ -125,13 +129,6 @@ class Engine:
         self._events = Events()
         self._next_index = 0
         self._last_end_s = 0.0
-
-    def _make_tiered(self, settings: EngineSettings) -> TieredBatcher | None:
-        terms = settings.preemption
-        if terms is None:
-            return None
-        costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
-        return TieredBatcher(settings.limits, self.pool, self._journal, terms=terms, costs=costs)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -274,22 +271,19 @@ class Engine:
             counters.external_hits += state.external_tokens
             self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
         self._events.declined += batch.declined
-        for state in batch.preempted:
+        for state, kind in batch.preempted.items():
             counters.preemptions += 1
-            counters.preemptions_by[batch.kind_of(state), state.request.priority] += 1
+            counters.preemptions_by[kind, state.request.priority] += 1
             if state.outputs:
                 state.last_token_s = self._last_end_s
+            if kind is PreemptionKind.DROP:
+                del self._requests[state.request.request_id]
+                self.batcher.release(state)
+                state.finish_reason = FinishReason.ERROR
+                state.finished_s = now_s
+                self._events.dropped.append(state)
         if self._tiered is not None:
-            self._note_tiers(self._tiered, batch, now_s)
-
-    def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
-        tiered.start_copies(batch, now_s)
-        for state in batch.dropped:
-            del self._requests[state.request.request_id]
-            tiered.release(state)
-            state.finish_reason = FinishReason.ERROR
-            state.finished_s = now_s
-            self._events.dropped.append(state)
+            self._tiered.start_copies(batch, now_s)
 
     def _note_first_outputs(
         self, step: EngineStep, prefilled: list[RequestState]

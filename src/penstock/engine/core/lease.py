@@ -37,25 +37,6 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
         yield Read(request_id, each * source_ranks // many, each * reader_ranks // many, readers)
 
 
-class ReadProgress:
-    """The ranks of one prompt's holder that each reader has read."""
-
-    def __init__(self, ranks: int) -> None:
-        """Begin with every one of ``ranks`` unread, >= 1."""
-        self._unread = set(range(ranks))
-        self._seen: dict[int, set[int]] = {}
-
-    def note(self, read: Read) -> bool:
-        """Record a read, which may come twice; return whether it was the last one of all ranks."""
-        if read.rank in self._unread:
-            seen = self._seen.setdefault(read.rank, set())
-            seen.add(read.reader)
-            if len(seen) >= read.readers:
-                self._unread.discard(read.rank)
-                del self._seen[read.rank]
-        return not self._unread
-
-
 _SLACK = 64
 """Heap entries of ended leases that are kept whatever the number of leases. Chosen: a rebuild is worth it beyond."""
 
@@ -197,7 +178,7 @@ class PinnedPrompts:
         self._release = release
         self._leases = LeaseTable()
         self._states: dict[str, RequestState] = {}
-        self._progress: dict[str, ReadProgress] = {}
+        self._seen: dict[str, set[tuple[int, int]]] = {}
         self._references: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -266,15 +247,15 @@ class PinnedPrompts:
         return [] if state is None else state.blocks
 
     def _is_last(self, read: Read) -> bool:
-        progress = self._progress.get(read.request_id)
-        if progress is None:
-            progress = self._progress[read.request_id] = ReadProgress(self._ranks)
-        return progress.note(read)
+        seen = self._seen.setdefault(read.request_id, set())
+        seen.add((read.rank, read.reader))
+        readers = Counter(rank for rank, _ in seen)
+        return all(readers[rank] >= read.readers for rank in range(self._ranks))
 
     def _let_go(self, request_id: str) -> None:
         state = self._states.pop(request_id)
         self._leases.end(request_id)
-        self._progress.pop(request_id, None)
+        self._seen.pop(request_id, None)
         for block in state.blocks:
             self._references[block] -= 1
             if not self._references[block]:

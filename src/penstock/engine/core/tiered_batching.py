@@ -118,8 +118,9 @@ class TieredBatcher(Batcher):
     def start_copies(self, batch: Batch, now_s: float) -> None:
         """Put the copies that ``batch`` planned on their links."""
         kv_bytes_per_token = self._costs.kv_bytes_per_token
-        for state in batch.swapped_out:
-            self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
+        for state, kind in batch.preempted.items():
+            if kind is PreemptionKind.SWAP:
+                self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
         for state, tokens in batch.swapped_in:
             self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
@@ -196,7 +197,7 @@ class TieredBatcher(Batcher):
             if state is None or (priority is not None and state.request.priority >= priority):
                 return
             # Who was thrown out in this step would only take back what others need.
-            if any(state is victim for victim in batch.preempted):
+            if state in batch.preempted:
                 return
             if not self._admit_head(state, batch, budget):
                 return
@@ -281,20 +282,12 @@ class TieredBatcher(Batcher):
             tokens, can_swap=self._can_swap(victim), drop_above_s=self._terms.drop_above_s
         )
         freed = self._pool.sole(victim.blocks)
-        self._throw_out(victim, batch)
+        self._throw_out(victim, batch, kind)
         if kind is PreemptionKind.SWAP:
-            self._begin_copy_out(victim, freed, batch)
-        elif kind is PreemptionKind.DROP:
-            batch.dropped.append(victim)
-        else:
-            self._requeue(victim)
-
-    def _begin_copy_out(self, victim: RequestState, freed: int, batch: Batch) -> None:
-        self.swap.take(victim, self._blocks_for(victim.computed))
-        victim.status = Status.SWAPPING
-        self.loading += 1
-        self._copying[victim] = freed
-        batch.swapped_out.append(victim)
+            self.swap.take(victim, self._blocks_for(victim.computed))
+            victim.status = Status.SWAPPING
+            self.loading += 1
+            self._copying[victim] = freed
 
     def _can_swap(self, state: RequestState) -> bool:
         return state.status is Status.DECODING and self.swap.fits(len(state.blocks))
@@ -311,7 +304,6 @@ class TieredBatcher(Batcher):
             equals = (each for each in (*self.decoding, *self.prefilling) if self._may_yield(each, grower))
             victim = max(equals, key=self._rank)
         self._throw_out(victim, batch)
-        self._requeue(victim)
         return victim
 
     def _may_yield(self, state: RequestState, grower: RequestState) -> bool:
