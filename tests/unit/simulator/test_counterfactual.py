@@ -14,7 +14,7 @@ from penstock.planner.decide.observation import PoolCounts
 from penstock.report.analysis import GpuUse, violations
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import LedgerSample, PlannerRun
-from penstock.simulator.counterfactual import MOST_SPLITS, Effort, compare, recorded_traffic, setting_of
+from penstock.simulator.counterfactual import MOST_SPLITS, compare, recorded_traffic, setting_of
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
@@ -192,17 +192,12 @@ def test_a_distorted_run_is_not_what_others_are_held_against():
 
 
 def test_the_work_is_bounded_and_says_so():
-    """Two fleets and no more, with a note that it was not all; without any time left no half of a figure."""
-    begun = []
-    report = report_of(results_of(30))
+    """Without any time left there is no half of a figure, and a note that it was not all."""
+    found = compare(report_of(results_of(30)), GRAPH, cpu_s=1e-9)
 
-    found = compare(report, GRAPH, effort=Effort(fleets=2), on_fleet=begun.append)
-    nothing = compare(report, GRAPH, effort=Effort(cpu_s=1e-9))
-
-    assert len(begun) == 2
-    assert any(note.startswith("the search was ended after 2 fleets") for note in found.notes)
-    assert [each.source for each in nothing.outcomes] == ["measured"]
-    assert nothing.fixed == ()
+    assert any(note.startswith("the search was ended after 1e-09 s") for note in found.notes)
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
 
 
 # -- the traffic ----------------------------------------------------------------------------------------
