@@ -46,14 +46,12 @@ class RunSample:
     Attributes:
         pending_tokens: Prompt tokens to compute, by ready entry worker in order of joining; those that wait
             for one worker in the router included.
-        waiting: Jobs that wait in routers.
         replicas: (ready, starting, draining) by role.
         gpus: Held on nodes.
     """
 
     at_s: float
     pending_tokens: tuple[int, ...]
-    waiting: int
     replicas: dict[Role, tuple[int, int, int]]
     gpus: int
 
@@ -115,7 +113,6 @@ def sample(state: SimulationState) -> RunSample:
             worker.pending_tokens + state.queued_tokens(worker)
             for worker in fleet.of(state.scenario.entry_role, State.READY)
         ),
-        state.waiting,
         replicas,
         fleet.placed_gpus,
     )

@@ -125,11 +125,6 @@ class BlockPool:
         """Blocks referenced by at least one request, pinned ones included."""
         return self.capacity - len(self._blank) - len(self._idle)
 
-    @property
-    def cached(self) -> int:
-        """Blocks whose content a later request can reuse, in use or idle."""
-        return len(self._by_key)
-
     def count_hits(self, keys: Sequence[int], limit: int | None = None) -> int:
         """Return how many leading ``keys`` are cached, at most ``limit``."""
         by_key = self._by_key

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 
 from penstock.core.errors import PenstockError
 from penstock.core.http.messages import error_body
@@ -137,6 +145,7 @@ class SamplingFields(Fields):
     stream_options: StreamOptions | None = None
     priority: int = 0
     kv_transfer_params: dict[str, Any] = Field(default={})
+    max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     n: int = Field(default=1, ge=1, le=1)
@@ -159,15 +168,6 @@ class SamplingFields(Fields):
     user: str = ""
     metadata: dict[str, str] = Field(default={})
 
-    @property
-    def output_limit(self) -> int | None:
-        """Most output tokens that are requested."""
-        raise NotImplementedError
-
-    def rendered(self) -> bytes:
-        """Return the prompt: bytes whose 4-byte pieces are the tokens."""
-        raise NotImplementedError
-
 
 def _prompt(prompt: Any) -> bytes:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -183,33 +183,22 @@ def _prompt(prompt: Any) -> bytes:
 
 
 class CompletionFields(SamplingFields):
-    """A completion's."""
+    """A completion's; the prompt is bytes whose 4-byte pieces are the tokens."""
 
     prompt: Annotated[bytes, PlainValidator(_prompt)]
-    max_tokens: int | None = Field(default=None, ge=1)
-
-    @property
-    def output_limit(self) -> int | None:
-        """See the base."""
-        return self.max_tokens
-
-    def rendered(self) -> bytes:
-        """See the base."""
-        return self.prompt
 
 
 class _Part(Fields):
     text: str
 
 
+def _as_parts(said: Any) -> Any:
+    return [{"text": said}] if isinstance(said, str) else said
+
+
 class _Message(Fields):
     role: str
-    content: (
-        Annotated[
-            list[_Part], BeforeValidator(lambda said: [{"text": said}] if isinstance(said, str) else said)
-        ]
-        | None
-    ) = None
+    content: Annotated[list[_Part] | None, BeforeValidator(_as_parts)] = None
     tool_calls: list[Any] | None = None
 
 
@@ -237,29 +226,21 @@ def _json(name: str, value: Any) -> str:
         raise RequestError(f"{name} cannot be rendered: {exc}.", param=name) from exc
 
 
-class _DialogueFields(SamplingFields):
-    """What chats and responses have in common; the answer is plain text, whatever the tools."""
+class ChatFields(SamplingFields):
+    """A chat's; the newer name of the limit wins, and the answer is plain text, whatever the tools."""
 
+    max_tokens: int | None = Field(
+        default=None, ge=1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
+    )
+    messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default=[])
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool = True
-
-
-class ChatFields(_DialogueFields):
-    """A chat's."""
-
-    messages: list[_Message] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     add_generation_prompt: bool = True
 
     @property
-    def output_limit(self) -> int | None:
-        """See the base; the newer name wins."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    def rendered(self) -> bytes:
-        """See the base."""
+    def prompt(self) -> bytes:
+        """What the messages are for the model."""
         return _render(self.messages, self.tools, asks_for_answer=self.add_generation_prompt)
 
 
@@ -275,22 +256,22 @@ def _as_message(item: Any) -> Any:
     return item
 
 
-_Item = Annotated[_Message, BeforeValidator(_as_message)]
+def _as_items(said: Any) -> Any:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else said
 
 
 class _Text(Fields):
     format: TextFormat | None = None
 
 
-class ResponseFields(_DialogueFields):
+class ResponseFields(ChatFields):
     """A response's; clients ask for encrypted reasoning always, and there is none."""
 
-    input: Annotated[
-        list[_Item],
-        BeforeValidator(lambda said: [{"role": "user", "content": said}] if isinstance(said, str) else said),
-    ] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
+    messages: Annotated[
+        list[Annotated[_Message, BeforeValidator(_as_message)]], BeforeValidator(_as_items)
+    ] = Field(min_length=1, validation_alias="input")
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
     text: _Text | None = None
     include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -298,15 +279,9 @@ class ResponseFields(_DialogueFields):
     reasoning: dict[str, Any] = Field(default={})
 
     @property
-    def output_limit(self) -> int | None:
-        """See the base."""
-        return self.max_output_tokens
-
-    def rendered(self) -> bytes:
+    def prompt(self) -> bytes:
         """See the base; instructions come first."""
-        head = (
-            [_Message.model_validate({"role": "system", "content": self.instructions})]
-            if self.instructions
-            else []
-        )
-        return _render([*head, *self.input], self.tools)
+        if not self.instructions:
+            return super().prompt
+        head = _Message(role="system", content=[_Part(text=self.instructions)])
+        return _render([head, *self.messages], self.tools)

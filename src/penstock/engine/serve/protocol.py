@@ -54,7 +54,7 @@ class Api(StrEnum):
     RESPONSES = "responses"
 
 
-_MODELS: Final[Mapping[Api, type[SamplingFields]]] = {
+_MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields]]] = {
     Api.COMPLETIONS: CompletionFields,
     Api.CHAT: ChatFields,
     Api.RESPONSES: ResponseFields,
@@ -148,7 +148,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     given = _read_object(body)
     fields = read_fields(_MODELS[api], given)
     _check_model(fields, settings)
-    prompt = fields.rendered()
+    prompt = fields.prompt
     prompt_tokens = count_tokens(prompt)
     if not prompt_tokens:
         raise RequestError("The prompt must hold at least one token.", param="prompt")
@@ -232,7 +232,7 @@ def _check_model(fields: SamplingFields, settings: ServeSettings) -> None:
 
 def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> int:
     """Return the most output tokens: what is asked for, as far as the context has room."""
-    room, asked = longest - prompt_tokens, fields.output_limit
+    room, asked = longest - prompt_tokens, fields.max_tokens
     if room < 0:
         raise RequestError(
             f"This model's maximum context length is {longest} tokens. However, your prompt contains "
