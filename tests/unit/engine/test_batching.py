@@ -200,3 +200,20 @@ def test_abort_before_arrival_is_reached(make_timeline, request_of):
     assert not timeline.abort("a", 1.0)
     assert timeline.is_idle
     assert timeline.next_due_s() is None
+
+
+def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, request_of):
+    """A half-computed prompt is the latest arrival: it gives its own blocks back."""
+    engine = make_engine(blocks=6, budget=16)
+    engine.add(request_of("a", prompt=4, outputs=12))
+    long = engine.add(request_of("long", prompt=20, outputs=1))
+    _, outcome = advance(engine)
+    assert long.status is Status.PREFILLING
+    now_s = outcome.end_s
+    for _ in range(3):
+        _, outcome = advance(engine, now_s)
+        now_s = outcome.end_s
+    while engine.in_flight:
+        _, outcome = advance(engine, outcome.end_s)
+    assert long.outputs == 1
+    assert engine.pool.used == 0

@@ -156,3 +156,20 @@ def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
     engine.advance(0.9)
     assert (engine.pool.used, engine.is_idle) == (0, True)
     assert engine.take_events().transfers == []
+
+
+def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_of):
+    """KV that has arrived is freed at once, and the next fetched request takes its turn."""
+    engine = make_engine(role="decode", seqs=1)
+    engine.add(request_of("a", prompt=8, outputs=9, load_remote=True))
+    gone = engine.add(request_of("gone", prompt=8, outputs=9, load_remote=True))
+    stays = engine.add(request_of("stays", prompt=8, outputs=9, load_remote=True))
+    engine.begin_step(0.0)
+    step = engine.begin_step(5.0)
+    assert (gone.status, stays.status) == (Status.LOADED, Status.LOADED)
+    assert (engine.batcher.waiting, engine.pool.used) == (2, 6)
+    engine.abort("gone", 5.0)
+    assert (engine.batcher.waiting, engine.pool.used) == (1, 4)
+    engine.abort("a", 5.0)
+    engine.finish_step(step)
+    assert engine.begin_step(step.end_s).batch.joined == [stays]

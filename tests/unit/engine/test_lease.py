@@ -79,3 +79,34 @@ def test_heartbeats_go_out_in_rounds_one_message_for_each_engine():
     for engine, request in (("p0", "a"), ("p0", "a"), ("p0", "b"), ("p1", "c"), ("p9", "unknown")):
         schedule.untrack(engine, request)
     assert (schedule.next_s(), schedule.due(1000)) == (None, {})
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["grant", "extend", "end", "expire"]), st.integers(0, 7), st.floats(0, 100)),
+    max_size=80,
+)
+
+
+@given(operations)
+def test_the_table_is_a_map_of_expiries(steps):
+    """Any sequence of operations gives what a plain dictionary, searched through each time, gives."""
+    table, model = LeaseTable(), {}
+    for kind, number, at in steps:
+        name = f"r{number}"
+        if kind == "grant" and name not in model:
+            table.grant(name, at)
+            model[name] = at
+        elif kind == "extend":
+            is_moved = name in model and at > model[name]
+            assert table.extend([name], at) == (is_moved, [] if name in model else [name])
+            if is_moved:
+                model[name] = at
+        elif kind == "end":
+            table.end(name)
+            model.pop(name, None)
+        elif kind == "expire":
+            due = {each: end for each, end in model.items() if end <= at}
+            assert sorted(table.expire(at)) == sorted(due.items())
+            model = {each: end for each, end in model.items() if each not in due}
+        assert table.next_expiry_s() == min(model.values(), default=None)
+        assert {name: table.expiry_s(name) for name in model} == model

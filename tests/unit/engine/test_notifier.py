@@ -26,7 +26,8 @@ def notifying():
         server = HttpServer(handle)
         await server.start("127.0.0.1", 0)
         async with asyncio.TaskGroup() as group:
-            notifier = Notifier(group, lambda *result: results.put_nowait(result))
+            notifier = Notifier(group)
+            notifier.answered = lambda *result: results.put_nowait(result)
             try:
                 yield notifier, f"http://127.0.0.1:{server.port}/kv/notify", received, results
             finally:

@@ -80,10 +80,6 @@ class _Answer(BaseModel):
     unknown: frozenset[str]
 
 
-OnResult = Callable[[list[str], list[str], frozenset[str], str | None], None]
-"""Takes the ids of a message's reads and heartbeats, those of them without a lease, and why it failed, or None."""
-
-
 @dataclass(slots=True)
 class Outbox:
     """Messages to one worker that have not been sent."""
@@ -94,11 +90,10 @@ class Outbox:
 
 
 class Notifier:
-    """Sends batches; results come back through a callback."""
+    """Sends batches of messages to other workers."""
 
-    def __init__(self, group: asyncio.TaskGroup, on_result: OnResult) -> None:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        self._on_result = on_result
         self._pool = ConnectionPool()
         self._outboxes: dict[str, Outbox] = {}
         self._flush: asyncio.Handle | None = None
@@ -146,7 +141,13 @@ class Notifier:
             log.warning("worker did not take a notification", url=outbox.url, error=failed)
         finally:
             self._in_flight -= 1
-        self._on_result(reads, heartbeats, unknown, failed)
+        self.answered(reads, heartbeats, unknown, failed)
+
+    def answered(
+        self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
+    ) -> None:
+        """Take the ids that one message named, those of them without a lease, and why it failed, or None."""
+        raise NotImplementedError
 
     async def _round_trip(self, url: str, body: bytes) -> frozenset[str]:
         headers = ((b"content-type", b"application/json"),)
@@ -159,7 +160,7 @@ class Notifier:
             raise StreamBroken(f"{url} answered without the list `unknown` of request ids") from exc
 
 
-class KvReading:
+class KvReading(Notifier):
     """The prompts that a worker reads from others."""
 
     def __init__(
@@ -171,23 +172,14 @@ class KvReading:
         on_lost: Callable[[Reply, str], None],
         on_confirmed: Callable[[Reply], None],
     ) -> None:
+        super().__init__(group)
         self._metrics = metrics
         self._ranks = settings.engine.ranks
         self._renews = settings.engine.role is EngineRole.DECODE
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
-        self._notifier = Notifier(group, self._on_notified)
         self._replies: dict[str, Reply] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether every message was answered."""
-        return self._notifier.is_idle
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._notifier.close()
 
     def track(self, reply: Reply) -> None:
         """Renew the lease of the KV that a request fetches, if any, from now on, its time in the queue included."""
@@ -208,7 +200,7 @@ class KvReading:
             remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
                 self._metrics.heartbeats_sent += 1
-                self._notifier.send(remote.notify_url, engine_id, heartbeats=request_ids)
+                self.send(remote.notify_url, engine_id, heartbeats=request_ids)
 
     def arrived(self, reply: Reply) -> None:
         """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""
@@ -226,7 +218,7 @@ class KvReading:
     def release(self, remote: RemoteKv) -> None:
         """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
-        self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
+        self.send(remote.notify_url, remote.engine_id, reads=reads)
 
     def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
         """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""
@@ -238,9 +230,10 @@ class KvReading:
         del self._replies[remote.request_id]
         self._heartbeats.untrack(remote.engine_id, remote.request_id)
 
-    def _on_notified(
+    def answered(
         self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
     ) -> None:
+        """Let the answer decide about requests whose KV was read, or is still held for them."""
         self._metrics.failed_notifications += failed is not None
         for request_id in reads:
             reply = self._replies.get(request_id)
