@@ -1,14 +1,9 @@
 """A replica schedule computed with knowledge of every arrival: the yardstick of planners, not a planner.
 
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
-smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its
-start-up before that, and kept through a gap in which stopping and starting again would hold its GPUs for longer. Many
-such schedules are tried on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans
-are cut out of it for as long as that holds. How much the queue has to be kept short for the world, where caches, hand-over
-and decode steps play a part, is found by simulating in full (`oracle_search`).
-
-So what it reaches, a planner that knew the future can reach, with these figures: an upper bound of the least cost, not the
-least cost itself. It knows the arrivals and how long replicas take to start; it does not know of faults beforehand.
+smoothing and its utilisation say how many replicas of each role are needed at each second. Many such schedules are tried
+on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans are cut out of it for as
+long as that holds. What it reaches is an upper bound of the least cost; it does not know of faults beforehand.
 """
 
 from __future__ import annotations

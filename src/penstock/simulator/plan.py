@@ -1,7 +1,4 @@
-"""What `penstock simulate` takes, and the runs that it and a manifest make; runs them; gathers the result.
-
-A field's help is what the command line says of it.
-"""
+"""What `penstock simulate` takes, and the runs that it and a manifest make; runs them; gathers the result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Drives the planner's core in virtual time: its observations, its targets, and the faults of either.
 
-The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
-without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
+A planner with a ledger comes back from a restart with everything it knew, and rolls scale-ups back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What is simulated: workers, router, planner, joins, leaves, failures and faults, of a graph too; checked when built.
-
-All times are virtual seconds from the workload's zero, intervals half-open. The world reads this and nothing else, so a
-scenario and its requests are the complete input of a run.
-"""
+"""What is simulated: workers, router, planner, joins, leaves and faults; with its requests the complete input of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The death of a simulation's picker: the relays, its losses, and what its successor receives.
 
-Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
-For `ELECTION_S` nothing is picked; then the next oldest does. It received the latest prompts as they came, and the others
-report what they have in flight and waiting. A new router takes the dead one's place among the relays.
+Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself, and
+for `ELECTION_S` nothing is picked. The next oldest has received the latest prompts as they came.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds.
-
-A run is a pure function of its `RunSpec`, so the order in which cores finish changes nothing.
-"""
+"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate.
-
-Every choice that changes the workload is a field of `WorkloadSpec`, and the results carry all of them.
-"""
+"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate."""
 
 from __future__ import annotations
 

@@ -140,10 +140,8 @@ class LatencyModel:
 
         step = max(fixed + Σ (TTFT(end) - TTFT(start)) + (decode(B, K) - decode(0, 0)), decode(0, 0))
 
-        ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the
-        larger one if both. One prompt alone therefore takes exactly TTFT(n), however it is chunked, and
-        n new tokens after c cached ones cost TTFT(c + n) - TTFT(c): their own matrix work, and attention
-        to the full context.
+        ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the larger one if both. One
+        prompt alone therefore takes exactly TTFT(n), however it is chunked.
 
         Args:
             chunks: (start, end, begins) of each prompt chunk, in tokens.

@@ -62,10 +62,8 @@ class LeaseTerms:
 class LeaseTable:
     """Expiry times by request id, all in simulated seconds.
 
-    The heap holds each lease once, under an expiry that heartbeats may have moved since: a renewal is one assignment,
-    and an entry that comes up early is filed again under its lease's present end. So the order of renewals cannot
-    strand an expired lease behind one that lives. Renewal of k leases costs O(k); grant, read and expiry cost
-    O(log n), amortised.
+    The heap holds each lease once; an entry that comes up early is filed again under its lease's present end. Renewal of k
+    leases costs O(k); grant, read and expiry cost O(log n), amortised.
     """
 
     def __init__(self) -> None:

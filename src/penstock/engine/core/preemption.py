@@ -1,8 +1,4 @@
-"""The rules of preemption by tier, and the cost of preempting and resuming a request. Pure.
-
-`TieredBatcher` calls it: terms, costs, victims, the reserve and host memory. docs/engine.md#tiers derives the
-formulas and their crossover.
-"""
+"""The rules of preemption by tier, and the cost of preempting and resuming a request; docs/engine.md#tiers. Pure."""
 
 from __future__ import annotations
 
@@ -62,8 +58,7 @@ class PreemptionCosts:
     ) -> tuple[PreemptionKind, float]:
         """Return the kind with the lowest cost, and that cost in seconds.
 
-        Dropping never is cheapest by itself: who asks again pays the same prefill and every output once more.
-        It happens where both other ways cost more than ``drop_above_s``.
+        Dropping never is cheapest by itself: it happens where both other ways cost more than ``drop_above_s``.
         """
         kind, cost_s = PreemptionKind.RECOMPUTE, self.prefill.ttft_s(tokens)
         if can_swap and (swap_s := self.swap_s(tokens)) < cost_s:

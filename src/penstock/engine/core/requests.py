@@ -31,8 +31,8 @@ class FinishReason(StrEnum):
 class Status(StrEnum):
     """Where a request is.
 
-    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``;
-    a preempted request goes back to ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
+    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``; a preempted request goes back to
+    ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
     """
 
     WAITING = "waiting"

@@ -1,18 +1,7 @@
 """Continuous batching with tiers: a waiting request of a higher tier gets room from running lower ones.
 
-What differs from `Batcher`, which is vLLM's own order by priority:
-
-- a request at the head of the queue that lacks blocks or a place throws out running requests of lower tiers,
-  if those can make the room at all; its prompt goes before theirs in the step's token budget;
-- a victim is swapped to host memory, recomputed or dropped, whichever costs least. Its blocks are not handed
-  out before its copy has ended;
-- a request thrown out as often as its limit allows comes back with room for its full length, so that it need
-  not grow, and is no victim any more;
-- it comes back behind all waiting of higher tiers, only where its full context and some headroom fit;
-- requests below premium leave the reserve alone.
-
-A running request that finds no block for its next token needs it in this very step, so its victim is
-recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
+docs/engine.md#tiers has the rules. A running request that finds no block for its next token needs it in this very step,
+so its victim is recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
 """
 
 from __future__ import annotations

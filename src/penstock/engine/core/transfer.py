@@ -1,8 +1,6 @@
-"""KV hand-over as time: one incoming link per decode worker; the engine calls it.
+"""KV transfers as time: one incoming link per decode worker, first come, first served; the engine calls it.
 
-Transfers queue on the receiver's link first come, first served: each occupies it for bytes / bandwidth, and
-the fixed latency of one overlaps with the bytes of the next. The sender's side is not modelled: a prefill
-worker's outgoing link is never the bottleneck here.
+Each occupies the link for bytes / bandwidth, and the fixed latency of one overlaps with the bytes of the next.
 """
 
 from __future__ import annotations

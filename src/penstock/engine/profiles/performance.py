@@ -1,8 +1,4 @@
-"""What a profiler would measure of simulated engines, read off their latency profiles.
-
-A latency profile says how long a step takes; a `PerformanceProfile` says what an engine does at a prompt length, a
-context and a KV usage, which is what planner, simulator and capacity planning look up.
-"""
+"""What a profiler would measure of simulated engines, read off their latency profiles: planner and capacity look it up."""
 
 from __future__ import annotations
 
