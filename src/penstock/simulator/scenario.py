@@ -60,10 +60,9 @@ class FaultPeriod:
     to_s: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.from_s < self.to_s < math.inf:
-            raise ConfigError(
-                f"fault {self.kind.value}: {self.from_s:g}-{self.to_s:g} must be finite, from 0 on, and not empty"
-            )
+        times = f"{self.from_s:g}-{self.to_s:g}"
+        is_fine = 0 <= self.from_s < self.to_s < math.inf
+        _require(f"--fault {self.kind.value}", times, is_fine, "finite, from 0 on, and not empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +73,8 @@ class BudgetChange:
     gpus: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.at_s < math.inf and self.gpus >= 0):
-            raise ConfigError(
-                f"budget change at {self.at_s!r} s to {self.gpus!r} GPUs: both must be at least 0"
-            )
+        is_fine = 0 <= self.at_s < math.inf and self.gpus >= 0
+        _require("--budget-change", f"{self.at_s}={self.gpus}", is_fine, "a time and GPUs of at least 0")
 
 
 def _period(text: str) -> FaultPeriod:

@@ -83,35 +83,30 @@ MAX_STOP_CHARACTERS: Final = 1024
 """Stop strings and their length. Chosen: OpenAI takes four; vLLM has no bound."""
 
 _INT64: Final = 2**63
+_OMIT: Final = "leave it out."
 _UNGUIDED: Final = "its words follow no grammar; ask for text."
 _UNSTORED: Final = "it stores no responses; send the whole input."
-_OMIT: Final = "leave it out."
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            *(
-                "logprobs",
-                "prompt_logprobs",
-                "echo",
-                "suffix",
-                "use_beam_search",
-                "stop_token_ids",
-                "bad_words",
-            ),
-            *(
-                "include_stop_str_in_output",
-                "allowed_token_ids",
-                "continue_final_message",
-                "return_token_ids",
-            ),
-            *("return_tokens_as_token_ids", "background"),
-        ),
-        _OMIT,
-    ),
-    **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _UNGUIDED
-    ),
-    **dict.fromkeys(("previous_response_id", "conversation"), _UNSTORED),
+    "logprobs": _OMIT,
+    "prompt_logprobs": _OMIT,
+    "echo": _OMIT,
+    "suffix": _OMIT,
+    "use_beam_search": _OMIT,
+    "stop_token_ids": _OMIT,
+    "bad_words": _OMIT,
+    "include_stop_str_in_output": _OMIT,
+    "allowed_token_ids": _OMIT,
+    "continue_final_message": _OMIT,
+    "return_token_ids": _OMIT,
+    "return_tokens_as_token_ids": _OMIT,
+    "background": _OMIT,
+    "structured_outputs": _UNGUIDED,
+    "guided_json": _UNGUIDED,
+    "guided_regex": _UNGUIDED,
+    "guided_choice": _UNGUIDED,
+    "guided_grammar": _UNGUIDED,
+    "previous_response_id": _UNSTORED,
+    "conversation": _UNSTORED,
     "prompt_embeds": "send text or token ids.",
     "truncate_prompt_tokens": "send the prompt as it shall be.",
     "functions": "send tools.",
