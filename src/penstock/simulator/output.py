@@ -45,7 +45,7 @@ _ROUTERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "lost": lambda row: str(row["lost"]),
 }
 COLUMNS: Final = tuple(_ROUTERS)
-_PAGE_ONLY: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
+_TOO_WIDE: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 _PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
@@ -92,7 +92,7 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
     if result["compares_planners"]:
         return _planners(result)
-    shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
+    shown = [place for place, name in enumerate(COLUMNS) if name not in _TOO_WIDE]
     table = _table(
         [COLUMNS[place] for place in shown],
         caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
