@@ -94,6 +94,19 @@ def test_pictures_are_written(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"simulate.json", *pictures}
 
 
+def test_tiers_and_goodput_have_tables_of_their_own():
+    """Without a manifest tiers only label the figures; at 80 columns no figure is cut."""
+    text = run(
+        *FAST, "--policy", "least-loaded", "--qps", "2,4", "--tiers", "premium=20,background=80"
+    ).stdout
+
+    assert all(
+        word in text for word in ("premium", "background", "compliance", "goodput: requests/s", ">= 4.00")
+    )
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
