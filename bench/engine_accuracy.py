@@ -94,9 +94,9 @@ def model_times(flags: ServeFlags, rows: list[Sent]) -> dict[str, list[float]]:
     due: dict[str, list[float]] = {row.name: [] for row in rows}
     while (at_s := timeline.next_due_s()) is not None:
         for outcome in timeline.run_until(at_s, max_steps=1):
-            for state in {*timeline.engine.decoding, *outcome.finished}:
+            for state in {*timeline.engine.batcher.decoding, *outcome.finished}:
                 times = due[state.request.request_id]
-                if timeline.engine.outputs_of(state) > len(times):
+                if timeline.engine.batcher.outputs_of(state) > len(times):
                     times.append(outcome.end_s)
     return due
 

@@ -74,7 +74,7 @@ def test_metrics_are_vllms(simulated, recorded):
         assert shown["type"] == known["type"], name
         assert set(shown["labels"]) <= set(known["labels"]), name
         assert shown.get("buckets") == known.get("buckets"), name
-        for closed in ("reason", "finished_reason", "sleep_state"):
+        for closed in ("reason", "finished_reason"):
             assert set(shown.get(closed, [])) <= set(known.get(closed, [])), name
 
 

@@ -30,7 +30,7 @@ def test_a_notification_is_understood_or_refused(rounds, mutate):
                 parse(data)
             continue
         assert isinstance(message.engine_id, str), name
-        assert all(isinstance(each, str) for each in message.heartbeats), name
+        assert all(isinstance(each, str) for each in message.heartbeat), name
         for read in message.reads:
             assert 0 <= read.rank < 1024, name
             assert 0 <= read.reader < 1024, name

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-CLOSED = ("reason", "finished_reason", "sleep_state")
+CLOSED = ("reason", "finished_reason")
 PROMPT = {"prompt": "The gate lets through what the turbine can use.", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}

@@ -39,7 +39,6 @@ from penstock.report.findings import analyse, require_plots, with_graph
 from penstock.report.page import write_report
 from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
-from penstock.simulator.counterfactual import Effort
 from penstock.workload.results import read_run
 
 _REFRESH_REAL_S = 0.5
@@ -51,7 +50,7 @@ more than it began with, having learnt what a slow start costs."""
 _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")
-_COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
+_COUNTERFACTUAL_CPU_S = 30.0
 """Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 DAYS = (
     "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
@@ -119,7 +118,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     found = with_graph(found, graph)
     if not stop.is_set():
         # Only now: while the graph runs it would take processor time from the measurement.
-        found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
+        found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL_CPU_S, console)
     files = write_report(found, options.output_dir / "report")
     console.print(report_text(found))
     console.print(f"\nreport       {files[-1]}", soft_wrap=True)

@@ -18,7 +18,7 @@ from penstock.report.findings import RunReport, analyse, require_plots, with_gra
 from penstock.report.findings import as_json as plain_report
 from penstock.report.page import write_report
 from penstock.report.text import report_text
-from penstock.simulator.counterfactual import Effort, compare
+from penstock.simulator.counterfactual import compare
 
 _NOT_SHOWN = "what other fleets would have cost is not shown: "
 
@@ -66,8 +66,8 @@ def report(*, as_json: bool, **given: Any) -> None:
     console = Console()
     graph, remark = _graph_of(found, said.manifest)
     if graph is not None:
-        effort = Effort(cpu_s=said.counterfactual_cpu_s)
-        found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=as_json))
+        progress = Console(stderr=True, quiet=as_json)
+        found = with_counterfactual(found, graph, said.counterfactual_cpu_s, progress)
     found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, said.output)
     if as_json:
@@ -93,14 +93,14 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 
 
 def with_counterfactual(
-    found: RunReport, graph: GraphDeployment, effort: Effort, console: Console
+    found: RunReport, graph: GraphDeployment, cpu_s: float, console: Console
 ) -> RunReport:
     """Return a report with service times and what other fleets would have done, or with a remark why not.
 
     Args:
         found: The run.
         graph: That served it.
-        effort: Bound of the simulations.
+        cpu_s: Bound of the simulations, processor seconds.
         console: Shows which fleet is being simulated, where it is a terminal.
     """
     found = with_graph(found, graph)
@@ -111,7 +111,7 @@ def with_counterfactual(
             compared = compare(
                 found,
                 graph,
-                effort=effort,
+                cpu_s=cpu_s,
                 on_fleet=lambda name: status.update(f"simulating the same traffic on {name}"),
             )
     except ConfigError as exc:

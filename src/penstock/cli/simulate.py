@@ -22,7 +22,7 @@ from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record,
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for JSON, pictures and page.  [default: nothing is written]",
+    help="Folder for JSON and pictures.  [default: nothing is written]",
 )
 @option.as_json("Print the result as JSON, without progress.")
 def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any) -> None:

@@ -28,18 +28,6 @@ from penstock.report.drawing import (
 from penstock.simulator.observer import Recording
 from penstock.simulator.scoreboard import attainment_over_time
 
-CAPTIONS = {
-    "capacity.png": "Effective request capacity: share of the requests whose TTFT is below the SLO, against the"
-    " rate; the band spans the seeds. Right: each policy's P90 TTFT.",
-    "hits.png": "Prefix-cache hits, weighted by tokens, beside the bound of one endless cache for everybody;"
-    " and the imbalance of pending prompt tokens (coefficient of variation over the workers).",
-    "ttft_cdf.png": "Distribution of TTFT at the highest rate, first seed.",
-    "imbalance.png": "Pending prompt tokens over time: their coefficient of variation over the workers, and"
-    " their sum. First seed, highest rate.",
-    "replicas.png": "Replicas of each role and the GPUs they hold, and the share of requests in time. First"
-    " seed, highest rate, first policy.",
-}
-
 
 def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
     """Write every picture with data, and return their paths."""

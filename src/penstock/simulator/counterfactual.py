@@ -1,7 +1,7 @@
 """What other fleets would have cost and served on recorded traffic, by simulating it; called by the command line.
 
-Fixed fleets are tried from the smallest on until one serves as well as what was served. The work is bounded in
-simulated fleets and in processor time. A simulation keeps of the run its traffic, engines, router, planner, budget and
+Fixed fleets are tried from the smallest on until one serves as well as what was served, within a bound of processor
+time. A simulation keeps of the run its traffic, engines, router, planner, budget and
 start-up times.
 """
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
-from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import join
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
@@ -89,14 +88,7 @@ _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every simulated fleet shares.
-
-    Attributes:
-        base: The graph as the run found it, with nothing that scales.
-        planner: The ledger's, or else the graph's.
-        has_ledger: Whether that planner was at work.
-        notes: What a reader must know of it.
-    """
+    """What every simulated fleet shares; ``base`` is the graph as the run found it, with nothing that scales."""
 
     base: Scenario
     planner: DecideConfig
@@ -159,15 +151,12 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             max_gpu_budget=budget,
             no_operation=False,
             ttft_slo_s=slo_s,
-            performance=config.performance or _performance(config, pools),
+            performance=config.performance
+            or (performance_profile(pools) if config.mode == Mode.SLA else None),
         ),
         has_ledger=run is not None,
         notes=(note, *_engine_notes(graph)),
     )
-
-
-def _performance(config: DecideConfig, pools: Sequence[PoolSpec]) -> PerformanceProfile | None:
-    return performance_profile(pools) if config.mode == Mode.SLA else None
 
 
 def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:
@@ -223,44 +212,29 @@ OnFleet = Callable[[str], None]
 """Called with the name of each fleet before its simulation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """The most work that a comparison may be.
-
-    Attributes:
-        fleets: Simulated, >= 1.
-        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits, and
-            given up where it does not fit after all.
-    """
-
-    fleets: int = 60
-    cpu_s: float = 120.0
+MOST_CPU_S = 120.0
+"""Processor time of a comparison."""
 
 
 class _SpentError(Exception):
-    """The effort is used up."""
+    """The time is used up."""
 
 
 class _Comparison:
-    """Simulates fleets on one traffic until its effort is used up, and keeps the results.
+    """Simulates fleets on one traffic until its time is used up, and keeps the results.
 
     Attributes:
         reference: What the fixed fleets and the oracle are held against.
         affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
-        scaled: By the planner and by other autoscalers.
         fixed: With the GPUs that each holds, the fewest first.
-        scheduled: By the oracle.
     """
 
     def __init__(
-        self, traffic: Sequence[TraceRequest], effort: Effort, on_fleet: OnFleet, reference: FleetOutcome
+        self, traffic: Sequence[TraceRequest], cpu_s: float, on_fleet: OnFleet, reference: FleetOutcome
     ) -> None:
         self._traffic = traffic
-        self._effort = effort
         self._on_fleet = on_fleet
-        self._simulated = 0
-        self._begun_s = time.process_time()
-        self._last_s = 0.0
+        self._end_s = time.process_time() + cpu_s
         self.reference = reference
         self.affordable_gpus: int | None = None
         self.scaled: list[FleetOutcome] = []
@@ -282,7 +256,7 @@ class _Comparison:
             self.scaled.append(self._run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
         self._search_fixed(setting, duration_s)
         for aim in _AIMS:
-            self._require()
+            self._check_time()
             foreseen = with_schedule(planned(Mode.ORACLE), self._traffic, aim)
             self.scheduled.append(self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
             if self.is_as_good(self.scheduled[-1]):
@@ -307,20 +281,10 @@ class _Comparison:
                 self.fixed.append((gpus, each))
                 is_enough |= self.is_as_good(each)
 
-    def _require(self) -> None:
-        """Check that one more fleet fits."""
-        is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
-        if self._simulated == self._effort.fleets or is_late:
-            raise _SpentError
-
     def _run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
-        """Return a scenario's result."""
-        self._require()
-        begun_s = time.process_time()
+        self._check_time()
         self._on_fleet(name)
-        recording = Simulation(scenario, self._traffic).run(self._watch)
-        self._simulated += 1
-        self._last_s = time.process_time() - begun_s
+        recording = Simulation(scenario, self._traffic).run(self._check_time)
         ttft = recording.requests.ttft_s
         return outcome(
             ttft[~np.isnan(ttft)],
@@ -331,9 +295,8 @@ class _Comparison:
             gpu_hours=recording.gpu_s / 3600,
         )
 
-    def _watch(self) -> None:
-        """Give a fleet up that takes longer than everything may."""
-        if time.process_time() - self._begun_s > self._effort.cpu_s:
+    def _check_time(self) -> None:
+        if time.process_time() > self._end_s:
             raise _SpentError
 
 
@@ -341,10 +304,10 @@ def compare(
     report: RunReport,
     graph: GraphDeployment,
     *,
-    effort: Effort | None = None,
+    cpu_s: float = MOST_CPU_S,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets, and return them beside the actual run.
+    """Simulate the traffic of a run with other fleets for that much processor time; return them beside the actual run.
 
     Raises:
         ConfigError: the run's log cannot be simulated; the message says why.
@@ -359,13 +322,12 @@ def compare(
         slo_s=setting.base.slo_s,
         duration_s=duration_s,
     )
-    effort = effort or Effort()
-    tried, notes = _Comparison(traffic, effort, on_fleet or (lambda _name: None), served), list(setting.notes)
+    tried, notes = _Comparison(traffic, cpu_s, on_fleet or (lambda _name: None), served), list(setting.notes)
     try:
         tried.simulate(setting, duration_s, is_distorted=report.load.summary["lag"]["is_distorted"])
     except _SpentError:
         notes.append(
-            f"the search was ended after {effort.fleets} fleets or {effort.cpu_s:g} s of processor time;"
+            f"the search was ended after {cpu_s:g} s of processor time;"
             f" {len(tried.fixed)} fixed fleets were tried, and cheaper or better ones may exist"
         )
     if not tried.reference.is_measured:

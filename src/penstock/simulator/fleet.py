@@ -36,7 +36,6 @@ class SimulatedWorker:
 
     Attributes:
         name: ``role-number``, never used twice.
-        joined_s: When it was asked for.
         is_placed: A node has its GPUs.
         incarnation: Raised with each death.
         version: Of its wake-up event; older ones are void.
@@ -44,8 +43,7 @@ class SimulatedWorker:
         prompt_tokens: Of the jobs in flight.
         ended_outputs: Tokens generated for jobs that have left.
         busy_tokens: Prompt tokens computed so far.
-        kv_usage_fraction: As last scraped; None before the first scrape.
-        scraped_tokens: In flight at that scrape.
+        kv_usage_fraction: As last scraped, with the tokens then in flight; None before the first scrape.
         slots: Which of its jobs run and which wait for its engine, by index.
     """
 
@@ -84,13 +82,7 @@ class SimulatedWorker:
 
 
 class SimulatedFleet:
-    """Every worker that ever joined, by name.
-
-    Attributes:
-        gpus: Held by existing workers, those included that no node has room for.
-        placed_gpus: Of those, on a node.
-        refused: Joins that the budget did not allow.
-    """
+    """Every worker that ever joined, by name; ``gpus`` are held by existing workers, of which ``placed_gpus`` on a node."""
 
     def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
         self._scenario = scenario

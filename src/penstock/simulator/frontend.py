@@ -41,9 +41,6 @@ class GapHistogram:
         return None
 
 
-UNKNOWN_BY_ROLE: Mapping[Role, float] = {}
-
-
 class FrontendCounters:
     """Counters of one world, all routers together; `take` returns their increase since the last call.
 
@@ -92,12 +89,20 @@ class FrontendCounters:
 
     def prefilled(self, job: Job) -> None:
         """Count a computed prompt."""
-        if self._taken_back(job):
+        if self.lost(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
 
-    def lost(self, job: Job) -> None:
-        """Note that a job's worker died."""
-        self._taken_back(job)
+    def lost(self, job: Job) -> bool:
+        """Note that a job left its worker; return whether its prompt was not computed before."""
+        worker = self._given.pop(job.index, None)
+        if worker is None:
+            return False
+        left = self._prefilling[worker] - 1
+        if left:
+            self._prefilling[worker] = left
+        else:
+            del self._prefilling[worker]
+        return True
 
     def first_token(self, job: Job, now_s: float) -> None:
         """Count a TTFT."""
@@ -110,19 +115,8 @@ class FrontendCounters:
         self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
 
-    def _taken_back(self, job: Job) -> bool:
-        worker = self._given.pop(job.index, None)
-        if worker is None:
-            return False
-        left = self._prefilling[worker] - 1
-        if left:
-            self._prefilling[worker] = left
-        else:
-            del self._prefilling[worker]
-        return True
-
     def take(
-        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = UNKNOWN_BY_ROLE
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
         """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s

@@ -36,18 +36,12 @@ class Job:
         router: Which picker has it, by its place among those so far.
         relay: Name of the router that it came to.
         is_orphan: That router has died since it was dispatched: no client gets its answer.
-        tier: Its own, or the router's default; standard without tiers.
         priority: That its tier has in engines; 0 without tiers.
-        tries: What the router has learnt from its tries.
         assignment: Its share of the first stage's worker; None before the first.
-        decode_assignment: Its share of a decode worker; None before the first.
         worker: Prefill (or aggregated) worker that has, or had, it, and its incarnation then.
-        decoder: Decode worker, or empty.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
         cached_tokens: Prompt tokens found in a cache at the prefill.
         handed_s: When the router let it go to a worker; None while it waits.
-        prefilled_s, first_token_s, ended_s: Virtual seconds, None until they happen.
-        outcome: None until it ended.
     """
 
     index: int
@@ -74,11 +68,6 @@ class Job:
     first_token_s: float | None = None
     ended_s: float | None = None
     outcome: JobOutcome | None = None
-
-    def set_tier(self, tier: Tier) -> None:
-        """Give it a tier, and with it the tier's priority in engines."""
-        self.tier = tier
-        self.priority = PRIORITIES[tier]
 
     @property
     def name(self) -> str:
@@ -136,6 +125,7 @@ def make_jobs(
     for index, request in enumerate(requests):
         job = Job(index, request, chains.chain(request), sub_block_keys=chains.sub_block_keys)
         if default_tier is not None:
-            job.set_tier(request.tier or default_tier)
+            job.tier = request.tier or default_tier
+            job.priority = PRIORITIES[job.tier]
         jobs.append(job)
     return jobs

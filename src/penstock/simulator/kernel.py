@@ -1,8 +1,4 @@
-"""The event heap: virtual time with a total order; everything else in the simulator is called from here.
-
-No globals and no clock: a simulation is one `Kernel` and what hangs on it, so that several can run side by
-side. Events at one time run by priority, then in the order in which they were scheduled.
-"""
+"""The event heap: virtual time with a total order. Events at one time run by priority, then as they were scheduled."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ Action = Callable[..., None]
 class Order(IntEnum):
     """What goes first among events of one and the same time.
 
-    A fleet change comes before an arrival, so that a request that arrives with a new worker sees it; steps
-    end after arrivals, so that a step that begins at that time includes them; observers come last.
+    A request that arrives with a new worker sees it; a step that begins at that time includes its arrivals; observers come last.
     """
 
     FLEET = 0

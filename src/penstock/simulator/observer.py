@@ -19,12 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Arrays over the jobs in order of arrival; NaN where something never happened.
-
-    Attributes:
-        wait_s: In the router, seconds.
-        is_rejected: Whether the router refused it.
-    """
+    """Arrays over the jobs in order of arrival; NaN where something never happened. ``wait_s`` is in the router."""
 
     arrival_s: Floats
     ttft_s: Floats
@@ -49,17 +44,14 @@ class RunSample:
     """The world at one moment.
 
     Attributes:
-        at_s: When.
         pending_tokens: Prompt tokens to compute, by ready entry worker in order of joining; those that wait
             for one worker in the router included.
-        waiting: Jobs that wait in routers.
         replicas: (ready, starting, draining) by role.
         gpus: Held on nodes.
     """
 
     at_s: float
     pending_tokens: tuple[int, ...]
-    waiting: int
     replicas: dict[Role, tuple[int, int, int]]
     gpus: int
 
@@ -108,64 +100,53 @@ class Recording:
     gpu_s: float
 
 
-class RunRecorder:
-    """Takes the samples of one world."""
+def sample(state: SimulationState) -> RunSample:
+    """Look now."""
+    fleet = state.fleet
+    replicas = {}
+    for pool in state.scenario.pools:
+        counts = fleet.counts(pool.role)
+        replicas[pool.role] = (counts.ready, counts.starting, counts.draining)
+    return RunSample(
+        state.kernel.now_s,
+        tuple(
+            worker.pending_tokens + state.queued_tokens(worker)
+            for worker in fleet.of(state.scenario.entry_role, State.READY)
+        ),
+        replicas,
+        fleet.placed_gpus,
+    )
 
-    def __init__(self, state: SimulationState) -> None:
-        self._state = state
-        self._samples: list[RunSample] = []
 
-    def sample(self, now_s: float) -> None:
-        """Look now."""
-        state, fleet = self._state, self._state.fleet
-        entry = fleet.of(state.scenario.entry_role, State.READY)
-        replicas = {}
-        for pool in state.scenario.pools:
-            counts = fleet.counts(pool.role)
-            replicas[pool.role] = (counts.ready, counts.starting, counts.draining)
-        self._samples.append(
-            RunSample(
-                now_s,
-                tuple(worker.pending_tokens + state.queued_tokens(worker) for worker in entry),
-                state.waiting,
-                replicas,
-                fleet.placed_gpus,
-            )
-        )
-
-    def finish(self, decisions: Sequence[Decision]) -> Recording:
-        """Return everything; ``decisions`` are the planner's, none without one."""
-        state = self._state
-        requests = _requests(state.jobs)
-        end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
-        return Recording(
-            requests=requests,
-            samples=tuple(self._samples),
-            end_s=end_s,
-            events=state.kernel.events,
-            computed_tokens={
-                worker.name: worker.busy_tokens
-                for worker in state.fleet
-                if worker.role is state.scenario.entry_role
-            },
-            itl_s={name: state.gaps.percentile(share) for name, share in _RANKS},
-            changes=tuple(_changes(decisions)),
-            decisions=len(decisions),
-            refused_joins=state.fleet.refused,
-            gpu_s=_gpu_seconds(self._samples, end_s),
-        )
+def recorded(
+    state: SimulationState, samples: Sequence[RunSample], decisions: Sequence[Decision]
+) -> Recording:
+    """Return everything of a run that has ended; ``decisions`` are the planner's, none without one."""
+    end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
+    return Recording(
+        requests=_requests(state.jobs),
+        samples=tuple(samples),
+        end_s=end_s,
+        events=state.kernel.events,
+        computed_tokens={
+            worker.name: worker.busy_tokens
+            for worker in state.fleet
+            if worker.role is state.scenario.entry_role
+        },
+        itl_s={name: state.gaps.percentile(share) for name, share in _RANKS},
+        changes=tuple(
+            PlannerChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
+            for decision in decisions
+            for role in decision.roles
+            if role.action is not Action.HOLD
+        ),
+        decisions=len(decisions),
+        refused_joins=state.fleet.refused,
+        gpu_s=_gpu_seconds(samples, end_s),
+    )
 
 
 _RANKS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-
-
-def _changes(decisions: Sequence[Decision]) -> list[PlannerChange]:
-    return [
-        PlannerChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
-        for decision in decisions
-        for role in decision.roles
-        if role.action is not Action.HOLD
-    ]
 
 
 def _gpu_seconds(samples: Sequence[RunSample], end_s: float) -> float:

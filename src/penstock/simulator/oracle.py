@@ -1,14 +1,9 @@
 """A replica schedule computed with knowledge of every arrival: the yardstick of planners, not a planner.
 
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
-smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its
-start-up before that, and kept through a gap in which stopping and starting again would hold its GPUs for longer. Many
-such schedules are tried on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans
-are cut out of it for as long as that holds. How much the queue has to be kept short for the world, where caches, hand-over
-and decode steps play a part, is found by simulating in full (`oracle_search`).
-
-So what it reaches, a planner that knew the future can reach, with these figures: an upper bound of the least cost, not the
-least cost itself. It knows the arrivals and how long replicas take to start; it does not know of faults beforehand.
+smoothing and its utilisation say how many replicas of each role are needed at each second. Many such schedules are tried
+on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans are cut out of it for as
+long as that holds. What it reaches is an upper bound of the least cost; it does not know of faults beforehand.
 """
 
 from __future__ import annotations
@@ -120,11 +115,7 @@ def _held(starts: Floats, ends: Floats, weights: Floats, length: int) -> Floats:
 def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
     """Return the mean over the seconds in which work may wait and still be in time, and ``more_s`` around them.
 
-    Args:
-        values: By second; 0 from second ``busy`` on.
-        slo_s: Seconds that work may wait.
-        more_s: Seconds, half of them before and half after; infinite: one mean for all.
-        busy: Seconds with arrivals.
+    ``values`` are 0 from second ``busy`` on; ``more_s`` infinite: one mean for all.
     """
     if math.isinf(more_s):
         return np.where(np.arange(len(values)) < busy, values[:busy].mean(), 0.0)
@@ -136,7 +127,6 @@ def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
 
 
 def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
-    """Return the latency model and the KV tokens of a role's replica."""
     model = scenario.pool(role).model
     assert isinstance(model, ProfiledModel)  # noqa: S101 - `baselines.configured` refuses the simple server
     profile = profiles.load(model.profile)

@@ -44,9 +44,8 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: Sch
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     """Return the cheapest aim that serves the target's share in time, else the one that serves most.
 
-    The schedules of every aim that follows the load are put in order of cost; five or so of them are simulated, by
-    halving the way to the cheapest that reaches the target. More GPUs do not always serve more, so a cheaper one may be
-    missed. Then fleets that are held, as far as they are cheaper.
+    Of the schedules that follow the load, in order of cost, five or so are simulated, by halving the way to the cheapest that
+    reaches the target: more GPUs do not always serve more. Then fleets that are held, as far as they are cheaper.
     """
 
     def tried(world: Scenario, aim: ScheduleTarget) -> Foresight:
@@ -97,7 +96,6 @@ def _by_cost(
 
 
 def _gpu_s(scenario: Scenario, until_s: float) -> float:
-    """Return the GPU-seconds that a schedule asks for up to a time."""
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
     for role, sizes in scenario.planner.baseline.schedule.items():

@@ -1,4 +1,4 @@
-"""Shows a sweep's results: a table for a terminal, JSON, pictures and one self-contained page."""
+"""Shows a sweep's results: tables for a terminal, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.report.findings import require_plots
-from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.text import percent, seconds
 from penstock.simulator.observer import Recording
 
@@ -46,7 +45,7 @@ _ROUTERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "lost": lambda row: str(row["lost"]),
 }
 COLUMNS: Final = tuple(_ROUTERS)
-_PAGE_ONLY: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
+_TOO_WIDE: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 _PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
@@ -72,25 +71,11 @@ _TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "compl.": lambda tier: percent(tier["compliance"]),
     "attained": lambda tier: percent(tier["attainment"]),
 }
-_TIER_COLUMNS: Final = ("policy", "QPS", "tier", *_TIERS)
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return one summary row as `COLUMNS`."""
     return tuple(read(row) for read in _ROUTERS.values())
-
-
-def _planner_cells(row: Row) -> list[str]:
-    return [read(row) for read in _PLANNERS.values()]
-
-
-def _tier_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return every summary row's tiers as `_TIER_COLUMNS`."""
-    return [
-        (row["policy"], _rate(row), name, *(read(tier) for read in _TIERS.values()))
-        for row in rows
-        for name, tier in row["tiers"].items()
-    ]
 
 
 def goodput_text(row: dict[str, Any]) -> str:
@@ -107,7 +92,7 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
     if result["compares_planners"]:
         return _planners(result)
-    shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
+    shown = [place for place, name in enumerate(COLUMNS) if name not in _TOO_WIDE]
     table = _table(
         [COLUMNS[place] for place in shown],
         caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
@@ -143,11 +128,12 @@ def _table(names: Sequence[str], *, title: str | None = None, caption: str | Non
 
 def _tiers(rows: Sequence[Row]) -> Table:
     table = _table(
-        _TIER_COLUMNS,
+        ("policy", "QPS", "tier", *_TIERS),
         caption="compliance: of the admitted requests; attained: of all that asked; targets are the tier's own",
     )
-    for written in _tier_cells(rows):
-        table.add_row(*written)
+    for row in rows:
+        for name, tier in row["tiers"].items():
+            table.add_row(row["policy"], _rate(row), name, *(read(tier) for read in _TIERS.values()))
     return table
 
 
@@ -159,7 +145,10 @@ def _planners(result: dict[str, Any]) -> RenderableType:
         " which fewer than 90% of the arrivals were; virtual time, means over the seeds",
     )
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
-        table.add_row(*_planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
+        table.add_row(
+            *(read(row) for read in _PLANNERS.values()),
+            *(number(row["regret"].get(name)) for name in oracles),
+        )
     return Group(*(Text(note) for note in result["notes"]), table)
 
 
@@ -188,7 +177,6 @@ def _goodputs(rows: Sequence[dict[str, Any]]) -> Table:
 
 SCHEMA: Final = "penstock-simulate/1"
 RESULT_FILE: Final = "simulate.json"
-PAGE_FILE: Final = "simulate.html"
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
@@ -215,51 +203,11 @@ def open_directory(directory: Path) -> None:
 
 def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
     """Write everything and return the files."""
-    from penstock.simulator.charts import CAPTIONS, draw_all  # noqa: PLC0415 - matplotlib is an extra
+    from penstock.simulator.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
 
     try:
         pictures = draw_all(result, recordings, directory)
         (directory / RESULT_FILE).write_bytes(to_json(result))
-        document = _page(result, pictures, CAPTIONS)
-        (directory / PAGE_FILE).write_text(document, encoding="utf-8")
     except OSError as exc:
         raise PenstockError(unwritable(f"--output-dir {directory}", exc)) from exc
-    return [directory / RESULT_FILE, *pictures, directory / PAGE_FILE]
-
-
-def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str, str]) -> str:
-    rows = sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"]))
-    parts = [
-        f"<h1>Penstock simulation: {text(result['workload']['name'])}</h1>",
-        *(f'<p class="mark">{text(note)}</p>' for note in result["notes"]),
-        "<h2>Scoreboard</h2>",
-        table(COLUMNS, [cells(row) for row in rows]),
-        *(
-            ("<h2>Planners</h2>", table(tuple(_PLANNERS), map(_planner_cells, rows)))
-            if result["compares_planners"]
-            else ()
-        ),
-        *(("<h2>Tiers</h2>", table(_TIER_COLUMNS, tiers)) if (tiers := _tier_cells(rows)) else ()),
-        "<h2>Goodput at 90%</h2>",
-        table(("policy", "requests/s"), [(row["policy"], goodput_text(row)) for row in result["goodput"]]),
-        *(figure(path, captions) for path in pictures),
-        "<h2>Planner</h2>",
-        _changes(result),
-        "<h2>Settings</h2>",
-        "<h3>Workload</h3>",
-        pairs(result["workload"].items()),
-        "<h3>Simulation</h3>",
-        pairs(result["settings"].items()),
-    ]
-    return page("Penstock simulation", parts)
-
-
-def _changes(result: Mapping[str, Any]) -> str:
-    rows = [
-        (run["policy"], run["seed"], f"{change['at_s']:.0f} s", change["sentence"])
-        for run in result["runs"]
-        for change in run["planner"]["changes"]
-    ]
-    if not rows:
-        return "<p>No changes.</p>"
-    return table(("policy", "seed", "time", "decision"), rows)
+    return [directory / RESULT_FILE, *pictures]

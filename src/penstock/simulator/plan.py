@@ -1,7 +1,4 @@
-"""What `penstock simulate` takes, and the runs that it and a manifest make; runs them; gathers the result.
-
-A field's help is what the command line says of it.
-"""
+"""What `penstock simulate` takes, and the runs that it and a manifest make; runs them; gathers the result."""
 
 from __future__ import annotations
 
@@ -202,7 +199,8 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     if graph is None and options.manifest is not None:
         graph = load_graph(options.manifest)
     pools = _pools(options, graph)
-    slo_s = _slo_s(options, graph)
+    default_s = DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
+    slo_s = default_s if options.slo_s is None else options.slo_s
     config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
     planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
     workload = WorkloadSpec(
@@ -245,7 +243,6 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
 def _routers(
     options: SimulateOptions, graph: GraphDeployment | None
 ) -> dict[str, tuple[RouterConfig, RouterGroup]]:
-    """Return every router that is compared, by its label."""
     groups = _router_groups(options)
     return {
         name if len(groups) == 1 else routers_label(name, count): (_router(options, name, graph), group)
@@ -347,12 +344,6 @@ def _notes(
     return tuple(notes)
 
 
-def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
-    if options.slo_s is not None:
-        return options.slo_s
-    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
-
-
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterConfig:
     """Return the manifest's router section, or one whose queue has no bounds, with what the options say in its place."""
     base = unbounded_router(policy) if graph is None else graph.spec.router
@@ -382,7 +373,6 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
-    """Return the routers to try, by their number."""
     counts = tuple(dict.fromkeys(options.routers))
     if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
         shown = ",".join(map(str, options.routers))

@@ -1,7 +1,6 @@
 """Drives the planner's core in virtual time: its observations, its targets, and the faults of either.
 
-The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
-without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
+A planner with a ledger comes back from a restart with everything it knew, and rolls scale-ups back.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class SimulatedObservation:
     """What one tick sees.
 
     Attributes:
-        pools: Counts by role.
         is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
             no adjustment.
         kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
@@ -149,7 +147,6 @@ class VirtualPlanner:
         self._step(Started(first_sequence=first_sequence), now_s)
 
     def _step(self, event: Event, now_s: float) -> Effect:
-        """Take one step; return its last effect."""
         self._state, effects = self._core.step(self._state, event, now_s)
         self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
         if isinstance(effects[-1], ObserveAt):

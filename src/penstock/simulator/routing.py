@@ -24,7 +24,6 @@ class VirtualRouter:
     """One router of a simulation: jobs in place of HTTP requests, the kernel's time in place of a clock.
 
     Attributes:
-        core: The state machine that also runs live.
         reads_usage: The policy compares the entry workers' gauges.
         is_away: Its process is dead: it dispatches nothing.
     """
@@ -159,13 +158,9 @@ class VirtualRouter:
         own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
-    def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
-        """Note that a computed job has left the first stage's worker."""
-        return self._succeeded(_assigned(job.assignment), now_s)
-
-    def left_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Note that a job's answer has ended at its decode worker."""
-        return self._succeeded(_assigned(job.decode_assignment), now_s)
+    def left(self, assignment: Assignment[Job] | None, now_s: float) -> Effects[Job]:
+        """Note that a job is done at a worker: its prompt is computed, or its answer has ended."""
+        return self._succeeded(_assigned(assignment), now_s)
 
     def turned_away(self, assignment: Assignment[Job], now_s: float) -> bool:
         """Note that a worker has no room for a job; returns whether another may be asked."""
@@ -258,13 +253,11 @@ class VirtualRouter:
         return self._arrival(job)
 
     def _arrival(self, job: Job) -> Arrival:
-        """Return a job as the first stage's policy sees it."""
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
         tokens, avoid = job.request.input_tokens, job.tries.avoid
         return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier)
 
     def _fit_caches(self) -> None:
-        """Set the entry workers' KV capacity, as live with each scrape."""
         for worker in self.core.pool:
             if worker.spec.role is self.core.entry:
                 self.core.entry_queue.fit_cache(worker.name)

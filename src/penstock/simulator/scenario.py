@@ -1,8 +1,4 @@
-"""What is simulated: workers, router, planner, joins, leaves, failures and faults, of a graph too; checked when built.
-
-All times are virtual seconds from the workload's zero, intervals half-open. The world reads this and nothing else, so a
-scenario and its requests are the complete input of a run.
-"""
+"""What is simulated: workers, router, planner, joins, leaves and faults; with its requests the complete input of a run."""
 
 from __future__ import annotations
 
@@ -64,10 +60,9 @@ class FaultPeriod:
     to_s: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.from_s < self.to_s < math.inf:
-            raise ConfigError(
-                f"fault {self.kind.value}: {self.from_s:g}-{self.to_s:g} must be finite, from 0 on, and not empty"
-            )
+        times = f"{self.from_s:g}-{self.to_s:g}"
+        is_fine = 0 <= self.from_s < self.to_s < math.inf
+        _require(f"--fault {self.kind.value}", times, is_fine, "finite, from 0 on, and not empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +73,8 @@ class BudgetChange:
     gpus: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.at_s < math.inf and self.gpus >= 0):
-            raise ConfigError(
-                f"budget change at {self.at_s!r} s to {self.gpus!r} GPUs: both must be at least 0"
-            )
+        is_fine = 0 <= self.at_s < math.inf and self.gpus >= 0
+        _require("--budget-change", f"{self.at_s}={self.gpus}", is_fine, "a time and GPUs of at least 0")
 
 
 def _period(text: str) -> FaultPeriod:
@@ -233,12 +226,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """A worker dies with everything on it; nothing happens to one that is down, gone, or without a node.
-
-    Attributes:
-        worker: Its name, such as ``prefill-0``.
-        back_s: When it serves again, with an empty cache; None: never. It holds its GPUs until then.
-    """
+    """A worker dies with everything on it, and serves again, empty, at ``back_s``; it holds its GPUs until then. None: never."""
 
     at_s: float
     worker: str
@@ -281,8 +269,6 @@ class Scenario:
 
     Attributes:
         pools: Either prefill and decode, or aggregated.
-        router: The graph's router section.
-        planner: Its rules; None: no planner.
         memory: What the planner starts from, learnt by another one.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """

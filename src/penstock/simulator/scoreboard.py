@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -194,16 +195,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "peak_gpus": max((sample.gpus for sample in recording.samples), default=0),
         "planner": {
             "decisions": recording.decisions,
-            "changes": [
-                {
-                    "at_s": rounded(change.at_s),
-                    "role": change.role.value,
-                    "current": change.current,
-                    "desired": change.desired,
-                    "sentence": change.sentence,
-                }
-                for change in recording.changes
-            ],
+            "changes": [{**asdict(change), "at_s": rounded(change.at_s)} for change in recording.changes],
         },
         "refused_joins": recording.refused_joins,
         "end_s": rounded(recording.end_s),
@@ -225,12 +217,8 @@ def attainment_over_time(
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
     """Return the largest rate at which ``share`` of the requests are in time, and whether it is only a lower bound.
 
-    Up to the first rate that misses the share; between it and the previous one, the line is interpolated.
-    A higher rate that holds it again by chance does not count.
-
-    Args:
-        points: (requests/s, capacity), by strictly increasing rate.
-        share: In (0, 1].
+    Up to the first rate that misses the share; between it and the previous one, the line is interpolated. A higher rate that
+    holds it again by chance does not count. ``points`` are (requests/s, capacity), by strictly increasing rate.
 
     Returns:
         (None, False) where even the lowest rate misses it; (highest rate, True) where none does.

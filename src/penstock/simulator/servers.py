@@ -1,17 +1,12 @@
-"""The inside of a worker: the engine core, with calm decode steps skipped, or the DualMap artefact's simple server.
-
-Both are driven the same way: `add`, then `run` whenever `next_s` says so.
-"""
+"""The inside of a worker: the engine core, with calm decode steps skipped, or the DualMap artefact's simple server."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import takewhile
-from typing import Protocol
 
 from penstock.api import Role
 from penstock.engine import profiles
@@ -35,39 +30,7 @@ class ServiceStage(Enum):
     DROPPED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class StageReport:
-    """One thing that happened to a job."""
-
-    job: Job
-    stage: ServiceStage
-    at_s: float
-
-
-class Server(Protocol):
-    """A worker's inside."""
-
-    def add(self, job: Job, now_s: float) -> None:
-        """Take a job; it is considered when `run` is next called, at ``now_s`` at the earliest."""
-
-    def next_s(self) -> float | None:
-        """Return when `run` must be called, or None while nothing is due."""
-
-    def run(self, now_s: float) -> list[StageReport]:
-        """Run the work due at or before ``now_s`` and return what happened, in order."""
-
-    def cached_tokens(self, job: Job) -> int:
-        """Return how many of its prompt tokens are in the cache now."""
-
-    def kv_usage_fraction(self, now_s: float) -> float:
-        """Return the share of the cache that requests occupy now, 0-1."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait inside for room in a batch or in the KV cache."""
-
-    def is_idle(self, now_s: float) -> bool:
-        """Return whether nothing runs, waits or is pinned for others."""
+Report = tuple[Job, ServiceStage]
 
 
 class SimpleServer:
@@ -97,7 +60,7 @@ class SimpleServer:
             return self._end_s
         return self._wake_s if self._queue else None
 
-    def run(self, now_s: float) -> list[StageReport]:
+    def run(self, now_s: float) -> list[Report]:
         """End the running job if it is due, and begin the next."""
         reports = []
         at_s = now_s
@@ -108,7 +71,7 @@ class SimpleServer:
             self._running = None
             self._keep(job)
             stages = (ServiceStage.PREFILLED, ServiceStage.FIRST_TOKEN, ServiceStage.ENDED)
-            reports = [StageReport(job, stage, at_s) for stage in stages]
+            reports = [(job, stage) for stage in stages]
         if self._queue:
             job = self._queue.popleft()
             self._running = job
@@ -246,9 +209,9 @@ class SimulatedEngine:
         times = [at_s for at_s in (self._wake_s, self.engine.next_event_s()) if at_s is not None]
         return min(times, default=None)
 
-    def run(self, now_s: float) -> list[StageReport]:
+    def run(self, now_s: float) -> list[Report]:
         """Finish the last step foreseen if it is due, and begin the next."""
-        reports: list[StageReport] = []
+        reports: list[Report] = []
         if self._step is not None:
             if self._ends[-1] > now_s:
                 return reports
@@ -259,7 +222,7 @@ class SimulatedEngine:
             now_s = outcome.end_s
         self._wake_s = None
         self._begin(now_s)
-        self._take_events(now_s, reports)
+        self._take_events(reports)
         return reports
 
     def _begin(self, now_s: float) -> None:
@@ -298,8 +261,7 @@ class SimulatedEngine:
 
     # -- what happened --------------------------------------------------------------------------------
 
-    def _note(self, outcome: StepOutcome, reports: list[StageReport]) -> None:
-        at_s = outcome.end_s
+    def _note(self, outcome: StepOutcome, reports: list[Report]) -> None:
         if outcome.steady_tokens:
             self.gaps.add(outcome.gap_s, outcome.steady_tokens)
         for gap_s in outcome.late_gaps_s:
@@ -310,31 +272,31 @@ class SimulatedEngine:
                 continue
             if self._role is not EngineRole.DECODE:
                 job.cached_tokens = state.cached_tokens
-                reports.append(StageReport(job, ServiceStage.PREFILLED, at_s))
+                reports.append((job, ServiceStage.PREFILLED))
             if self._role is not EngineRole.PREFILL:
-                reports.append(StageReport(job, ServiceStage.FIRST_TOKEN, at_s))
+                reports.append((job, ServiceStage.FIRST_TOKEN))
         for state in outcome.finished:
             job = self._jobs.pop(state.request.request_id, None)
             if job is not None and self._role is not EngineRole.PREFILL:
-                reports.append(StageReport(job, ServiceStage.ENDED, at_s))
+                reports.append((job, ServiceStage.ENDED))
 
-    def _take_events(self, now_s: float, reports: list[StageReport]) -> None:
+    def _take_events(self, reports: list[Report]) -> None:
         events = self.engine.take_events()
         for transfer in events.transfers:
             job = self._jobs.get(transfer.state.request.request_id)
             if job is not None:
-                reports.append(StageReport(job, ServiceStage.LOADED, now_s))
+                reports.append((job, ServiceStage.LOADED))
         for state in events.dropped:
             job = self._jobs.pop(state.request.request_id, None)
             if job is not None:
-                reports.append(StageReport(job, ServiceStage.DROPPED, now_s))
+                reports.append((job, ServiceStage.DROPPED))
 
     # -- gauges ---------------------------------------------------------------------------------------
 
     def cached_tokens(self, job: Job) -> int:
         """Return the prompt tokens whose blocks are cached now."""
         keys = self._keys_of(job, self._block_size)
-        return self.engine.cached_blocks(keys) * self._block_size
+        return self.engine.pool.count_hits(keys) * self._block_size
 
     def kv_usage_fraction(self, now_s: float) -> float:
         """Return the share of blocks in use at ``now_s``."""
@@ -344,9 +306,13 @@ class SimulatedEngine:
     @property
     def waiting(self) -> int:
         """Requests that wait for capacity."""
-        return self.engine.waiting_for_capacity
+        return self.engine.batcher.waiting
 
     def is_idle(self, now_s: float) -> bool:
         """Return whether nothing runs, waits, is transferred or pinned."""
         self._catch_up(now_s)
         return self.engine.is_idle
+
+
+Server = SimpleServer | SimulatedEngine
+"""A worker's inside: jobs are added, then `run` is called whenever `next_s` says so and returns what happened, in order."""

@@ -20,7 +20,7 @@ from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
-from penstock.simulator.observer import Recording, RunRecorder
+from penstock.simulator.observer import Recording, RunSample, recorded, sample
 from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
@@ -69,7 +69,8 @@ class Simulation:
         self.control = None if scenario.planner is None else Control(state, scenario.planner, self._scale)
         self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
         self._scrapes = Scrapes(state, self._apply)
-        self._recorder = RunRecorder(state)
+        self._state = state
+        self._samples: list[RunSample] = []
         self._open = len(self.jobs)
         self._next_job = 0
         self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
@@ -90,7 +91,8 @@ class Simulation:
         for job in self.jobs:
             if job.outcome is None:
                 self._end(job, JobOutcome.FAILED)
-        return self._recorder.finish([] if self.control is None else self.control.planner.decisions)
+        decisions = [] if self.control is None else self.control.planner.decisions
+        return recorded(self._state, self._samples, decisions)
 
     def _schedule_start(self) -> None:
         scenario, kernel = self.scenario, self.kernel
@@ -99,7 +101,7 @@ class Simulation:
                 worker = self.fleet.join(pool.role, 0.0)
                 if worker is not None:
                     worker.state = State.READY
-        self._update_routers()
+        self._update_router()
         for resize in scenario.resizes:
             kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
@@ -108,7 +110,7 @@ class Simulation:
             kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
         for period in scenario.faults.periods:
             if period.kind is Fault.ROUTER_DOWN:
-                kernel.at(period.to_s, Order.FLEET, self._update_routers)
+                kernel.at(period.to_s, Order.FLEET, self._update_router)
         self._succession.start()
         if self.control is not None:
             self.control.start()
@@ -131,7 +133,7 @@ class Simulation:
         )
 
     def _sample(self) -> None:
-        self._recorder.sample(self.kernel.now_s)
+        self._samples.append(sample(self._state))
         self.kernel.at(self.kernel.now_s + self.scenario.sample_s, Order.SAMPLE, self._sample)
 
     # -- arrivals and the first stage -----------------------------------------------------------------
@@ -185,7 +187,6 @@ class Simulation:
         self._apply(self.routers[-1].expire(self.kernel.now_s))
 
     def _apply(self, effects: Effects[Job]) -> None:
-        """Carry out a router's decisions."""
         reached: set[str] = set()
         for effect in effects:
             if isinstance(effect, Assignment):
@@ -263,8 +264,8 @@ class Simulation:
     def _wake(self, worker: SimulatedWorker, version: int) -> None:
         if version != worker.version:
             return
-        for report in worker.server.run(self.kernel.now_s):
-            self._hear(worker, report.job, report.stage)
+        for job, stage in worker.server.run(self.kernel.now_s):
+            self._hear(worker, job, stage)
         self._rearm(worker)
         if worker.state is State.DRAINING:
             self._let_go_if_idle(worker)
@@ -290,12 +291,11 @@ class Simulation:
             self._leave(worker, job, JobOutcome.OK)
 
     def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
-        """End a job whose last worker is done with it."""
         now_s = self.kernel.now_s
         self._quit(worker, job)
         router = self.routers[job.router]
-        is_decode = worker.role is Role.DECODE
-        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
+        effects = router.left(held, now_s)
         self._end(job, outcome)
         self._apply(effects)
 
@@ -311,7 +311,7 @@ class Simulation:
         effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self._quit(worker, job)
-            effects += router.left_entry(job, self.kernel.now_s)
+            effects += router.left(job.assignment, self.kernel.now_s)
             if job.is_orphan:
                 self._end(job, JobOutcome.FAILED)
             else:
@@ -319,7 +319,6 @@ class Simulation:
         self._apply(effects)
 
     def _quit(self, worker: SimulatedWorker, job: Job) -> None:
-        """Take a job off a worker."""
         if worker.jobs.pop(job.index, None) is not None:
             worker.prompt_tokens -= job.request.input_tokens
         following = worker.slots.leave(job.index)
@@ -330,13 +329,11 @@ class Simulation:
             )
 
     def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
-        """Remove a draining worker once nothing is left on it."""
         if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
             self._remove(worker)
             self.fleet.check_budget()
 
     def _settle(self, source: SimulatedWorker) -> None:
-        """Go on with a worker whose leases have changed."""
         self._rearm(source)
         self._let_go_if_idle(source)
 
@@ -378,12 +375,9 @@ class Simulation:
 
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
-    def _update_routers(self) -> None:
-        self._update_router(self.routers[-1])
-
-    def _update_router(self, router: VirtualRouter) -> None:
+    def _update_router(self) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
-        self._apply(router.set_workers(workers, self.kernel.now_s))
+        self._apply(self.routers[-1].set_workers(workers, self.kernel.now_s))
 
     def _scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""
@@ -399,7 +393,7 @@ class Simulation:
                 break
             self._drain(worker)
         self.fleet.check_budget()
-        self._update_routers()
+        self._update_router()
 
     def _start(self, worker: SimulatedWorker) -> None:
         now_s = self.kernel.now_s
@@ -407,7 +401,6 @@ class Simulation:
             self.kernel.at(now_s + self._start_up_s(), Order.FLEET, self._ready, worker, 0)
 
     def _start_up_s(self) -> float:
-        """Return how long one start-up takes; each draws on."""
         mean_s, cv = self.scenario.cold_start_s, self.scenario.cold_start_cv
         if not cv:
             return mean_s
@@ -429,7 +422,7 @@ class Simulation:
     def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
-            self._update_routers()
+            self._update_router()
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)
@@ -453,7 +446,7 @@ class Simulation:
             held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
             assert held is not None  # noqa: S101 - it was dispatched to this worker
             self.routers[job.router].lost(held, now_s)
-        self._update_routers()
+        self._update_router()
         for job in jobs:
             may_retry = job.first_token_s is None and self.routers[job.router].retry(job, now_s)
             self._start_over(job, may_retry=may_retry)

@@ -20,12 +20,7 @@ from penstock.simulator.servers import SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class SimulationState:
-    """One run's state.
-
-    Attributes:
-        routers: All pickers so far; the last one picks now.
-        gaps: Between successive tokens, over all workers.
-    """
+    """One run's state; of ``routers``, all pickers so far, the last one picks now."""
 
     scenario: Scenario
     kernel: Kernel
@@ -81,7 +76,6 @@ class Scrapes:
         return found
 
     def _tokens_on(self, worker: SimulatedWorker) -> int:
-        """Return the tokens of prompts in flight plus their output so far."""
         server = worker.server
         assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
         server.kv_usage_fraction(self._state.kernel.now_s)

@@ -1,8 +1,7 @@
 """The death of a simulation's picker: the relays, its losses, and what its successor receives.
 
-Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
-For `ELECTION_S` nothing is picked; then the next oldest does. It received the latest prompts as they came, and the others
-report what they have in flight and waiting. A new router takes the dead one's place among the relays.
+Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself, and
+for `ELECTION_S` nothing is picked. The next oldest has received the latest prompts as they came.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Succession:
         group: RouterGroup,
         make: Callable[[], VirtualRouter],
         *,
-        ready: Callable[[VirtualRouter], None],
+        ready: Callable[[], None],
         end: Callable[[Job, JobOutcome], None],
         apply: Callable[[Effects[Job]], None],
     ) -> None:
@@ -47,11 +46,6 @@ class Succession:
         self._open: dict[int, Job] = {}
         self._recent: list[Job] = []
         self.pickers = [make()]
-
-    @property
-    def picker(self) -> VirtualRouter:
-        """The router that picks now."""
-        return self.pickers[-1]
 
     def start(self) -> None:
         """Let the picker die when it should."""
@@ -80,12 +74,12 @@ class Succession:
 
     def _die(self) -> None:
         now_s, dead = self._kernel.now_s, min(self._relays)
-        self.picker.is_away = True
+        self.pickers[-1].is_away = True
         self._relays[self._relays.index(dead)] = self._next_name
         self._next_name += 1
         self._without_until_s = now_s + ELECTION_S
         for job in [job for job in self._open.values() if job.relay == dead]:
-            if self.picker.forget_waiting(job, now_s):
+            if self.pickers[-1].forget_waiting(job, now_s):
                 self._end(job, JobOutcome.FAILED)
             else:
                 # Its worker computes on for no client, at most to the end of the answer.
@@ -93,10 +87,10 @@ class Succession:
         self._kernel.at(self._without_until_s, Order.FLEET, self._succeed)
 
     def _succeed(self) -> None:
-        before, now_s = self.picker, self._kernel.now_s
+        before, now_s = self.pickers[-1], self._kernel.now_s
         after = self._make()
         self.pickers.append(after)
-        self._ready(after)
+        self._ready()
         keys, first = 0, len(self._recent)
         while first and keys < RECENT_KEYS:
             first -= 1

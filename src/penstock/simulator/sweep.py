@@ -1,13 +1,11 @@
-"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds.
-
-A run is a pure function of its `RunSpec`, so the order in which cores finish changes nothing.
-"""
+"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -61,19 +59,14 @@ def map_all(
 ) -> list[dict[str, Any]]:
     """Return ``work`` of every spec, such as `figures_of`, in their order, side by side on several cores."""
     cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
-    if cores == 1:
-        return list(_counted(map(work, specs), on_done))
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        return list(_counted(pool.map(work, specs), on_done))
-
-
-def _counted(
-    results: Iterable[dict[str, Any]], on_done: Callable[[int], None] | None
-) -> Iterable[dict[str, Any]]:
-    for number, result in enumerate(results, start=1):
-        yield result
-        if on_done is not None:
-            on_done(number)
+    pool = ProcessPoolExecutor(cores, mp_context=get_context("spawn")) if cores > 1 else None
+    results = []
+    with pool or nullcontext():
+        for result in map(work, specs) if pool is None else pool.map(work, specs):
+            results.append(result)
+            if on_done is not None:
+                on_done(len(results))
+    return results
 
 
 _SUMMED = (

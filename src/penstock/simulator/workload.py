@@ -1,7 +1,4 @@
-"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate.
-
-Every choice that changes the workload is a field of `WorkloadSpec`, and the results carry all of them.
-"""
+"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate."""
 
 from __future__ import annotations
 
@@ -36,19 +33,15 @@ KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """The source of requests and their transformations, in the order of the fields.
+    """The source of requests and their transformations, in the order of the fields; None: as the source has it.
 
     Attributes:
         source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
-        spread: How Mooncake's batches of equal time are placed in their 3 s; None: poisson for Mooncake,
-            none for others. POISSON draws new ones for every seed.
-        max_input_tokens: Longest prompt; None: no limit.
-        on_long: What happens to longer ones.
-        limit: Most requests; None: all.
+        spread: How Mooncake's batches of equal time are placed in their 3 s. POISSON draws new ones for every seed.
         warmup: Requests at the beginning that are served but not judged.
         copies: Populations side by side: the same requests that many times, each with prefixes and a
             spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
-        tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``; None: they ask for none.
+        tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``.
     """
 
     source: str

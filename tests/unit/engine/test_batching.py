@@ -25,14 +25,14 @@ def test_one_request_from_prompt_to_end(make_engine, request_of):
     assert spans_of(step) == [("a", 0, 8)]
     assert outcome.end_s == pytest.approx(1.008)
     assert outcome.started == [state]
-    assert (engine.outputs_of(state), engine.kv_used_blocks) == (1, 2)
+    assert (engine.batcher.outputs_of(state), engine.pool.used) == (1, 2)
     step, outcome = advance(engine, outcome.end_s)
     assert (step.batch.decode_batch, step.batch.decode_kv_tokens) == (1, 9)
     assert (outcome.steady_tokens, outcome.gap_s) == (1, pytest.approx(0.1))
-    assert engine.kv_used_blocks == 3
+    assert engine.pool.used == 3
     _, outcome = advance(engine, outcome.end_s)
     assert outcome.finished == [state]
-    assert (state.outputs, state.finish_reason, engine.kv_used_blocks) == (3, "length", 0)
+    assert (state.outputs, state.finish_reason, engine.pool.used) == (3, "length", 0)
     assert engine.begin_step(outcome.end_s) is None
     assert engine.is_idle
 
@@ -115,7 +115,7 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     _, outcome = advance(engine)
     # Both need a third block for their ninth token; only one is left.
     step, outcome = advance(engine, outcome.end_s)
-    assert step.batch.preempted == [second]
+    assert list(step.batch.preempted) == [second]
     assert (second.status, second.outputs, second.preemptions) == (Status.WAITING, 1, 1)
     assert engine.counters.preemptions == 1
     while not first.finish_reason:
@@ -127,7 +127,7 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     assert outcome.late_gaps_s == [pytest.approx(freed_s + 1.005 - 1.016)]
     while not second.finish_reason:
         _, outcome = advance(engine, outcome.end_s)
-    assert (second.outputs, engine.kv_used_blocks) == (6, 0)
+    assert (second.outputs, engine.pool.used) == (6, 0)
     assert engine.counters.generation_tokens == 12
 
 
@@ -138,24 +138,7 @@ def test_lowest_priority_is_the_victim(make_engine, request_of):
     engine.add(request_of("high", prompt=8, outputs=6, priority=1))
     _, outcome = advance(engine)
     step, _ = advance(engine, outcome.end_s)
-    assert step.batch.preempted == [low]
-
-
-def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, request_of):
-    """A half-computed prompt is the latest arrival: it gives its own blocks back."""
-    engine = make_engine(blocks=6, budget=16)
-    engine.add(request_of("a", prompt=4, outputs=12))
-    long = engine.add(request_of("long", prompt=20, outputs=1))
-    _, outcome = advance(engine)
-    assert long.status is Status.PREFILLING
-    now_s = outcome.end_s
-    for _ in range(3):
-        _, outcome = advance(engine, now_s)
-        now_s = outcome.end_s
-    while engine.in_flight:
-        _, outcome = advance(engine, outcome.end_s)
-    assert long.outputs == 1
-    assert engine.kv_used_blocks == 0
+    assert list(step.batch.preempted) == [low]
 
 
 def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_of):
@@ -167,18 +150,7 @@ def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_o
     for number in range(500):
         engine.add(request_of(f"r{number}", prompt=4))
         assert engine.abort(f"r{number}", 1.0)
-    assert engine.waiting_for_capacity == 1
-
-
-def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all):
-    """TTFT 1.008 s, then gaps of exactly 0.1 s."""
-    timeline = make_timeline()
-    timeline.submit(request_of("a", outputs=4, arrival_s=5.0))
-    assert timeline.next_due_s() == 5.0
-    ends = [outcome.end_s for outcome in run_all(timeline)]
-    assert ends == pytest.approx([6.008, 6.108, 6.208, 6.308])
-    assert timeline.next_due_s() is None
-    assert timeline.is_idle
+    assert engine.batcher.waiting == 1
 
 
 def test_late_caller_gets_all_steps_with_their_own_times(make_timeline, request_of, run_all):
@@ -228,3 +200,20 @@ def test_abort_before_arrival_is_reached(make_timeline, request_of):
     assert not timeline.abort("a", 1.0)
     assert timeline.is_idle
     assert timeline.next_due_s() is None
+
+
+def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, request_of):
+    """A half-computed prompt is the latest arrival: it gives its own blocks back."""
+    engine = make_engine(blocks=6, budget=16)
+    engine.add(request_of("a", prompt=4, outputs=12))
+    long = engine.add(request_of("long", prompt=20, outputs=1))
+    _, outcome = advance(engine)
+    assert long.status is Status.PREFILLING
+    now_s = outcome.end_s
+    for _ in range(3):
+        _, outcome = advance(engine, now_s)
+        now_s = outcome.end_s
+    while engine.in_flight:
+        _, outcome = advance(engine, outcome.end_s)
+    assert long.outputs == 1
+    assert engine.pool.used == 0

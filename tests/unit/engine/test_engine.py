@@ -18,25 +18,14 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
     """Pinned blocks count as used; the read frees them, a second one is counted as too late."""
     engine = make_engine(role="prefill")
     _, end_s = prefill(engine, request_of("a", prompt=10, outputs=1, pin_blocks=True))
-    assert (engine.kv_used_blocks, len(engine.pinned), engine.in_flight) == (3, 1, 0)
+    assert (engine.pool.used, len(engine.pinned), engine.in_flight) == (3, 1, 0)
     assert engine.pinned.blocks_of("a") == [0, 1, 2]
     assert engine.pinned.expiry_s("a") == end_s + 30
     assert not engine.is_idle
     assert engine.pinned.read([Read("a")]) == []
-    assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
+    assert (engine.pool.used, engine.is_idle) == (0, True)
     assert engine.pinned.read([Read("a")]) == ["a"]
     assert engine.counters.notifications_after_expiry == 1
-
-
-def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
-    """A full cache of pinned prompts leaves a request waiting for capacity until one is read."""
-    engine = make_engine(role="prefill", blocks=4)
-    _, end_s = prefill(engine, request_of("a", prompt=12, outputs=1, pin_blocks=True))
-    engine.add(request_of("b", prompt=8, outputs=1))
-    assert engine.begin_step(end_s) is None
-    assert engine.waiting_for_capacity == 1
-    engine.pinned.read([Read("a")])
-    assert engine.begin_step(end_s) is not None
 
 
 @pytest.mark.parametrize("ends_by", [FinishReason.LENGTH, FinishReason.STOP])
@@ -55,8 +44,8 @@ def test_decode_worker_fetches_then_decodes(make_engine, request_of):
     engine = make_engine(role="decode")
     state = engine.add(request_of("a", prompt=80, outputs=3, load_remote=True))
     assert engine.begin_step(0.0) is None
-    assert (state.status, engine.waiting_deferred, engine.waiting_for_capacity) == (Status.LOADING, 1, 0)
-    assert engine.kv_used_blocks == 20
+    assert (state.status, engine.batcher.loading, engine.batcher.waiting) == (Status.LOADING, 1, 0)
+    assert engine.pool.used == 20
     assert engine.next_event_s() == pytest.approx(1.3)
     step = engine.begin_step(1.3)
     assert (step.batch.spans, step.batch.decode_batch, step.batch.decode_kv_tokens) == ([], 1, 80)
@@ -163,9 +152,9 @@ def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
     engine.add(request_of("a", prompt=40, load_remote=True))
     engine.begin_step(0.0)
     engine.abort("a", 0.1)
-    assert (engine.kv_used_blocks, engine.waiting_deferred, engine.is_idle) == (10, 0, False)
+    assert (engine.pool.used, engine.batcher.loading, engine.is_idle) == (10, 0, False)
     engine.advance(0.9)
-    assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
+    assert (engine.pool.used, engine.is_idle) == (0, True)
     assert engine.take_events().transfers == []
 
 
@@ -178,40 +167,9 @@ def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_
     engine.begin_step(0.0)
     step = engine.begin_step(5.0)
     assert (gone.status, stays.status) == (Status.LOADED, Status.LOADED)
-    assert (engine.waiting_for_capacity, engine.kv_used_blocks) == (2, 6)
+    assert (engine.batcher.waiting, engine.pool.used) == (2, 6)
     engine.abort("gone", 5.0)
-    assert (engine.waiting_for_capacity, engine.kv_used_blocks) == (1, 4)
+    assert (engine.batcher.waiting, engine.pool.used) == (1, 4)
     engine.abort("a", 5.0)
     engine.finish_step(step)
     assert engine.begin_step(step.end_s).batch.joined == [stays]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt": 400}, "exceed the cache"),
-        ({"prompt": 4, "outputs": 0}, "at least one"),
-        ({"prompt": 0}, "at least one"),
-        ({"prompt": 8, "keys": [1]}, "one key per full block"),
-    ],
-)
-def test_impossible_requests_are_refused(make_engine, request_of, options, message):
-    """What could never run, or would corrupt the cache, is not queued."""
-    engine = make_engine()
-    with pytest.raises(ValueError, match=message):
-        engine.add(request_of("a", **options))
-    assert engine.in_flight == 0
-
-
-def test_ids_and_steps_are_guarded(make_engine, request_of):
-    """An id in use, a second step, and a step of another time are refused."""
-    engine = make_engine()
-    engine.add(request_of("a", outputs=9))
-    with pytest.raises(ValueError, match="id in use"):
-        engine.add(request_of("a"))
-    step = engine.begin_step(0.0)
-    with pytest.raises(ValueError, match="finish the running step"):
-        engine.begin_step(0.0)
-    engine.finish_step(step)
-    with pytest.raises(ValueError, match="not running"):
-        engine.finish_step(step)

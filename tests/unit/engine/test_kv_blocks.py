@@ -17,17 +17,6 @@ from penstock.engine.core.kv_blocks import (
 from penstock.engine.core.requests import EngineRequest
 
 
-def test_released_keyed_block_is_found_again():
-    """A released block keeps its content until it is evicted."""
-    pool = BlockPool(4)
-    blocks = pool.claim((), 2)
-    pool.register(blocks, (11, 22))
-    pool.release(blocks)
-    assert pool.used == 0
-    assert pool.count_hits([11, 22, 33], 3) == 2
-    assert pool.claim([11, 22], 3)[:2] == blocks
-
-
 @pytest.mark.parametrize(("limit", "expected"), [(0, 0), (1, 1), (2, 2), (5, 2)])
 def test_hits_stop_at_the_limit_and_at_the_first_miss(limit, expected):
     """Only a leading run of cached keys counts."""
@@ -80,7 +69,6 @@ def test_free_and_used_blocks_always_add_up(capacity, actions):
         in_use = {block for blocks in held for block in blocks}
         assert pool.used == len(in_use)
         assert pool.free + pool.used == capacity
-        assert pool.cached <= capacity
     for blocks in held:
         pool.release(blocks)
     assert pool.used == 0
@@ -132,44 +120,19 @@ def test_full_blocks_are_stored_once_and_name_the_block_before_them(timeline, ru
     assert run(line, run_all, request("2", other), request("3", one)) == [stored(other, 2, 3)]
 
 
-def test_eviction_removes_ends_first(timeline, run_all):
-    """Eight blocks hold both prompts of four; a third of three evicts the end of the first."""
-    prompts = [text("a", 4), text("b", 4), text("c", 3)]
-    line = timeline()
-    for number, prompt in enumerate(prompts[:2]):
-        run(line, run_all, request(str(number), prompt))
-
-    facts = run(line, run_all, request("2", prompts[2]))
-
-    evicted = prefix_keys(prompts[0], BLOCK)[:0:-1]
-    assert facts == [BlocksRemoved(tuple(evicted)), stored(prompts[2], 0, 3)]
-
-
-def test_generated_blocks_are_not_told(timeline, run_all):
-    """Nine outputs fill two more blocks, which no prompt can name; nor is their eviction told."""
-    prompt = text("a", 1)
-    line = timeline(blocks=4)
-
-    assert run(line, run_all, request("1", prompt, outputs=9)) == [stored(prompt, 0, 1)]
-
-    other = text("b", 4)
-    removed = BlocksRemoved(tuple(prefix_keys(prompt, BLOCK)))
-    assert run(line, run_all, request("2", other)) == [removed, stored(other, 0, 4)]
-
-
 def test_clearing_forgets_all_at_once(timeline, run_all):
     """Not while a request reads its blocks. What was not yet taken no longer matters; the next request stores anew."""
     prompt = text("a", 2)
     line = timeline()
     line.submit(request("1", prompt))
     line.run_until(0.0, max_steps=1)
-    assert not line.engine.clear_cache()
-    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 2
+    assert not line.engine.pool.clear()
+    assert line.engine.pool.count_hits(prefix_keys(prompt, BLOCK)) == 2
     run_all(line)
 
-    assert line.engine.clear_cache()
+    assert line.engine.pool.clear()
     assert line.engine.take_kv_facts() == [CacheCleared()]
-    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 0
+    assert line.engine.pool.count_hits(prefix_keys(prompt, BLOCK)) == 0
     assert run(line, run_all, request("2", prompt)) == [stored(prompt, 0, 2)]
 
 
@@ -203,7 +166,7 @@ def test_facts_add_up_to_the_cache(timeline, run_all, seed):
     for prompt in prompts:
         keys = prefix_keys(prompt, BLOCK)
         held = next((place for place, key in enumerate(keys) if key not in known), len(keys))
-        assert held == line.engine.cached_blocks(keys)
+        assert held == line.engine.pool.count_hits(keys)
         assert [known[key] for key in keys[:held]] == [prompt[at * WIDTH :][:WIDTH] for at in range(held)]
 
 

@@ -59,15 +59,11 @@ def test_chunking_does_not_change_ttft(chunks):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected_s"), [(0, 0.0), (50, 0.05), (100, 0.1), (150, 0.25), (200, 0.4), (300, 0.4 + 0.2)]
+    ("tokens", "expected_s"), [(0, -0.2), (50, -0.05), (100, 0.1), (150, 0.25), (200, 0.4), (300, 0.4 + 0.2)]
 )
 def test_table_prefill_interpolates_and_extends(tokens, expected_s):
     """Linear between points, the first segment goes on below, the fit's growth above."""
     table = TablePrefill((100, 200), (0.1, 0.4), QuadraticPrefill(5.0, 0.002, 0.0))
-    if tokens == 50:
-        expected_s = 0.1 - 50 * 0.003
-    if tokens == 0:
-        expected_s = 0.1 - 100 * 0.003
     assert table.ttft_s(tokens) == pytest.approx(expected_s)
 
 

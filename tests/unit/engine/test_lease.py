@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.lease import HeartbeatSchedule, LeaseTable, LeaseTerms, ReadProgress, reads_of
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTable, LeaseTerms, PinnedPrompts, reads_of
+from penstock.engine.core.requests import EngineCounters, EngineRequest, EngineRole, RequestState
 
 
 @pytest.mark.parametrize(
@@ -32,8 +33,15 @@ def test_all_reads_in_any_order_end_it_with_the_last(source, reader, random):
     assert {each.rank for each in reads} == set(range(source))
     assert {each.reader for each in reads} == set(range(reader))
     random.shuffle(reads)
-    progress = ReadProgress(source)
-    assert [progress.note(each) for each in reads] == [False] * (len(reads) - 1) + [True]
+    freed, counters = [], EngineCounters()
+    kept = PinnedPrompts(
+        LeaseTerms(), EngineRole.PREFILL, ranks=source, counters=counters, release=freed.append
+    )
+    kept.keep(RequestState(EngineRequest("a", 8, 1, 0.0), 0, 8, remote_pending=False), 0.0)
+    for each in reads:
+        assert not freed
+        assert kept.read([each, each][: 1 + (each is not reads[-1])]) == []
+    assert len(freed) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,22 @@ def test_ended_leases_do_not_pile_up():
         table.end(f"r{number}")
     assert len(table._heap) < 200
     assert table.expire(30) == [("kept", 30)]
+
+
+def test_heartbeats_go_out_in_rounds_one_message_for_each_engine():
+    """The first at once, waiting or not; a request that comes between two rounds waits for the next."""
+    schedule = HeartbeatSchedule(5)
+    assert schedule.next_s() is None
+    schedule.track("p0", "a")
+    assert schedule.next_s() < 0
+    assert schedule.due(100) == {"p0": ["a"]}
+    schedule.track("p0", "b")
+    schedule.track("p1", "c")
+    assert (schedule.due(104.9), schedule.next_s()) == ({}, 105)
+    assert schedule.due(105) == {"p0": ["a", "b"], "p1": ["c"]}
+    for engine, request in (("p0", "a"), ("p0", "a"), ("p0", "b"), ("p1", "c"), ("p9", "unknown")):
+        schedule.untrack(engine, request)
+    assert (schedule.next_s(), schedule.due(1000)) == (None, {})
 
 
 operations = st.lists(
@@ -86,19 +110,3 @@ def test_the_table_is_a_map_of_expiries(steps):
             model = {each: end for each, end in model.items() if each not in due}
         assert table.next_expiry_s() == min(model.values(), default=None)
         assert {name: table.expiry_s(name) for name in model} == model
-
-
-def test_heartbeats_go_out_in_rounds_one_message_for_each_engine():
-    """The first at once, waiting or not; a request that comes between two rounds waits for the next."""
-    schedule = HeartbeatSchedule(5)
-    assert schedule.next_s() is None
-    schedule.track("p0", "a")
-    assert schedule.next_s() < 0
-    assert schedule.due(100) == {"p0": ["a"]}
-    schedule.track("p0", "b")
-    schedule.track("p1", "c")
-    assert (schedule.due(104.9), schedule.next_s()) == ({}, 105)
-    assert schedule.due(105) == {"p0": ["a", "b"], "p1": ["c"]}
-    for engine, request in (("p0", "a"), ("p0", "a"), ("p0", "b"), ("p1", "c"), ("p9", "unknown")):
-        schedule.untrack(engine, request)
-    assert (schedule.next_s(), schedule.due(1000)) == (None, {})

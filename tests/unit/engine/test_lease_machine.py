@@ -202,7 +202,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Exactly those: none is freed that may be read, and none stays that nobody may read."""
         if self.engine is not None:
             held = set().union(*self.blocks.values()) if self.blocks else set()
-            assert self.engine.kv_used_blocks == self.engine.pinned.blocks == len(held)
+            assert self.engine.pool.used == self.engine.pinned.blocks == len(held)
             for name, blocks in self.blocks.items():
                 assert set(self.engine.pinned.blocks_of(name)) == blocks
 
@@ -210,7 +210,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Whatever crashed or was lost: once time has passed, every block is free."""
         if self.engine is not None:
             self.engine.advance(max(self.ends.values(), default=self.now_s))
-            assert (self.engine.kv_used_blocks, len(self.engine.pinned)) == (0, 0)
+            assert (self.engine.pool.used, len(self.engine.pinned)) == (0, 0)
             assert self.engine.is_idle
 
 

@@ -82,15 +82,18 @@ def test_unknown_profile_lists_the_known_ones():
         profiles.load("h300")
 
 
+OWN = (
+    "{name: mine, gpu: G, model: M, precision: P, tensor_parallel: 1, kv: {bytes_per_token: 10, source: me, KV},"
+    " prefill: {kind: quadratic, overhead_ms: 1, per_token_ms: 1, per_token2_ms: 0, source: me},"
+    " decode: {kind: linear, base_ms: 1, per_sequence_ms: 0, per_kv_token_ms: 0, source: me}}"
+)
+NO_ROOM = "{gpu_memory_bytes: 10, gpu_memory_utilization: 0.9, weight_bytes: 100, reserve_bytes_per_gpu: 0}"
+
+
 def test_own_profile_by_path(tmp_path):
     """A user's file is read like a shipped one."""
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "{name: mine, gpu: G, model: M, precision: P, tensor_parallel: 1,"
-        " kv: {bytes_per_token: 10, measured_tokens: 1000, source: me},"
-        " prefill: {kind: quadratic, overhead_ms: 1, per_token_ms: 1, per_token2_ms: 0, source: me},"
-        " decode: {kind: linear, base_ms: 1, per_sequence_ms: 0, per_kv_token_ms: 0, source: me}}"
-    )
+    path.write_text(OWN.replace("KV", "measured_tokens: 1000"))
     assert profiles.load(str(path)).kv_capacity_tokens == 1000
     with pytest.raises(ConfigError, match="cannot read it"):
         profiles.load(str(tmp_path / "absent.yaml"))
@@ -104,23 +107,12 @@ def test_own_profile_by_path(tmp_path):
         ("{}", "tensor_parallel: Field required"),
         ("kv: {bytes_per_token: 1, source: s}", "exactly one of measured_tokens and derived"),
         ("colour: red", "colour: Extra inputs are not permitted"),
+        (OWN.replace("KV", f"derived: {NO_ROOM}"), "leave no memory"),
     ],
 )
 def test_broken_profiles_are_refused(text, message):
     """Every problem is named with its key."""
     with pytest.raises(ConfigError, match=message):
-        parse(text, origin="test")
-
-
-def test_weights_that_do_not_fit_are_refused():
-    """A derived capacity of nothing is a configuration error."""
-    text = (
-        "{name: m, gpu: G, model: M, precision: P, tensor_parallel: 1, kv: {bytes_per_token: 10, source: s, derived:"
-        " {gpu_memory_bytes: 10, gpu_memory_utilization: 0.9, weight_bytes: 100, reserve_bytes_per_gpu: 0}},"
-        " prefill: {kind: quadratic, overhead_ms: 1, per_token_ms: 1, per_token2_ms: 0, source: s},"
-        " decode: {kind: linear, base_ms: 1, per_sequence_ms: 0, per_kv_token_ms: 0, source: s}}"
-    )
-    with pytest.raises(ConfigError, match="leave no memory"):
         parse(text, origin="test")
 
 

@@ -40,6 +40,43 @@ async def test_stream_interval_merges_tokens(serving):
     assert [len(event["choices"][0]["text"]) // 4 for event in events] == [1, 3, 3, 2]
 
 
+@pytest.mark.parametrize("interval", [1, 4])
+async def test_merged_tokens_are_cut_alike(serving, interval):
+    """A stop ends the text where it begins, whatever the number of tokens an event carries."""
+    async with serving(stream_interval=interval) as client:
+        text = (await client.complete(max_tokens=20))["choices"][0]["text"]
+        events = await events_of(await client.stream(max_tokens=20, stop=text[41:48]))
+
+    assert "".join(event["choices"][0]["text"] for event in events) == text[:41]
+    assert events[-1]["choices"][0]["stop_reason"] == text[41:48]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_continuous_usage_counts_up(serving, path):
+    """As some load generators ask: every event has the counts so far, the last one the whole."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {}
+    async with serving(stream_interval=4) as client:
+        events = await events_of(await client.stream(path, max_tokens=3, stream_options=options, **fields))
+
+    counts = [event["usage"] for event in events if "usage" in event]
+    assert [each["completion_tokens"] for each in counts] == [1, 2, 3, 3]
+    assert events[-1]["choices"] == []
+    assert len({each["prompt_tokens"] for each in counts}) == 1
+
+
+async def test_seeds_choose_the_words(serving):
+    """The same again for the same seed."""
+    async with serving() as client:
+        one, again, other, none = [
+            (await client.complete(max_tokens=5, **seed))["choices"][0]["text"]
+            for seed in ({"seed": 1}, {"seed": 1}, {"seed": 2}, {})
+        ]
+
+    assert one == again
+    assert len({one, other, none}) == 3
+
+
 async def test_request_id_is_carried_through(serving):
     """The caller's id comes back in header and body; two requests may share it; one that breaks logs is not taken."""
     async with serving() as client:
@@ -75,23 +112,23 @@ async def test_errors_have_openai_form(serving, path, body, status, kind):
 
 
 async def test_client_that_leaves_ends_its_request(serving):
-    """A broken stream is aborted: none of its answers runs on, and the blocks are free."""
+    """A broken stream is aborted: it runs on no more, and the blocks are free."""
     async with serving(speed=1.0) as client:
-        response = await client.stream(max_tokens=1000, n=4)
+        response = await client.stream(max_tokens=1000)
         await anext(aiter(response))
-        await client.until(RUNNING, 4)
+        await client.until(RUNNING, 1)
         response.abort()
         await client.until(RUNNING, 0)
-        assert await client.metric(ENDED, finished_reason="abort") == 4
+        assert await client.metric(ENDED, finished_reason="abort") == 1
         assert await client.metric("vllm:kv_cache_usage_perc") == 0
 
 
 async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
-    """A client that stops reading gets every token of every answer once it reads again, while others are served."""
+    """A client that stops reading gets every token once it reads again, while others are served."""
     async with serving(speed=1000.0) as client:
-        slow = await client.stream(max_tokens=15_000, n=2)
+        slow = await client.stream(max_tokens=30_000)
         slow.pause()
-        await client.until(ENDED, 2, finished_reason="length")
+        await client.until(ENDED, 1, finished_reason="length")
         assert not client.server.worker.is_idle
         await client.complete(max_tokens=3)
         slow.resume()
@@ -121,8 +158,8 @@ async def test_error_after_the_first_token_breaks_the_stream(serving):
     async with serving(speed=1.0) as client:
         response = await client.stream(max_tokens=1000)
         await anext(aiter(response))
-        (stream,) = client.server.worker._streams.values()
-        stream.fail("broken", 500, "KVLoadError")
+        (reply,) = client.server.worker._replies.values()
+        reply.fail("broken", 500, "KVLoadError")
         with pytest.raises(StreamBroken):
             async for _ in response:
                 pass

@@ -27,15 +27,8 @@ def test_defaults_follow_the_profile():
     assert settings.served_names == ("llama",)
     assert settings.load_failure is LoadFailurePolicy.FAIL
     assert settings.engine.lease.duration_s == 30
-
-
-def test_small_caches_shorten_the_longest_sequence():
-    """Without --max-model-len a sequence may fill the cache."""
+    assert settings.engine.preemption is None
     assert resolve(flags(num_gpu_blocks_override=100)).max_model_len == 1600
-
-
-def test_many_sequences_raise_the_token_budget():
-    """A step holds at least one token of each sequence."""
     assert resolve(flags(max_num_seqs=10_000)).engine.limits.max_num_batched_tokens == 10_000
 
 
@@ -77,7 +70,6 @@ def test_prompts_may_be_sped_up_and_decode_is_not():
         ({"startup_s": float("inf")}, "--startup-seconds"),
         ({"prefill_speedup": 0.5}, "--prefill-speedup: 0.5 must be finite and at least 1"),
         ({"prefill_speedup": float("inf")}, "--prefill-speedup"),
-        ({"scheduling_policy": "lifo"}, "--scheduling-policy: 'lifo' must be fcfs or priority"),
         ({"kv_transfer_config": "{"}, "--kv-transfer-config: JSON"),
         ({"kv_transfer_config": '{"kv_role": "both"}'}, "--kv-transfer-config: kv_role"),
         ({"kv_transfer_config": '{"kv_rolle": "kv_both"}'}, "--kv-transfer-config: kv_rolle: Extra inputs"),
@@ -121,13 +113,6 @@ def test_host_memory_becomes_blocks_and_links_add_up():
     terms = resolve(tiered_flags({"swapGigabytes": 64, "maxPerRequest": 2})).engine.preemption
     assert (terms.max_per_request, terms.reserved_fraction, terms.host_blocks) == (2, 0.3, 12207)
     assert terms.host_link == LinkTerms(0.001, 200e9)
-
-
-def test_without_it_the_worker_is_vllms():
-    """The priority policy alone preempts as vLLM does, and the whole cache is everybody's."""
-    settings = resolve(tiered_flags())
-    assert settings.engine.preemption is None
-    assert settings.max_model_len == 16_000
 
 
 def test_the_longest_request_fits_beside_the_reserve():

@@ -12,10 +12,9 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report.analysis import GpuUse, violations
-from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
-from penstock.simulator.counterfactual import MOST_SPLITS, Effort, compare, recorded_traffic, setting_of
+from penstock.simulator.counterfactual import MOST_SPLITS, compare, recorded_traffic, setting_of
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
@@ -187,26 +186,13 @@ def test_a_distorted_run_is_not_what_others_are_held_against():
     assert any("held against adaptive as it was simulated" in note for note in found.notes)
 
 
-def test_an_aggregated_graph_has_fleets_of_one_kind():
-    """Each worker does both; one after the other is tried."""
-    found = compare(report_of(results_of(30)), graph_of("aggregated"))
-
-    assert [each.name for each in found.fixed][:2] == ["fleet of 1", "fleet of 2"]
-    assert any(line.startswith("a fixed fleet of ") for line in sentences(found))
-
-
 def test_the_work_is_bounded_and_says_so():
-    """Two fleets and no more, with a note that it was not all; without any time left no half of a figure."""
-    begun = []
-    report = report_of(results_of(30))
+    """Without any time left there is no half of a figure, and a note that it was not all."""
+    found = compare(report_of(results_of(30)), GRAPH, cpu_s=1e-9)
 
-    found = compare(report, GRAPH, effort=Effort(fleets=2), on_fleet=begun.append)
-    nothing = compare(report, GRAPH, effort=Effort(cpu_s=1e-9))
-
-    assert len(begun) == 2
-    assert any(note.startswith("the search was ended after 2 fleets") for note in found.notes)
-    assert [each.source for each in nothing.outcomes] == ["measured"]
-    assert nothing.fixed == ()
+    assert any(note.startswith("the search was ended after 1e-09 s") for note in found.notes)
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
 
 
 # -- the traffic ----------------------------------------------------------------------------------------
@@ -319,20 +305,6 @@ def test_the_ledgers_planner_is_simulated_and_may_act():
     assert not setting.planner.no_operation
     assert (setting.planner.ttft_slo_s, setting.base.slo_s) == (3, 3)
     assert setting.has_ledger
-
-
-def test_without_a_ledger_the_graphs_planner_is_not_passed_off_as_what_served():
-    """Its budget bounds the fleets; nothing says that it was at work."""
-    setting = setting_of(report_of(), graph_of(budget=6))
-
-    assert (setting.has_ledger, setting.base.max_gpus) == (False, 6)
-
-
-def test_without_a_budget_fleets_hold_what_the_run_held():
-    """A comparison needs an end."""
-    setting = setting_of(report_of(planner=planner_run(max_gpu_budget=None), gpu_hours=3.0), GRAPH)
-
-    assert (setting.base.max_gpus, setting.planner.max_gpu_budget) == (5, 5)
 
 
 def requests_at(rps):

@@ -38,19 +38,9 @@ MAX_AGE_S = 10.0
 
 @dataclass(frozen=True)
 class _Script:
-    """What happens; one value of a tuple holds for `PIECE_S`.
+    """What happens; one value of a tuple holds for `PIECE_S`, None is unknown.
 
-    Attributes:
-        mode: That decides.
-        is_aggregated: One pool in place of two.
-        kv: KV usage of every worker; None unknown.
-        queue: Requests that wait for prefill.
-        demand: Requests/s at the frontend; None unknown.
-        is_refusing: The backend refuses every change.
-        is_away: The backend cannot be read in the piece's first `AWAY_S`.
-        restarts_s: When the planner's process is replaced.
-        start_s: How long a replica takes to start.
-        never_ready: Roles whose new replicas never start.
+    The backend refuses every change, or cannot be read in a piece's first `AWAY_S`.
     """
 
     mode: Mode
@@ -95,11 +85,7 @@ def scripts(draw):
 
 @dataclass
 class _Backend:
-    """Pools whose replicas start and drain, and their load, as functions of time; one for each driver.
-
-    Attributes:
-        calls: Every change asked for: time, role, replicas, whether it was taken.
-    """
+    """Pools whose replicas start and drain, and their load, as functions of time; one for each driver."""
 
     script: _Script
     calls: list = field(default_factory=list)

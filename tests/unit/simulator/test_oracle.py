@@ -11,7 +11,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.baselines.oracle import size_at
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
-from penstock.simulator.baselines import baseline_settings, configured
+from penstock.simulator.baselines import configured
 from penstock.simulator.oracle import (
     ScheduleTarget,
     Utilisation,
@@ -65,17 +65,6 @@ def test_needs_are_the_work_of_the_arrivals(split_world):
     assert found[Role.PREFILL][320:].max() == 0
 
 
-@pytest.mark.parametrize("smoothing_s", [15.0, 240.0, float("inf")])
-def test_smoothing_moves_work_and_loses_none(split_world, smoothing_s):
-    """The mean over a longer time has the same sum, and no higher peak."""
-    sharp = needs(tripled(), split_world(), AT)[Role.PREFILL]
-    smooth = needs(tripled(), split_world(), replace(AT, smoothing_s=smoothing_s))[Role.PREFILL]
-
-    # What an average begins before time 0 with is not there.
-    assert smooth.sum() == pytest.approx(sharp.sum(), rel=0.25)
-    assert smooth.max() <= sharp.max()
-
-
 # -- the queue --------------------------------------------------------------------------------------
 
 
@@ -104,19 +93,6 @@ def test_replicas_are_asked_for_their_start_up_before_they_are_needed(oracle_wor
 
     assert size_at(found, 20.0) < size_at(found, 65.0)
     assert size_at(found, 65.0) >= 3
-
-
-def test_a_gap_shorter_than_a_start_up_is_kept(oracle_world):
-    """Bursts 50 s apart: with 60 s to start nothing is given back between them, with 5 s it is."""
-    text = "step:rate=0.2,peak=20,step_s=50,step_length_s=50,every_s=100,duration_s=350,input_tokens=8000,length_cv=0"
-    requests = prepare(WorkloadSpec(text), seed=0).requests
-
-    slow, fast = (
-        schedule(requests, oracle_world(cold_start_s=cold_s), AIM)[Role.PREFILL] for cold_s in (60.0, 5.0)
-    )
-
-    assert min(size_at(slow, at_s) for at_s in range(60, 280)) >= 2
-    assert min(size_at(fast, at_s) for at_s in range(60, 280)) == 1
 
 
 @pytest.mark.parametrize(
@@ -174,15 +150,6 @@ def test_only_a_simulation_with_a_profile_has_an_oracle(simple_world):
         ConfigError, match=r"mode oracle: it plans with a latency profile.*--profile one of a100"
     ):
         configured(DecideConfig(), FREE, simple_world().pools)
-
-
-def test_settings_of_others_come_from_the_profile(split_world, simple_world):
-    """A prefill step of 8,192 tokens, the KV cache; the simple server's constants."""
-    split, simple = baseline_settings(split_world().pools), baseline_settings(simple_world().pools)
-
-    assert split.prefill_tokens_per_s == pytest.approx(14_900, rel=0.02)
-    assert split.kv_tokens == pytest.approx(437_000, rel=0.02)
-    assert (simple.prefill_tokens_per_s, simple.kv_tokens) == (1000.0, 100_000.0)
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])

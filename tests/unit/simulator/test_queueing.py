@@ -7,9 +7,8 @@ import pytest
 
 from penstock.api import Role
 from penstock.engine import profiles
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, SimpleModel, unbounded_router
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.traces import TraceRequest
 
 COUNT = 8000
@@ -31,16 +30,6 @@ def mean_wait(scenario, requests):
     recording = Simulation(scenario, requests).run()
     service = recording.requests.prompt_tokens * scenario.pools[0].model.prefill_s_per_token
     return float((recording.requests.ttft_s - service)[COUNT // 10 :].mean())
-
-
-@pytest.mark.parametrize("load", [0.5, 0.7])
-def test_exponential_prompts_wait_as_in_m_m_1(simple_world, load):
-    """Wq = rho / (1 - rho) mean service times."""
-    requests = workload(load, lambda rng: np.ceil(rng.exponential(1000, COUNT)))
-
-    waited_s = mean_wait(simple_world(sample_s=1000.0), requests)
-
-    assert waited_s == pytest.approx(load / (1 - load), rel=0.15)
 
 
 def test_waits_follow_lindley_s_recursion_to_the_digit(simple_world):
@@ -121,21 +110,6 @@ def test_a_busy_prefill_worker_does_its_prompts_back_to_back(split_world, reques
 
     ends = np.array(sorted(job.prefilled_s for job in world.jobs))
     assert ends == pytest.approx(step_s * np.arange(1, 41), rel=1e-6)
-
-
-def test_two_workers_in_turn_are_two_worlds(simple_world):
-    """Round robin without a queue: every second request waits as if there were nothing else."""
-    spec = WorkloadSpec("poisson:rate=1,duration_s=500,input_tokens=1500,output_tokens=1")
-    requests = prepare(spec, seed=2).requests
-    given = {
-        "policy": "round-robin",
-        "model": SimpleModel("test", 0.001, 100_000, slot_requests=len(requests)),
-    }
-
-    both = Simulation(simple_world(2, **given), requests).run().requests.ttft_s
-    alone = Simulation(simple_world(1, **given), requests[::2]).run().requests.ttft_s
-
-    assert both[::2] == pytest.approx(alone)
 
 
 def test_a_prompt_that_was_seen_costs_its_new_tokens_only(whole, request_at):

@@ -96,28 +96,6 @@ def test_without_a_picker_arrivals_wait_for_the_next(simple_world, request_at):
     assert all(job.handed_s >= 0.95 + ELECTION_S for job in held)
 
 
-def test_news_count_other_routers_jobs(request_at):
-    """What other routers have pending at "a" sends the next request to "b"."""
-    router = routing(placed("least-pending"))
-    router.set_workers([Server("a"), Server("b")], 0.0)
-    router.core.set_peer_loads({"a": (5000, None), "b": (10, None)}, 0.0)
-    request = request_at(0.0)
-
-    assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
-    assert router.core.entry_queue.load_of("b", 0.0)[0] == 1010
-
-
-def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
-    """One prefix in a burst: both of its pair are late, and its queue is shared out between them."""
-    requests = [request_at(0.01 * i, 1000, ids=(1, 500 + i), line=i + 1) for i in range(40)]
-    router = placed("dualmap")
-    moving = Simulation(simple_world(4, router=router), requests)
-
-    moving.run()
-
-    assert len({job.worker for job in moving.jobs}) >= 2
-
-
 def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     """As live: an aggregated worker whose prompts are computed is not idle while it answers."""
     router, chains = routing(placed("least-loaded"), slot_requests=None), PrefixChains(0)
@@ -131,7 +109,7 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     assert router.core.entry_queue.load_of(first, 0.5)[0] == 1000
     assert dispatched(router, jobs[1], 1.0) != first
 
-    router.left_entry(jobs[0], 2.0)
+    router.left(jobs[0].assignment, 2.0)
     assert router.core.entry_queue.load_of(first, 0.5)[0] == 0
 
 

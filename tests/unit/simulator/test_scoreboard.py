@@ -14,11 +14,10 @@ from penstock.simulator.scoreboard import (
     measures,
     reversals,
     score,
-    violation_s,
 )
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import add_regrets
-from penstock.simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
+from penstock.simulator.workload import Workload, ideal_hits
 from penstock.workload.arrivals import Spread
 
 
@@ -91,15 +90,6 @@ def test_the_bound_is_one_endless_cache(request_at):
     assert ideal_hits(requests) == [0, 1024, 0, 999]
 
 
-def test_a_rate_is_reached_by_stretching_time():
-    """The mean rate is what was asked for, the order is the trace's."""
-    workload = prepare(WorkloadSpec("mooncake", max_input_tokens=20_480), seed=3, qps=7.5)
-
-    assert workload.rate_rps == pytest.approx(7.5)
-    assert workload.truncated > 0
-    assert [r.line for r in workload.requests] == list(range(1, 609))
-
-
 @given(st.lists(st.tuples(st.floats(1e-4, 10.0), st.integers(1, 50)), min_size=1, max_size=40))
 def test_gap_percentiles_are_exact_to_a_bin(pairs):
     """Within 1% of the nearest rank of the expanded list."""
@@ -150,15 +140,6 @@ def test_a_reversal_is_a_change_against_the_roles_last_one():
 
     assert reversals(made) == 2
     assert reversals([]) == 0
-
-
-def test_ten_seconds_with_fewer_than_nine_in_ten_in_time_are_violated():
-    """9 of 10 are fine, 8 of 10 are not, a window without arrivals is neither."""
-    arrivals = np.array([*np.linspace(0, 9, 10), *np.linspace(20, 29, 10)])
-    good = np.array([True] * 9 + [False] + [True] * 8 + [False] * 2)
-
-    assert violation_s(arrivals, good) == 10.0
-    assert violation_s(np.empty(0), np.empty(0, dtype=bool)) == 0.0
 
 
 def test_slow_tokens_miss_the_second_target_only(split_world, request_at):

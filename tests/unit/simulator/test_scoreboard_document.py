@@ -14,17 +14,8 @@ def bench():
     """The bench's modules; it is a folder of scripts."""
     sys.path.insert(0, str(FOLDER))
     try:
-        names = (
-            "workloads",
-            "cells",
-            "board",
-            "results",
-            "reference",
-            "choice",
-            "gate",
-            "conformance",
-            "pictures",
-        )
+        names = ("workloads", "cells", "board", "results", "reference")
+        names += ("choice", "gate", "conformance", "pictures")
         return {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(FOLDER))
@@ -46,40 +37,6 @@ def row(case, policy, both, gpu_hours, *, seed=0, fleet=None, bins=((1.0,), (1.0
         "bins": dict(zip(("requests", "in_time", "gpu_hours"), bins, strict=True)),
         **zeros,
     }
-
-
-@pytest.fixture
-def board(bench):
-    """Two cases: one tuned, with a seed that is held out; one that is held out."""
-    cases = [case for case in bench["workloads"].cases(None) if case.name in {"sine", "short-long"}]
-    rows = [
-        row("sine", "adaptive", 0.80, 1.0),
-        row("sine", "adaptive", 0.90, 3.0, seed=1),
-        row("sine", "hpa", 0.90, 1.0),
-        row("sine", "oracle", 1.0, 1.6),
-        row("sine", "oracle-one-step", 1.0, 2.0),
-        row("sine", "static, hindsight", 0.9, 2.5, fleet=(3, 1)),
-        row("short-long", "adaptive", 0.995, 1.0),
-        row("short-long", "keda", 0.995, 0.5),
-        row("short-long", "oracle", 1.0, 1.0),
-        row("short-long", "oracle-one-step", 1.0, 1.0),
-    ]
-    return bench["board"].Board(cases, rows, ["adaptive", "hpa", "keda"], "adaptive")
-
-
-def test_a_part_says_what_was_left_out_and_what_came_before(bench, board):
-    """A reader sees which cases were not run, and how far behind a fixed fleet of its cost the default was and is."""
-    rows = [row("sine", "static, equal GPU-hours", 0.95, 1.9, fleet=(2, 1))]
-    now, before = (
-        bench["board"].Board(
-            board.cases, [row("sine", "adaptive", share, 2.0), *rows], ["adaptive"], "adaptive"
-        )
-        for share in (0.9, 0.8)
-    )
-    found = bench["results"].document(now, [], [], "run", before=before, left_out=["flash", "day"])
-
-    assert "**A part of the suite.** Not run: flash, day." in found
-    assert "| sine | 80.0% for 2.00 | 15.0 | 90.0% for 2.00 | 2+1: 95.0% for 1.90 | 5.0 | 4.5 |" in found
 
 
 @pytest.mark.parametrize(
@@ -128,23 +85,6 @@ def test_cases_have_a_budget_for_their_fleet_and_a_workload_that_exists(bench):
         assert scenario.planner.max_gpu_budget == case.budget
 
 
-def test_fixed_fleets_to_compare_with_are_chosen_by_cost_and_in_hindsight(bench):
-    """The best that is no dearer, none where none is; the cheapest that serves 99%, else the one that serves most."""
-    case = next(case for case in bench["workloads"].cases(None) if case.name == "sine")
-    tried = [
-        {"fleet": [2, 1], "in_time": 0.5, "mean_gpus": 3.0},
-        {"fleet": [3, 2], "in_time": 0.991, "mean_gpus": 5.0},
-        {"fleet": [4, 2], "in_time": 1.0, "mean_gpus": 6.0},
-    ]
-
-    def chosen(mean_gpus, fleets):
-        cells = bench["reference"].static_cells(case, 0, {"static": fleets}, mean_gpus)
-        return {cell.policy: cell.fleet for cell in cells}
-
-    assert chosen(7.0, tried) == {"static, equal GPU-hours": (4, 2), "static, hindsight": (3, 2)}
-    assert chosen(2.0, tried[:1]) == {"static, hindsight": (2, 1)}
-
-
 def test_new_workloads_and_seeds_are_tuned_or_held_out_by_their_names(bench):
     """A rule that nobody can bend after a result: both kinds exist, and one of two seeds of a tuned one is held out."""
     split = importlib.import_module("split")
@@ -160,24 +100,3 @@ def test_new_workloads_and_seeds_are_tuned_or_held_out_by_their_names(bench):
         if case.is_tuned
     )
     assert not split.is_tuned_seed("regimes", 0)
-
-
-def test_what_comes_after_two_hours_is_reported_apart(bench):
-    """In time and GPU-hours of the later five-minute bins; nothing of a short run."""
-    case = next(case for case in bench["workloads"].cases(None) if case.name == "cycles")
-    rows = [
-        row("cycles", "adaptive", 0.9, 3.0, bins=([10.0] * 36, [5.0] * 24 + [10.0] * 12, [0.25] * 36)),
-        row("cycles", "static, hindsight", 0.99, 4.0, bins=([10.0] * 36, [10.0] * 36, [0.25] * 36)),
-    ]
-    board = bench["board"].Board([case], rows, ["adaptive"], "adaptive")
-    found = bench["results"].document(board, [], [], "run")
-
-    assert board.of(case, "adaptive")["later"] == {"in_time": {"both": 1.0}, "gpu_hours": 3.0}
-    assert "| cycles | 100.0% 3.00 | 100.0% 3.00 |" in found
-    assert "where a case lasts longer: met on 1 of 1 cases (cycles)." in found
-    assert (
-        bench["board"]
-        .Board([case], [row("cycles", "hpa", 0.9, 3.0)], ["hpa"], "hpa")
-        .of(case, "hpa")["later"]
-        is None
-    )

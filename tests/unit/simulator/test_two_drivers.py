@@ -136,11 +136,11 @@ class Virtual:
     def prefilled(self, index):
         """End a prefill."""
         job, now_s = self.jobs[index], self.script.now_s
-        self.apply(self.router.prefilled(job, now_s) + self.router.left_entry(job, now_s))
+        self.apply(self.router.prefilled(job, now_s) + self.router.left(job.assignment, now_s))
 
     def finished(self, index):
         """End an answer."""
-        self.apply(self.router.left_decode(self.jobs[index], self.script.now_s))
+        self.apply(self.router.left(self.jobs[index].decode_assignment, self.script.now_s))
 
     def lost(self, index):
         """Let a worker die under a request."""

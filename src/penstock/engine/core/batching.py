@@ -18,12 +18,7 @@ from penstock.engine.core.requests import PreemptionKind, RequestState, Status
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk of one prompt: tokens [start, end) are computed in this step.
-
-    Attributes:
-        begins: Whether it is the first chunk since the request was admitted.
-        epoch: The request's epoch at planning; another one at the end means that it left meanwhile.
-    """
+    """A chunk of one prompt: tokens [start, end) are computed in this step, unless the request's epoch changes meanwhile."""
 
     state: RequestState
     start: int
@@ -41,10 +36,7 @@ class Batch:
         loads: Requests whose blocks were allocated for a transfer that starts now.
         declined: Requests whose KV is computed although it lies on another worker.
         admitted: Requests scheduled for the first time.
-        swapped_out: Those of them whose KV is copied to host memory from now on.
-        dropped: Those of them that end here.
         swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
-        decode_kv_tokens: Tokens that those attend to.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -52,9 +44,7 @@ class Batch:
     loads: list[RequestState] = field(default_factory=list)
     declined: list[RequestState] = field(default_factory=list)
     admitted: list[RequestState] = field(default_factory=list)
-    preempted: list[RequestState] = field(default_factory=list)
-    swapped_out: list[RequestState] = field(default_factory=list)
-    dropped: list[RequestState] = field(default_factory=list)
+    preempted: dict[RequestState, PreemptionKind] = field(default_factory=dict)
     swapped_in: list[tuple[RequestState, int]] = field(default_factory=list)
     decode_batch: int = 0
     decode_kv_tokens: int = 0
@@ -63,13 +53,6 @@ class Batch:
     def tokens(self) -> int:
         """Tokens computed, at most the budget."""
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
-
-    def kind_of(self, victim: RequestState) -> PreemptionKind:
-        """Return the outcome of one of ``preempted``."""
-        if any(victim is state for state in self.swapped_out):
-            return PreemptionKind.SWAP
-        is_dropped = any(victim is state for state in self.dropped)
-        return PreemptionKind.DROP if is_dropped else PreemptionKind.RECOMPUTE
 
 
 RECOMPUTE_TOKENS: Final = 64
@@ -82,8 +65,6 @@ class BatchLimits:
 
     Attributes:
         max_num_batched_tokens: Tokens computed per step, >= max_num_seqs.
-        max_num_seqs: Requests in the batch, >= 1.
-        block_size: Tokens per KV block, >= 1.
         by_priority: Order and victims by (priority, arrival) instead of arrival alone.
         least_load_tokens: A part of a prompt that lies on another worker is computed here, rather than fetched, when it
             adds fewer tokens than this to what is cached, >= 1 (vLLM's ``kv_recompute_threshold``).
@@ -147,11 +128,7 @@ class Batcher:
         heapq.heappush(self._loaded, self._order(state))
 
     def remove(self, state: RequestState) -> bool:
-        """Take ``state`` out wherever it is; its blocks stay with it.
-
-        Returns:
-            Whether its blocks may be released now: not while a transfer still writes or reads them.
-        """
+        """Take ``state`` out; return whether its blocks, which stay with it, may be released: not while a transfer uses them."""
         status = state.status
         state.outputs = self.outputs_of(state)
         if status is Status.DECODING:
@@ -201,11 +178,7 @@ class Batcher:
         return steps if blocks <= self._pool.free else 1
 
     def skip(self, steps: int) -> None:
-        """Complete ``steps`` steady steps and plan the one after: what `complete` and `plan` in turn would do.
-
-        Args:
-            steps: Fewer than `steady_steps` of the planned batch.
-        """
+        """Complete ``steps`` of fewer steady steps and plan the one after: what `complete` and `plan` in turn would do."""
         for tick in range(self.tick + 1, self.tick + steps + 1):
             for state, epoch in self._block_due.pop(tick, ()):
                 if state.epoch == epoch:
@@ -219,8 +192,8 @@ class Batcher:
         """End the step.
 
         Returns:
-            Requests whose prompt is now computed (one more output each, which may end them), and requests
-            that ended; the latter have left the batch with their blocks still claimed.
+            Requests whose prompt is now computed (one more output each, which may end them), and requests that ended; the latter
+            have left the batch with their blocks still claimed.
         """
         self.tick += 1
         self.kv_tokens += len(self.decoding)
@@ -299,11 +272,9 @@ class Batcher:
         return [*prompt_keys, *state.generated_keys] if state.generated_keys else prompt_keys
 
     def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:  # noqa: ARG002 - tiers ask who
-        """Return ``total`` blocks for ``state``, or None if they do not fit; `BlockPool.claim`."""
         return self._pool.claim(hit_keys, total)
 
     def _blocks_wanted(self, state: RequestState, tokens: int) -> int:  # noqa: ARG002 - tiers ask who
-        """Return the blocks with which ``state`` is admitted if ``tokens`` are computed first."""
         return self._blocks_for(tokens)
 
     def _blocks_for(self, tokens: int) -> int:
@@ -332,15 +303,16 @@ class Batcher:
         """Throw out the request of the lowest priority, the latest arrival among equals; ``grower`` needs a block."""
         victim = max((*self.decoding, *self.prefilling), key=self._rank)
         self._throw_out(victim, batch)
-        self._requeue(victim)
         return victim
 
-    def _throw_out(self, victim: RequestState, batch: Batch) -> None:
+    def _throw_out(
+        self, victim: RequestState, batch: Batch, kind: PreemptionKind = PreemptionKind.RECOMPUTE
+    ) -> None:
         self.remove(victim)
         victim.preemptions += 1
-        batch.preempted.append(victim)
-
-    def _requeue(self, victim: RequestState) -> None:
+        batch.preempted[victim] = kind
+        if kind is not PreemptionKind.RECOMPUTE:
+            return
         self.release(victim)
         victim.registered = 0
         victim.computed = 0
@@ -406,7 +378,6 @@ class Batcher:
             budget -= taken
 
     def _try_admit(self, state: RequestState, batch: Batch, budget: int) -> int | None:
-        """Claim blocks and start the prefill or the transfer; None if the blocks do not fit."""
         size = self._limits.block_size
         target = state.prefill_target
         keys = self._keys(state)
@@ -441,7 +412,6 @@ class Batcher:
         return chunk
 
     def _remote_end(self, state: RequestState) -> int:
-        """Return up to which token the KV of ``state`` can be fetched."""
         tokens = state.request.remote_tokens
         return state.prefill_target if tokens is None else min(tokens, state.prefill_target - 1)
 

@@ -6,7 +6,7 @@ Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.tiers import TierPriority
@@ -20,6 +20,7 @@ from penstock.engine.core.requests import (
     EngineRequest,
     EngineRole,
     FinishReason,
+    PreemptionKind,
     RequestState,
 )
 from penstock.engine.core.tiered_batching import TieredBatcher
@@ -31,9 +32,7 @@ class EngineSettings:
     """What distinguishes one worker from another.
 
     Attributes:
-        role: Whether it pins prompts for others or fetches them.
         num_blocks: KV blocks, >= 1.
-        kv_bytes_per_token: Size of a token's KV, for transfers.
         lease: Terms granted to readers of its kept blocks.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
@@ -95,14 +94,7 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Events:
-    """What happened between steps, oldest first.
-
-    Attributes:
-        transfers: KV that has arrived.
-        declined: Requests whose KV was not fetched because it was not worth it.
-        expired: Prompts that were not read in time.
-        dropped: Requests that gave way to a higher tier for good.
-    """
+    """What happened between steps, oldest first: KV that arrived or was not fetched, unread prompts, victims that ended."""
 
     transfers: list[Transfer] = field(default_factory=list)
     declined: list[RequestState] = field(default_factory=list)
@@ -111,61 +103,45 @@ class Events:
 
 
 class Engine:
-    """One worker's scheduler, cache, leases and link.
-
-    Attributes:
-        pinned: Prompts kept for other workers.
-    """
+    """One worker's scheduler, cache, leases and link."""
 
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
         self.counters = EngineCounters()
         self._latency = latency
         self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
-        self._pool = BlockPool(settings.num_blocks, self._journal)
-        self._tiered = self._make_tiered(settings)
-        self._batcher = self._tiered or Batcher(settings.limits, self._pool, self._journal)
+        self.pool = BlockPool(settings.num_blocks, self._journal)
+        terms, self._tiered = settings.preemption, None
+        if terms is not None:
+            costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, latency.prefill)
+            self._tiered = TieredBatcher(settings.limits, self.pool, self._journal, terms=terms, costs=costs)
+        self.batcher = self._tiered or Batcher(settings.limits, self.pool, self._journal)
         self.pinned = PinnedPrompts(
             settings.lease,
             settings.role,
             ranks=settings.ranks,
             counters=self.counters,
-            release=self._batcher.release,
+            release=self.batcher.release,
         )
         self._link = Link(settings.link)
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()
-        self._step: EngineStep | None = None
         self._next_index = 0
         self._last_end_s = 0.0
-
-    def _make_tiered(self, settings: EngineSettings) -> TieredBatcher | None:
-        terms = settings.preemption
-        if terms is None:
-            return None
-        costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
-        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs)
 
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestState:
         """Queue a request; it is considered from the next step on."""
-        limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
         if total - 1 > self.settings.longest_tokens(request.priority):
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
-        if request.request_id in self._requests or request.request_id in self.pinned:
-            raise ValueError(f"{request.request_id}: id in use")
-        if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
-            raise ValueError(f"{request.request_id}: one key per full block is needed")
         state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
-        self._batcher.enqueue(state)
+        self.batcher.enqueue(state)
         return state
 
     def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> bool:
@@ -176,27 +152,13 @@ class Engine:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
-        if self._batcher.remove(state):
-            self._batcher.release(state)
+        if self.batcher.remove(state):
+            self.batcher.release(state)
         else:
             self._orphans += 1
         state.finish_reason = reason
         state.finished_s = now_s
         return True
-
-    def outputs_of(self, state: RequestState) -> int:
-        """Return the tokens that ``state`` has generated so far."""
-        return self._batcher.outputs_of(state)
-
-    # -- the cache ------------------------------------------------------------------------------------
-
-    def cached_blocks(self, keys: Sequence[int]) -> int:
-        """Return how many leading blocks of a prompt with these keys are cached now."""
-        return self._pool.count_hits(keys, len(keys))
-
-    def clear_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
-        return self._pool.clear()
 
     def take_kv_facts(self) -> list[KvFact]:
         """Return the cache's changes since the last call, oldest first; empty without a journal."""
@@ -211,11 +173,11 @@ class Engine:
         for transfer in self._link.finish(now_s):
             state = transfer.state
             if state.epoch == transfer.epoch:
-                self._batcher.loaded(state)
+                self.batcher.loaded(state)
                 self._events.transfers.append(transfer)
             else:
                 self._orphans -= 1
-                self._batcher.release(state)
+                self.batcher.release(state)
         self._events.expired += self.pinned.expire(now_s)
 
     def next_event_s(self) -> float | None:
@@ -231,25 +193,19 @@ class Engine:
 
     def begin_step(self, now_s: float) -> EngineStep | None:
         """Plan the next step and start it, or return None when nothing can run."""
-        if self._step is not None:
-            raise ValueError("finish the running step first")
         self.advance(now_s)
         batch = self._plan(now_s)
         if batch is None:
             return None
         chunks = [(span.start, span.end, span.begins) for span in batch.spans]
         duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
-        self._step = EngineStep(batch, now_s, now_s + duration_s)
-        return self._step
+        return EngineStep(batch, now_s, now_s + duration_s)
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
         """End ``step`` at its end_s and return its outputs."""
-        if step is not self._step:
-            raise ValueError("this step is not running")
-        self._step = None
         now_s = step.end_s
-        decoded = len(self._batcher.decoding)
-        prefilled, ended = self._batcher.complete(step.batch)
+        decoded = len(self.batcher.decoding)
+        prefilled, ended = self.batcher.complete(step.batch)
         started, late_gaps, from_decode = self._note_first_outputs(step, prefilled)
         for state in ended:
             self._end(state, now_s)
@@ -261,7 +217,7 @@ class Engine:
 
     def _plan(self, now_s: float) -> Batch | None:
         while True:
-            batch = self._batcher.plan()
+            batch = self.batcher.plan()
             self._note_plan(batch, now_s)
             if batch.spans or batch.decode_batch:
                 return batch
@@ -276,7 +232,7 @@ class Engine:
         or a transfer or lease is due, so that the step after it has to be planned.
         """
         ends = [step.end_s]
-        steady = self._batcher.steady_steps(step.batch)
+        steady = self.batcher.steady_steps(step.batch)
         if steady == 1:
             return ends
         until_s = self.next_event_s()
@@ -291,21 +247,14 @@ class Engine:
         return ends
 
     def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
-        """Finish ``steps`` foreseen steps at once and return the one then running.
-
-        Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
-        not send every token.
-        """
-        if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
-            raise ValueError("only steps foreseen for the running one can be skipped")
+        """Finish ``steps`` foreseen steps at once and return the one then running; the same state, bit for bit, as one by one."""
         batch = step.batch.decode_batch
-        self._batcher.skip(steps)
+        self.batcher.skip(steps)
         self.counters.generation_tokens += steps * batch
         self.counters.steps += steps
         self._last_end_s = ends[steps - 1]
-        rest = Batch(decode_batch=batch, decode_kv_tokens=self._batcher.kv_tokens)
-        self._step = EngineStep(rest, ends[steps - 1], ends[steps])
-        return self._step
+        rest = Batch(decode_batch=batch, decode_kv_tokens=self.batcher.kv_tokens)
+        return EngineStep(rest, ends[steps - 1], ends[steps])
 
     def _note_plan(self, batch: Batch, now_s: float) -> None:
         counters = self.counters
@@ -322,22 +271,19 @@ class Engine:
             counters.external_hits += state.external_tokens
             self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
         self._events.declined += batch.declined
-        for state in batch.preempted:
+        for state, kind in batch.preempted.items():
             counters.preemptions += 1
-            counters.preemptions_by[batch.kind_of(state), state.request.priority] += 1
+            counters.preemptions_by[kind, state.request.priority] += 1
             if state.outputs:
                 state.last_token_s = self._last_end_s
+            if kind is PreemptionKind.DROP:
+                del self._requests[state.request.request_id]
+                self.batcher.release(state)
+                state.finish_reason = FinishReason.ERROR
+                state.finished_s = now_s
+                self._events.dropped.append(state)
         if self._tiered is not None:
-            self._note_tiers(self._tiered, batch, now_s)
-
-    def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
-        tiered.start_copies(batch, now_s)
-        for state in batch.dropped:
-            del self._requests[state.request.request_id]
-            tiered.release(state)
-            state.finish_reason = FinishReason.ERROR
-            state.finished_s = now_s
-            self._events.dropped.append(state)
+            self._tiered.start_copies(batch, now_s)
 
     def _note_first_outputs(
         self, step: EngineStep, prefilled: list[RequestState]
@@ -351,7 +297,7 @@ class Engine:
                 continue
             noted = len(started) + len(late_gaps)
             if state.first_token_s is None:
-                if self._batcher.outputs_of(state):
+                if self.batcher.outputs_of(state):
                     state.first_token_s = step.end_s
                     self.counters.prompt_tokens += state.request.prompt_tokens
                     self.counters.prompt_tokens_cached += state.cached_tokens + state.external_tokens
@@ -371,29 +317,9 @@ class Engine:
         if request.pin_blocks:
             self.pinned.keep(state, now_s)
         else:
-            self._batcher.release(state)
+            self.batcher.release(state)
 
     # -- gauges ---------------------------------------------------------------------------------------
-
-    @property
-    def decoding(self) -> Iterable[RequestState]:
-        """Requests that decode now, in order of joining."""
-        return self._batcher.decoding
-
-    @property
-    def running(self) -> int:
-        """Requests in the batch."""
-        return self._batcher.running
-
-    @property
-    def waiting_for_capacity(self) -> int:
-        """Requests that wait for blocks, places or budget."""
-        return self._batcher.waiting
-
-    @property
-    def waiting_deferred(self) -> int:
-        """Requests that wait for their KV to arrive."""
-        return self._batcher.loading
 
     @property
     def in_flight(self) -> int:
@@ -401,14 +327,9 @@ class Engine:
         return len(self._requests)
 
     @property
-    def kv_used_blocks(self) -> int:
-        """Blocks in use, pinned ones included."""
-        return self._pool.used
-
-    @property
     def kv_usage_fraction(self) -> float:
         """Share of blocks in use, 0-1."""
-        return self._pool.used / self._pool.capacity
+        return self.pool.used / self.pool.capacity
 
     @property
     def swapped_blocks(self) -> int:

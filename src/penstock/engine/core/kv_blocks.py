@@ -36,13 +36,7 @@ def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks that a later request may reuse from now on.
-
-    Attributes:
-        keys: Consecutive blocks of one prompt.
-        parent: Key of the block before them; None: they begin the prompt.
-        tokens: Their token ids, packed into 4 bytes each.
-    """
+    """Consecutive blocks of one prompt that may be reused; ``parent`` is the key before them, ``tokens`` 4 bytes each."""
 
     keys: tuple[int, ...]
     parent: int | None
@@ -131,29 +125,16 @@ class BlockPool:
         """Blocks referenced by at least one request, pinned ones included."""
         return self.capacity - len(self._blank) - len(self._idle)
 
-    @property
-    def cached(self) -> int:
-        """Blocks whose content a later request can reuse, in use or idle."""
-        return len(self._by_key)
-
-    def count_hits(self, keys: Sequence[int], limit: int) -> int:
+    def count_hits(self, keys: Sequence[int], limit: int | None = None) -> int:
         """Return how many leading ``keys`` are cached, at most ``limit``."""
         by_key = self._by_key
         for hits, key in enumerate(keys):
-            if hits >= limit or key not in by_key:
+            if hits == limit or key not in by_key:
                 return hits
         return len(keys)
 
     def claim(self, hit_keys: Iterable[int], total: int) -> list[int] | None:
-        """Return ``total`` blocks: the cached ones of ``hit_keys`` in order, then fresh ones.
-
-        Args:
-            hit_keys: Keys that `count_hits` just found, at most ``total`` of them.
-            total: Blocks wanted.
-
-        Returns:
-            Block numbers, each with one more reference; None (and nothing changed) when they do not fit.
-        """
+        """Return ``total`` blocks, those of ``hit_keys`` (just found by `count_hits`) first, or None, and change nothing, if they do not fit."""
         references, idle = self._references, self._idle
         blocks = [self._by_key[key] for key in hit_keys]
         revived = sum(1 for block in blocks if not references[block])

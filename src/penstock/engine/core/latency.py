@@ -56,13 +56,7 @@ class LinearDecode:
 
 @dataclass(frozen=True, slots=True)
 class TablePrefill:
-    """Measured TTFT, linear between points, extended along ``beyond`` past the last one.
-
-    Attributes:
-        tokens: Strictly increasing, shape (n,), n >= 2.
-        ttft_s: Seconds, non-decreasing, shape (n,).
-        beyond: Fit whose growth is used after the last point; below the first, the first segment goes on.
-    """
+    """Measured TTFT in seconds, linear between points, extended below by the first segment, above along ``beyond``."""
 
     tokens: tuple[float, ...]
     measured_s: tuple[float, ...]
@@ -90,13 +84,7 @@ class SpedUpPrefill:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCurve:
-    """Measured steps of batches whose requests all hold ``context`` tokens.
-
-    Attributes:
-        context: Tokens per request.
-        batches: Strictly increasing, shape (n,), n >= 1.
-        steps_s: Seconds, non-decreasing, shape (n,).
-    """
+    """Measured steps, in seconds, of batches whose requests all hold ``context`` tokens; ``batches`` increase strictly."""
 
     context: float
     batches: tuple[float, ...]
@@ -152,10 +140,8 @@ class LatencyModel:
 
         step = max(fixed + Σ (TTFT(end) - TTFT(start)) + (decode(B, K) - decode(0, 0)), decode(0, 0))
 
-        ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the
-        larger one if both. One prompt alone therefore takes exactly TTFT(n), however it is chunked, and
-        n new tokens after c cached ones cost TTFT(c + n) - TTFT(c): their own matrix work, and attention
-        to the full context.
+        ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the larger one if both. One
+        prompt alone therefore takes exactly TTFT(n), however it is chunked.
 
         Args:
             chunks: (start, end, begins) of each prompt chunk, in tokens.

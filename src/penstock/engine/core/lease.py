@@ -21,14 +21,7 @@ MAX_RANKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One rank of the reading worker has read its share of a prompt from one rank of the other.
-
-    Attributes:
-        request_id: The prompt's, as the worker that was read from calls it.
-        rank: Rank read from, >= 0.
-        reader: Rank that read, >= 0.
-        readers: How many ranks read from ``rank``, >= 1.
-    """
+    """One rank of the reading worker has read its share of a prompt from one rank of the other, as have ``readers`` in all."""
 
     request_id: str
     rank: int = 0
@@ -44,37 +37,13 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
         yield Read(request_id, each * source_ranks // many, each * reader_ranks // many, readers)
 
 
-class ReadProgress:
-    """The ranks of one prompt's holder that each reader has read."""
-
-    def __init__(self, ranks: int) -> None:
-        """Begin with every one of ``ranks`` unread, >= 1."""
-        self._unread = set(range(ranks))
-        self._seen: dict[int, set[int]] = {}
-
-    def note(self, read: Read) -> bool:
-        """Record a read, which may come twice; return whether it was the last one of all ranks."""
-        if read.rank in self._unread:
-            seen = self._seen.setdefault(read.rank, set())
-            seen.add(read.reader)
-            if len(seen) >= read.readers:
-                self._unread.discard(read.rank)
-                del self._seen[read.rank]
-        return not self._unread
-
-
 _SLACK = 64
 """Heap entries of ended leases that are kept whatever the number of leases. Chosen: a rebuild is worth it beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Durations that follow from two settings.
-
-    Attributes:
-        duration_s: First lease, simulated seconds, > 0 (vLLM's ``kv_lease_duration``, default 30).
-        decoder_ttl_s: Life of blocks kept on a decode worker, simulated seconds, > 0 (``decoder_kv_blocks_ttl``).
-    """
+    """Durations in simulated seconds; vLLM's ``kv_lease_duration`` and ``decoder_kv_blocks_ttl``."""
 
     duration_s: float = 30.0
     decoder_ttl_s: float = 480.0
@@ -93,10 +62,8 @@ class LeaseTerms:
 class LeaseTable:
     """Expiry times by request id, all in simulated seconds.
 
-    The heap holds each lease once, under an expiry that heartbeats may have moved since: a renewal is one assignment,
-    and an entry that comes up early is filed again under its lease's present end. So the order of renewals cannot
-    strand an expired lease behind one that lives. Renewal of k leases costs O(k); grant, read and expiry cost
-    O(log n), amortised.
+    The heap holds each lease once; an entry that comes up early is filed again under its lease's present end. Renewal of k
+    leases costs O(k); grant, read and expiry cost O(log n), amortised.
     """
 
     def __init__(self) -> None:
@@ -109,11 +76,7 @@ class LeaseTable:
         heapq.heappush(self._heap, (until_s, request_id))
 
     def extend(self, request_ids: Iterable[str], until_s: float) -> tuple[int, list[str]]:
-        """Renew leases: expiry = max(old, ``until_s``), so a heartbeat never shortens one.
-
-        Returns:
-            How many leases end later than before, and the ids that hold none; these change nothing.
-        """
+        """Renew leases, never shortening one; return how many end later than before, and the ids that hold none."""
         expiry, moved, unknown = self._expiry, 0, []
         for request_id in request_ids:
             old_s = expiry.get(request_id)
@@ -213,7 +176,7 @@ class PinnedPrompts:
         self._release = release
         self._leases = LeaseTable()
         self._states: dict[str, RequestState] = {}
-        self._progress: dict[str, ReadProgress] = {}
+        self._seen: dict[str, set[tuple[int, int]]] = {}
         self._references: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -247,11 +210,7 @@ class PinnedPrompts:
         return unknown
 
     def read(self, reads: Iterable[Read]) -> list[str]:
-        """Take completed reads; blocks are free as soon as every reader of every rank is done.
-
-        Returns:
-            The ids without a lease, once each: their blocks may have been reused before they were read.
-        """
+        """Take completed reads; return the ids without a lease. Blocks are free once every reader of every rank is done."""
         unknown: dict[str, None] = {}
         for read in reads:
             if read.request_id not in self._states:
@@ -286,15 +245,15 @@ class PinnedPrompts:
         return [] if state is None else state.blocks
 
     def _is_last(self, read: Read) -> bool:
-        progress = self._progress.get(read.request_id)
-        if progress is None:
-            progress = self._progress[read.request_id] = ReadProgress(self._ranks)
-        return progress.note(read)
+        seen = self._seen.setdefault(read.request_id, set())
+        seen.add((read.rank, read.reader))
+        readers = Counter(rank for rank, _ in seen)
+        return all(readers[rank] >= read.readers for rank in range(self._ranks))
 
     def _let_go(self, request_id: str) -> None:
         state = self._states.pop(request_id)
         self._leases.end(request_id)
-        self._progress.pop(request_id, None)
+        self._seen.pop(request_id, None)
         for block in state.blocks:
             self._references[block] -= 1
             if not self._references[block]:

@@ -1,8 +1,4 @@
-"""The rules of preemption by tier, and the cost of preempting and resuming a request. Pure.
-
-`TieredBatcher` calls it: terms, costs, victims, the reserve and host memory. docs/engine.md#tiers derives the
-formulas and their crossover.
-"""
+"""The rules of preemption by tier, and the cost of preempting and resuming a request; docs/engine.md#tiers. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ class PreemptionTerms:
     """Bounds of preemption by tier.
 
     Attributes:
-        max_per_request: Most preemptions of one request, >= 0; a request that has had as many is admitted only
-            with room for its full length, and never is a victim.
+        max_per_request: Most preemptions of one request, >= 0; one that has had as many is admitted only with room for its
+            full length, and never is a victim.
         reserved_fraction: Share of the KV blocks that only premium and system requests may hold, 0 to below 1.
-        host_blocks: KV blocks that host memory holds for swapping, >= 0; 0: no request is swapped.
+        host_blocks: KV blocks that host memory holds for swapping; 0: no request is swapped.
         host_link: The link between GPU memory and host memory, each way; all GPUs of the worker together.
         drop_above_s: A victim whose return would cost more ends with an error; None: none does.
     """
@@ -44,15 +40,9 @@ class PreemptionTerms:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCosts:
-    """Seconds that a victim's way out and back takes, by kind.
+    """Seconds that a victim's way out and back takes, by kind; ``link`` joins GPU and host memory.
 
-    A swap moves its KV over the link twice; recomputing prefills its prompt and what it has generated. Both
-    grow with its length, so where one overtakes the other follows from their units alone.
-
-    Attributes:
-        kv_bytes_per_token: All layers together.
-        link: Between GPU and host memory, each way.
-        prefill: Of the worker's profile; a constant rate is a `QuadraticPrefill` without square term.
+    A swap moves its KV over the link twice; recomputing prefills its prompt and what it has generated.
     """
 
     kv_bytes_per_token: int
@@ -68,8 +58,7 @@ class PreemptionCosts:
     ) -> tuple[PreemptionKind, float]:
         """Return the kind with the lowest cost, and that cost in seconds.
 
-        Dropping never is cheapest by itself: who asks again pays the same prefill and every output once more.
-        It happens where both other ways cost more than ``drop_above_s``.
+        Dropping never is cheapest by itself: it happens where both other ways cost more than ``drop_above_s``.
         """
         kind, cost_s = PreemptionKind.RECOMPUTE, self.prefill.ttft_s(tokens)
         if can_swap and (swap_s := self.swap_s(tokens)) < cost_s:
@@ -81,13 +70,7 @@ class PreemptionCosts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running request that may be thrown out.
-
-    Attributes:
-        freed_blocks: Blocks that no other request references, >= 0.
-        remaining_tokens: Outputs it still has to generate, >= 1.
-        restore_s: Cost of its way out and back, seconds, > 0.
-    """
+    """A running request that may be thrown out; ``restore_s`` is the cost of its way out and back."""
 
     state: RequestState
     freed_blocks: int
@@ -103,15 +86,9 @@ class Candidate:
 
 
 def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int) -> list[Candidate]:
-    """Return the victims that free ``blocks`` and ``places``, or none when that is impossible.
+    """Return the victims, of lower tiers, that free ``blocks`` and ``places``, the best first; none when that is impossible.
 
-    Args:
-        candidates: Of lower tiers than the request that needs room.
-        blocks: KV blocks missing; <= 0: none.
-        places: Places in the batch missing; <= 0: none.
-
-    Returns:
-        The best first; no victim could be spared: without any one of them the room would not do.
+    None of them could be spared.
     """
     ordered = sorted(candidates, key=lambda each: each.rank)
     chosen: list[Candidate] = []

@@ -24,12 +24,7 @@ class RequestSlots(Generic[T]):
     """The requests of one worker; at most ``limit`` run and at most ``queue`` wait, at every moment."""
 
     def __init__(self, limit: int | None, queue: int) -> None:
-        """Begin empty.
-
-        Args:
-            limit: Most requests in the engine, >= 1; None: no bound, and nothing waits.
-            queue: Most requests that wait for the engine, >= 1.
-        """
+        """Begin empty; ``limit`` None: no bound, and nothing waits."""
         self._limit = limit
         self._queue = queue
         self._running: set[T] = set()

@@ -31,8 +31,8 @@ class FinishReason(StrEnum):
 class Status(StrEnum):
     """Where a request is.
 
-    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``;
-    a preempted request goes back to ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
+    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``; a preempted request goes back to
+    ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
     """
 
     WAITING = "waiting"
@@ -53,11 +53,7 @@ class PreemptionKind(StrEnum):
 
 
 class LeaseTerm(StrEnum):
-    """Which of its terms a lease ran out of.
-
-    ``initial``: its end had not moved yet; ``extension``: heartbeats had, and then stopped; ``decoder_ttl``: the
-    fixed life of blocks that a decode worker keeps for the conversation's next turn.
-    """
+    """Which of its terms a lease ran out of: its first, one that heartbeats moved, or the fixed one of a decode worker."""
 
     INITIAL = "initial"
     EXTENSION = "extension"
@@ -70,16 +66,14 @@ class EngineRequest:
 
     Attributes:
         request_id: Unique among requests in flight.
-        prompt_tokens: >= 1.
         output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
         block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
-        prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
         priority: Lower runs first; read under the priority policy only.
-        ends_by: ``stop`` or ``length``.
         load_remote: The prompt's KV lies on another worker and is fetched instead of computed.
         remote_tokens: How many of its tokens lie there, from its beginning, >= 1; None: all. What is missing, and at
             least the last token, is then computed here.
         pin_blocks: Keep the blocks when it ends, for another worker to read.
+        prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
     """
 
     request_id: str
@@ -108,9 +102,7 @@ class RequestState:
         prefill_target: Tokens to compute before the next output; the prompt, plus the outputs after a preemption.
         cached_tokens: Prompt tokens found in the local prefix cache at first admission.
         external_tokens: Prompt tokens fetched from another worker.
-        host_blocks: Blocks that its KV takes in host memory; 0 unless it was swapped out.
-        first_scheduled_s, first_token_s, last_token_s, finished_s: Simulated seconds, None until they happen.
-            ``last_token_s`` is kept only across preemptions.
+        last_token_s: Kept only across preemptions.
     """
 
     request: EngineRequest
@@ -143,11 +135,7 @@ class RequestState:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Monotonic counts since start, in requests or tokens as vLLM counts them.
-
-    ``preemptions_by`` counts the same preemptions by kind and the victim's priority, ``lease_expiries`` leases by the
-    term that ran out, ``lease_renewals`` those whose end a heartbeat has moved, each time.
-    """
+    """Monotonic counts since start, in requests or tokens as vLLM counts them; preemptions by kind and the victim's priority."""
 
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0

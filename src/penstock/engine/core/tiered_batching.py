@@ -1,18 +1,7 @@
 """Continuous batching with tiers: a waiting request of a higher tier gets room from running lower ones.
 
-What differs from `Batcher`, which is vLLM's own order by priority:
-
-- a request at the head of the queue that lacks blocks or a place throws out running requests of lower tiers,
-  if those can make the room at all; its prompt goes before theirs in the step's token budget;
-- a victim is swapped to host memory, recomputed or dropped, whichever costs least. Its blocks are not handed
-  out before its copy has ended;
-- a request thrown out as often as its limit allows comes back with room for its full length, so that it need
-  not grow, and is no victim any more;
-- it comes back behind all waiting of higher tiers, only where its full context and some headroom fit;
-- requests below premium leave the reserve alone.
-
-A running request that finds no block for its next token needs it in this very step, so its victim is
-recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
+docs/engine.md#tiers has the rules. A running request that finds no block for its next token needs it in this very step,
+so its victim is recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
 """
 
 from __future__ import annotations
@@ -80,10 +69,9 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the steps that will only decode; see `Batcher.steady_steps`.
+        """Return the steps that will only decode; growth of lower tiers must fit beside the reserve, too.
 
-        Growth of lower tiers must fit beside the reserve, too. Who waits for victims goes on waiting: a block
-        that a victim takes is free no more, so what could be had of both stays the same.
+        Who waits for victims goes on waiting: a block that a victim takes is free no more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -112,7 +100,6 @@ class TieredBatcher(Batcher):
         super().release(state)
 
     def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - as its base
-        """Let ``state`` compute the rest of its prompt when its tier's turn comes; it takes no tokens yet."""
         return super()._resume_prefill(state, batch, 0)
 
     # -- copies ---------------------------------------------------------------------------------------
@@ -120,17 +107,14 @@ class TieredBatcher(Batcher):
     def start_copies(self, batch: Batch, now_s: float) -> None:
         """Put the copies that ``batch`` planned on their links."""
         kv_bytes_per_token = self._costs.kv_bytes_per_token
-        for state in batch.swapped_out:
-            self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
+        for state, kind in batch.preempted.items():
+            if kind is PreemptionKind.SWAP:
+                self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
         for state, tokens in batch.swapped_in:
             self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
-        """Take in the copies that ended at or before ``now_s``.
-
-        Returns:
-            How many of them were of requests that have ended meanwhile; only now are their blocks free.
-        """
+        """Take in the copies that ended by ``now_s``; return how many were of requests that have ended meanwhile."""
         orphans = 0
         for copies, take_in in (
             (self.swap.out.finish(now_s), self._copied_out),
@@ -202,7 +186,7 @@ class TieredBatcher(Batcher):
             if state is None or (priority is not None and state.request.priority >= priority):
                 return
             # Who was thrown out in this step would only take back what others need.
-            if any(state is victim for victim in batch.preempted):
+            if state in batch.preempted:
                 return
             if not self._admit_head(state, batch, budget):
                 return
@@ -287,20 +271,12 @@ class TieredBatcher(Batcher):
             tokens, can_swap=self._can_swap(victim), drop_above_s=self._terms.drop_above_s
         )
         freed = self._pool.sole(victim.blocks)
-        self._throw_out(victim, batch)
+        self._throw_out(victim, batch, kind)
         if kind is PreemptionKind.SWAP:
-            self._begin_copy_out(victim, freed, batch)
-        elif kind is PreemptionKind.DROP:
-            batch.dropped.append(victim)
-        else:
-            self._requeue(victim)
-
-    def _begin_copy_out(self, victim: RequestState, freed: int, batch: Batch) -> None:
-        self.swap.take(victim, self._blocks_for(victim.computed))
-        victim.status = Status.SWAPPING
-        self.loading += 1
-        self._copying[victim] = freed
-        batch.swapped_out.append(victim)
+            self.swap.take(victim, self._blocks_for(victim.computed))
+            victim.status = Status.SWAPPING
+            self.loading += 1
+            self._copying[victim] = freed
 
     def _can_swap(self, state: RequestState) -> bool:
         return state.status is Status.DECODING and self.swap.fits(len(state.blocks))
@@ -317,7 +293,6 @@ class TieredBatcher(Batcher):
             equals = (each for each in (*self.decoding, *self.prefilling) if self._may_yield(each, grower))
             victim = max(equals, key=self._rank)
         self._throw_out(victim, batch)
-        self._requeue(victim)
         return victim
 
     def _may_yield(self, state: RequestState, grower: RequestState) -> bool:

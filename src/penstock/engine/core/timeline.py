@@ -48,10 +48,7 @@ class Timeline:
     def run_until(self, now_s: float, *, max_steps: int) -> list[StepOutcome]:
         """Do everything due at or before ``now_s``; return the outcomes of the steps that ended.
 
-        Args:
-            now_s: Simulated seconds.
-            max_steps: Stop after as many steps, >= 1, so that a late server can flush in between; more may
-                then be due, as `next_due_s` says.
+        It stops after ``max_steps``, so that a late server can flush in between; more may then be due.
         """
         outcomes: list[StepOutcome] = []
         while len(outcomes) < max_steps and (due_s := self.next_due_s()) is not None and due_s <= now_s:

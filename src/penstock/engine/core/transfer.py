@@ -1,8 +1,6 @@
-"""KV hand-over as time: one incoming link per decode worker; the engine calls it.
+"""KV transfers as time: one incoming link per decode worker, first come, first served; the engine calls it.
 
-Transfers queue on the receiver's link first come, first served: each occupies it for bytes / bandwidth, and
-the fixed latency of one overlaps with the bytes of the next. The sender's side is not modelled: a prefill
-worker's outgoing link is never the bottleneck here.
+Each occupies the link for bytes / bandwidth, and the fixed latency of one overlaps with the bytes of the next.
 """
 
 from __future__ import annotations
@@ -15,12 +13,7 @@ from penstock.engine.core.requests import RequestState
 
 @dataclass(frozen=True, slots=True)
 class LinkTerms:
-    """The modelled link.
-
-    Attributes:
-        latency_s: Fixed part of each transfer (handshake, posting, notification), simulated seconds, >= 0.
-        bytes_per_s: > 0.
-    """
+    """The modelled link; ``latency_s`` is the fixed part of each transfer (handshake, posting, notification)."""
 
     latency_s: float = 0.005
     bytes_per_s: float = 25e9
@@ -28,12 +21,7 @@ class LinkTerms:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One finished hand-over.
-
-    Attributes:
-        state: The request whose KV it carried.
-        epoch: The request's epoch when it began; another one now means that the request ended meanwhile.
-    """
+    """A transfer of a request's KV; another epoch of ``state`` than ``epoch`` means that the request ended meanwhile."""
 
     state: RequestState
     epoch: int

@@ -1,7 +1,4 @@
-"""Latency profiles: one YAML file per GPU, model and tensor-parallel size, with sources and errors.
-
-`load` reads one by name (or a user's own file by path); `names` lists the ones that come with Penstock.
-"""
+"""Latency profiles: one YAML file per GPU, model and tensor-parallel size, with sources and errors."""
 
 from penstock.engine.profiles.schema import Profile, load, names
 

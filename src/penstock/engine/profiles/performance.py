@@ -1,8 +1,4 @@
-"""What a profiler would measure of simulated engines, read off their latency profiles.
-
-A latency profile says how long a step takes; a `PerformanceProfile` says what an engine does at a prompt length, a
-context and a KV usage, which is what planner, simulator and capacity planning look up.
-"""
+"""What a profiler would measure of simulated engines, read off their latency profiles: planner and capacity look it up."""
 
 from __future__ import annotations
 
@@ -35,14 +31,7 @@ _KV_USAGE = tuple(percent / 100 for percent in range(2, 101, 2))
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """One simulated engine as far as its speed goes.
-
-    Attributes:
-        profile: Name or path of its latency profile.
-        kv_tokens: KV cache, tokens; None: the latency profile's.
-        max_running: Most requests in a batch, >= 1.
-        gpus: Of one engine, >= 0.
-    """
+    """One simulated engine as far as its speed goes; ``profile`` is a name or path, ``kv_tokens`` None: the profile's."""
 
     profile: str
     kv_tokens: int | None = None
@@ -145,7 +134,6 @@ def _decode_table(engine: SimulatedEngine) -> DecodeTable:
 def _decode_point(
     latency: LatencyModel, context: float, requests: float, max_running: int
 ) -> tuple[float, float]:
-    """Return (ITL, tokens/s) of a batch that fills that share of the cache, or of the largest that may run."""
     batch = min(float(max_running), max(1.0, requests))
     itl_s = latency.decode.step_s(batch, batch * context)
     return itl_s, batch / itl_s

@@ -58,50 +58,46 @@ class KvCache(_Model):
         return self
 
 
-class QuadraticFit(_Model):
-    """TTFT = overhead + per_token · n + per_token2 · n², in ms."""
-
-    overhead_ms: Milliseconds
-    per_token_ms: PositiveFloat
-    per_token2_ms: Milliseconds
-
-    def build(self, added_overhead_ms: float = 0.0) -> latency.QuadraticPrefill:
-        """Return the core's model, in seconds."""
-        return latency.QuadraticPrefill(
-            (self.overhead_ms + added_overhead_ms) * _MS, self.per_token_ms * _MS, self.per_token2_ms * _MS
-        )
-
-
-class LinearFit(_Model):
-    """Step = base + per_sequence · B + per_kv_token · K, in ms."""
-
-    base_ms: PositiveFloat
-    per_sequence_ms: Milliseconds
-    per_kv_token_ms: Milliseconds
-
-    def build(self, scale: float = 1.0) -> latency.LinearDecode:
-        """Return the core's model, in seconds."""
-        factor = scale * _MS
-        return latency.LinearDecode(
-            self.base_ms * factor, self.per_sequence_ms * factor, self.per_kv_token_ms * factor
-        )
-
-
 class _Sourced(_Model):
     source: str
     mean_error: Fraction | None = None
     max_error: Fraction | None = None
 
 
+class QuadraticFit(_Model):
+    """TTFT = overhead + added overhead + per_token · n + per_token2 · n², in ms."""
+
+    overhead_ms: Milliseconds
+    per_token_ms: PositiveFloat
+    per_token2_ms: Milliseconds
+    added_overhead_ms: Milliseconds = 0.0
+
+    def model(self) -> latency.QuadraticPrefill:
+        """Return the core's model, in seconds."""
+        overhead_ms = self.overhead_ms + self.added_overhead_ms
+        return latency.QuadraticPrefill(overhead_ms * _MS, self.per_token_ms * _MS, self.per_token2_ms * _MS)
+
+
+class LinearFit(_Model):
+    """Step = scale · (base + per_sequence · B + per_kv_token · K), in ms."""
+
+    base_ms: PositiveFloat
+    per_sequence_ms: Milliseconds
+    per_kv_token_ms: Milliseconds
+    scale: PositiveFloat = 1.0
+
+    def model(self) -> latency.LinearDecode:
+        """Return the core's model, in seconds."""
+        factor = self.scale * _MS
+        return latency.LinearDecode(
+            self.base_ms * factor, self.per_sequence_ms * factor, self.per_kv_token_ms * factor
+        )
+
+
 class FittedPrefill(QuadraticFit, _Sourced):
     """A prefill formula; ``mean_error`` is its MAPE, None where the source states none."""
 
     kind: Literal["quadratic"]
-    added_overhead_ms: Milliseconds = 0.0
-
-    def model(self) -> latency.PrefillModel:
-        """Return the core's model."""
-        return self.build(self.added_overhead_ms)
 
 
 class MeasuredPrefill(_Sourced):
@@ -111,21 +107,15 @@ class MeasuredPrefill(_Sourced):
     points: Annotated[tuple[Point, ...], Field(min_length=2)]
     beyond: QuadraticFit
 
-    def model(self) -> latency.PrefillModel:
+    def model(self) -> latency.TablePrefill:
         """Return the core's model."""
-        tokens, times = _monotone(self.points)
-        return latency.TablePrefill(tokens, times, self.beyond.build())
+        return latency.TablePrefill(*_monotone(self.points), self.beyond.model())
 
 
 class FittedDecode(LinearFit, _Sourced):
     """A decode formula."""
 
     kind: Literal["linear"]
-    scale: PositiveFloat = 1.0
-
-    def model(self) -> latency.DecodeModel:
-        """Return the core's model."""
-        return self.build(self.scale)
 
 
 class Curve(_Model):
@@ -142,11 +132,11 @@ class MeasuredDecode(_Sourced):
     curves: Annotated[tuple[Curve, ...], Field(min_length=1)]
     beyond: LinearFit
 
-    def model(self) -> latency.DecodeModel:
+    def model(self) -> latency.TableDecode:
         """Return the core's model."""
         ordered = sorted(self.curves, key=lambda curve: curve.context)
         curves = tuple(latency.DecodeCurve(curve.context, *_monotone(curve.points)) for curve in ordered)
-        return latency.TableDecode(curves, self.beyond.build())
+        return latency.TableDecode(curves, self.beyond.model())
 
 
 class Profile(_Model):

@@ -1,85 +1,19 @@
 """The bytes of answers: JSON bodies and server-sent events of completions, chats and responses; `streams` calls it.
 
-A stream's events differ only in their word, so the bytes around it are made once per choice.
+A completion's events differ only in their word, so the bytes around it are made once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from penstock.core.http.sse import DONE
-from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.requests import FinishReason
-from penstock.engine.serve.protocol import Api, Choice, EngineCall, Usage
-from penstock.engine.serve.vocabulary import LOG_HALF, alternatives, words
-
-
-def for_chat(choice: Choice, start: int, stop: int, count: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of a chat's output tokens [start, stop)."""
-    return {
-        "content": [
-            {
-                **_entry(word, LOG_HALF),
-                "top_logprobs": [_entry(*each) for each in alternatives(word, count)],
-            }
-            for word in words(choice.salt, start, stop)
-        ]
-    }
-
-
-def for_completion(
-    choice: Choice, start: int, stop: int, count: int, *, echo: bool = False
-) -> dict[str, Any]:
-    """Return the ``logprobs`` of a completion's output tokens [start, stop)."""
-    shown = _pieces(choice.prompt) if echo and start == 0 else []
-    offset = start * BYTES_PER_TOKEN + (_characters(choice.prompt) if echo and start else 0)
-    tokens = shown + [word.decode() for word in words(choice.salt, start, stop)]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    has_first = not shown
-    return {
-        "text_offset": offsets,
-        # Nothing comes before the first token of a prompt, so that it has no probability.
-        "token_logprobs": [LOG_HALF if has_first or at else None for at in range(len(tokens))],
-        "tokens": tokens,
-        "top_logprobs": [_top(token, count) if has_first or at else None for at, token in enumerate(tokens)],
-    }
-
-
-def prompt_text(choice: Choice) -> str:
-    """Return the prompt as text; ids that are none are replaced."""
-    return "".join(_pieces(choice.prompt))
-
-
-@lru_cache(maxsize=64)
-def _characters(prompt: bytes) -> int:
-    """Return the length of a prompt's text; a stream asks at every token."""
-    return sum(map(len, _pieces(prompt)))
-
-
-def _pieces(prompt: bytes) -> list[str]:
-    return [
-        prompt[at : at + BYTES_PER_TOKEN].decode("utf-8", "replace")
-        for at in range(0, len(prompt), BYTES_PER_TOKEN)
-    ]
-
-
-def _top(token: str, count: int) -> dict[str, float]:
-    return {
-        word.decode("utf-8", "replace"): value for word, value in alternatives(token.encode(), max(count, 1))
-    }
-
-
-def _entry(word: bytes, value: float) -> dict[str, Any]:
-    return {"token": word.decode(), "logprob": value, "bytes": list(word)}
-
+from penstock.engine.serve.protocol import Api, EngineCall, Usage
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 _SLOT = "\x00"
@@ -89,18 +23,12 @@ _ENCODED_SLOT = b"\\u0000"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice that has ended."""
+    """How an answer has ended; ``cached_tokens`` of its prompt were not computed."""
 
-    choice: Choice
     output_tokens: int
     reason: FinishReason
     cached_tokens: int
     kv_transfer_params: dict[str, Any] | None = None
-
-    @property
-    def text(self) -> str:
-        """The generated text, as far as it is shown."""
-        return b"".join(self.choice.texts(0, self.output_tokens)).decode()
 
 
 class CompletionFormat:
@@ -108,101 +36,77 @@ class CompletionFormat:
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
         self._call = call
+        self._is_chat = call.api is Api.CHAT
         self._head: dict[str, Any] = {"id": response_id, "created": created_s, "model": call.model}
-
-    def events(self, choice: Choice) -> ChoiceEvents:
-        """Return what encodes a choice's events."""
-        kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
-        head = {**self._head, "object": kind}
-        return ChoiceEvents(self._call, choice, head)
-
-    def closing(self, finished: Sequence[Finished]) -> bytes:
-        """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
-        if self._call.usage is Usage.NONE:
-            return DONE
-        kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
-        return _event({**self._head, "object": kind}, [], usage=usage_of(self._call, finished)) + DONE
-
-    def complete(self, finished: Sequence[Finished]) -> bytes:
-        """Return the JSON body of an answer that is not streamed."""
-        call = self._call
-        return orjson.dumps(
-            {
-                **self._head,
-                "object": "chat.completion" if call.api is Api.CHAT else "text_completion",
-                "choices": [self._choice(each) for each in finished],
-                "usage": usage_of(call, finished),
-                "kv_transfer_params": finished[0].kv_transfer_params,
-            }
-        )
-
-    def _choice(self, done: Finished) -> dict[str, Any]:
-        call, choice = self._call, done.choice
-        shown: dict[str, Any] = {"index": choice.index}
-        if call.api is Api.CHAT:
-            shown["message"] = {"role": "assistant", "content": done.text}
-        else:
-            shown["text"] = (prompt_text(choice) if call.echo else "") + done.text
-        shown.update(_end(done.reason, choice))
-        if call.logprobs is not None:
-            shown["logprobs"] = _logprobs(call, choice, 0, done.output_tokens)
-        return shown
-
-
-class ChoiceEvents:
-    """Encodes one choice's events: around words alone the bytes are made once, else each event is its own."""
-
-    def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
-        self._call = call
-        self._choice = choice
-        self._head = head
-        # An echoed prompt comes with the first token where its probabilities do.
-        self._echoes = call.echo and call.logprobs is not None
-        self.opening = b"" if self._echoes else _opening(call, choice, head)
         self._lead, self._tail = self._around(None)
         self._seam = self._tail + self._lead
 
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:
-        """Return one event per text."""
-        if self._call.events_differ:
-            return b"".join(self._event(start + at, text, None) for at, text in enumerate(texts))
-        return self._lead + self._seam.join(texts) + self._tail
+    def opening(self) -> bytes:
+        """Return the events before the first token."""
+        if not self._is_chat:
+            return b""
+        role = {"role": "assistant", "content": ""}
+        return self._event([{"index": 0, "delta": role, "logprobs": None, "finish_reason": None}])
 
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:
-        """Return the event that carries the last text and the reason."""
-        if self._call.events_differ:
-            return self._event(start, text, reason)
+    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:
+        """Return one event per text, the first one of output token ``start``; the last one carries the reason."""
+        if self._call.usage is Usage.EVERY_EVENT:
+            last = len(texts) - 1
+            return b"".join(
+                self._event(
+                    [self._delta(text.decode(), reason if at == last else None)],
+                    usage=_counts(self._call.prompt_tokens, start + at + 1),
+                )
+                for at, text in enumerate(texts)
+            )
+        if reason is None:
+            return self._lead + self._seam.join(texts) + self._tail
         lead, tail = self._around(reason)
-        return lead + text + tail
+        return b"".join(self._lead + text + self._tail for text in texts[:-1]) + lead + texts[-1] + tail
+
+    def closing(self, done: Finished) -> bytes:
+        """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
+        if self._call.usage is Usage.NONE:
+            return DONE
+        return self._event([], usage=self._usage(done)) + DONE
+
+    def complete(self, done: Finished) -> bytes:
+        """Return the JSON body of an answer that is not streamed."""
+        text = self._call.text(done.output_tokens)
+        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        return orjson.dumps(
+            {
+                **self._head,
+                "object": "chat.completion" if self._is_chat else "text_completion",
+                "choices": [{"index": 0, **said, **self._end(done.reason)}],
+                "usage": self._usage(done),
+                "kv_transfer_params": done.kv_transfer_params,
+            }
+        )
+
+    def _usage(self, done: Finished) -> dict[str, Any]:
+        counts = _counts(self._call.prompt_tokens, done.output_tokens)
+        return {**counts, "prompt_tokens_details": {"cached_tokens": done.cached_tokens}}
 
     def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
-        event = _event(self._head, [_delta(self._call, self._choice, _SLOT, reason)])
-        lead, _, tail = event.partition(_ENCODED_SLOT)
+        lead, _, tail = self._event([self._delta(_SLOT, reason)]).partition(_ENCODED_SLOT)
         return lead, tail
 
-    def _event(self, at: int, text: bytes, reason: FinishReason | None) -> bytes:
-        call, choice = self._call, self._choice
-        prompt = prompt_text(choice) if self._echoes and at == 0 else ""
-        delta = _delta(call, choice, prompt + text.decode(), reason)
-        if call.logprobs is not None:
-            delta["logprobs"] = _logprobs(call, choice, at, at + 1)
-        if call.usage is not Usage.EVERY_EVENT:
-            return _event(self._head, [delta])
-        return _event(self._head, [delta], usage=_counts(choice.prompt_tokens, at + 1))
+    def _delta(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
+        if not self._is_chat:
+            return {"index": 0, "text": text, **self._end(reason)}
+        # Only a chat's last event has the stop reason.
+        end = {"logprobs": None, "finish_reason": None} if reason is None else self._end(reason)
+        return {"index": 0, "delta": {"content": text}, **end}
 
+    def _end(self, reason: FinishReason | None) -> dict[str, Any]:
+        stop_reason = self._call.stop_reason if reason is FinishReason.STOP else None
+        return {"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
 
-def usage_of(call: EngineCall, finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the ``usage`` object; each prompt counts once, however many answers it has."""
-    output_tokens = sum(each.output_tokens for each in finished)
-    return {
-        **_counts(call.prompt_tokens, output_tokens),
-        "prompt_tokens_details": {"cached_tokens": cached_of(call, finished)},
-    }
-
-
-def cached_of(call: EngineCall, finished: Sequence[Finished]) -> int:
-    """Return the prompt tokens that were not computed, of each prompt's first answer."""
-    return sum(each.cached_tokens for each in finished if each.choice.index % call.n == 0)
+    def _event(self, choices: list[Any], **more: Any) -> bytes:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        event = {**self._head, "object": kind, "choices": choices, **more}
+        return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
 def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -213,115 +117,63 @@ def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     }
 
 
-def _opening(call: EngineCall, choice: Choice, head: dict[str, Any]) -> bytes:
-    if call.api is Api.CHAT:
-        delta = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, **_chat_open()}
-        return _event(head, [delta])
-    if call.echo:
-        return _event(head, [_delta(call, choice, prompt_text(choice), None)])
-    return b""
-
-
-def _delta(call: EngineCall, choice: Choice, text: str, reason: FinishReason | None) -> dict[str, Any]:
-    if call.api is Api.CHAT:
-        end = _chat_open() if reason is None else _end(reason, choice)
-        return {"index": choice.index, "delta": {"content": text}, **end}
-    return {"index": choice.index, "text": text, **_end(reason, choice)}
-
-
-def _logprobs(call: EngineCall, choice: Choice, start: int, stop: int) -> dict[str, Any]:
-    count = call.logprobs or 0
-    if call.api is Api.CHAT:
-        return for_chat(choice, start, stop, count)
-    return for_completion(choice, start, stop, count, echo=call.echo)
-
-
-def _event(head: dict[str, Any], choices: list[Any], **more: Any) -> bytes:
-    return b"data: " + orjson.dumps({**head, "choices": choices, **more}) + b"\n\n"
-
-
-def _end(reason: FinishReason | None, choice: Choice) -> dict[str, Any]:
-    is_stopped = reason is FinishReason.STOP
-    return {
-        "logprobs": None,
-        "finish_reason": reason,
-        "stop_reason": choice.stop_reason if is_stopped else None,
-    }
-
-
-def _chat_open() -> dict[str, Any]:
-    """Return the same for chat events; only the last has the stop reason."""
-    return {"logprobs": None, "finish_reason": None}
-
-
 class ResponseFormat:
-    """Encodes one response: one message of one text.
-
-    Events are numbered, and the last one repeats the complete response. So there is one writer for all of them.
-    """
+    """Encodes one response: one message of one text, whose events are numbered."""
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
         self._call = call
         self._id = response_id
         self._item_id = f"msg_{response_id.removeprefix('resp_')}"
+        self._at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._created_s = created_s
         self._serial = 0
-        self.opening = b""
 
-    def events(self, choice: Choice) -> ResponseFormat:  # noqa: ARG002 - there is one
-        """Return what encodes the events: this."""
+    def opening(self) -> bytes:
+        """Return the events before the first token."""
         begun = {"response": self._response("in_progress", [], None)}
-        part = {"item_id": self._item_id, "output_index": 0, "content_index": 0, "part": _part("")}
-        self.opening = (
+        item = {**self._item("", "in_progress"), "content": []}
+        return (
             self._event("response.created", begun)
             + self._event("response.in_progress", begun)
-            + self._event(
-                "response.output_item.added",
-                {"output_index": 0, "item": {**self._item("", "in_progress"), "content": []}},
-            )
-            + self._event("response.content_part.added", part)
+            + self._event("response.output_item.added", {"output_index": 0, "item": item})
+            + self._event("response.content_part.added", {**self._at, "part": _part("")})
         )
-        return self
 
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return one event per text."""
-        return b"".join(self._delta(text) for text in texts)
+    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
+        """Return one event per text; how it ended comes with the complete response."""
+        kind = "response.output_text.delta"
+        return b"".join(
+            self._event(kind, {**self._at, "delta": text.decode(), "logprobs": []}) for text in texts
+        )
 
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return the last text's event; how it ended comes with the complete response."""
-        return self._delta(text)
-
-    def closing(self, finished: Sequence[Finished]) -> bytes:
+    def closing(self, done: Finished) -> bytes:
         """Return the events that end text, part, message and response.
 
         As vLLM's, the last one is named completed even where the limit cut the text; its status shows that.
         """
-        (done,) = finished
-        text, at = done.text, {"output_index": 0, "content_index": 0, "item_id": self._item_id}
-        status = _status(done)
+        text = self._call.text(done.output_tokens)
+        item = self._item(text, _status(done))
         return (
-            self._event("response.output_text.done", {**at, "text": text, "logprobs": []})
-            + self._event("response.content_part.done", {**at, "part": _part(text)})
-            + self._event("response.output_item.done", {"output_index": 0, "item": self._item(text, status)})
+            self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
+            + self._event("response.content_part.done", {**self._at, "part": _part(text)})
+            + self._event("response.output_item.done", {"output_index": 0, "item": item})
             + self._event("response.completed", {"response": self._complete(done)})
         )
 
-    def complete(self, finished: Sequence[Finished]) -> bytes:
+    def complete(self, done: Finished) -> bytes:
         """Return the JSON body of a response that is not streamed."""
-        (done,) = finished
         return orjson.dumps(self._complete(done))
 
     def _complete(self, done: Finished) -> dict[str, Any]:
-        status = _status(done)
-        tokens = self._call.prompt_tokens
+        status, tokens = _status(done), self._call.prompt_tokens
         usage = {
             "input_tokens": tokens,
-            "input_tokens_details": {"cached_tokens": cached_of(self._call, [done])},
+            "input_tokens_details": {"cached_tokens": done.cached_tokens},
             "output_tokens": done.output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tokens + done.output_tokens,
         }
-        return self._response(status, [self._item(done.text, status)], usage)
+        return self._response(status, [self._item(self._call.text(done.output_tokens), status)], usage)
 
     def _response(
         self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
@@ -353,17 +205,8 @@ class ResponseFormat:
         }
 
     def _item(self, text: str, status: str) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [_part(text)],
-        }
-
-    def _delta(self, text: bytes) -> bytes:
-        at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        return self._event("response.output_text.delta", {**at, "delta": text.decode(), "logprobs": []})
+        head = {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
+        return {**head, "content": [_part(text)]}
 
     def _event(self, kind: str, more: dict[str, Any]) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._serial, **more})

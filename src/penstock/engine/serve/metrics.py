@@ -47,18 +47,14 @@ def token_buckets(max_model_len: int) -> tuple[float, ...]:
     return tuple(bounds)
 
 
-def _edge(bound: float) -> str:
-    """Return a bound as vLLM's page spells it, ``2.097152e+06`` above a million."""
-    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
-
-
 class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
         super().__init__(bounds)
         self.name = name
-        edges = [_edge(edge) for edge in (*self.bounds, math.inf)]
+        # As vLLM's page spells them, ``2.097152e+06`` above a million.
+        edges = [floatToGoString(edge) for edge in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
         self._heads = [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
         self._heads += [f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
 
@@ -70,9 +66,6 @@ class Histogram(BucketCounts):
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_BY_REQUESTS, _BY_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
-"""vLLM's reasons of a rejection; a simulated worker rejects by number alone."""
 
 Read = Callable[[], float]
 
@@ -102,8 +95,7 @@ class EngineMetrics:
         self._slots = slots
         self._timeline = timeline
         self._lag = lag
-        self._model_label = f'model_name="{_escape(settings.served_names[0])}"'
-        self._labels = f'engine="0",{self._model_label}'
+        self._labels = f'engine="0",model_name="{_escape(settings.served_names[0])}"'
         self.finished = dict.fromkeys(FinishReason, 0)
         self.failed_transfers = 0
         self.failed_notifications = 0
@@ -111,19 +103,19 @@ class EngineMetrics:
         self.heartbeats_received = 0
         self.ignored: Counter[IgnoredNotification] = Counter()
         tokens = token_buckets(settings.max_model_len)
-        self._ttft = self._histogram(names.VLLM_TTFT, TTFT_BOUNDS_S)
-        self._itl = self._histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S)
-        self._tpot = self._histogram(names.VLLM_TPOT, TOKEN_GAP_BOUNDS_S)
-        self._e2e = self._histogram(names.VLLM_E2E, REQUEST_BOUNDS_S)
-        self._queue = self._histogram(names.VLLM_QUEUE_TIME, REQUEST_BOUNDS_S)
-        self._prefill = self._histogram(names.VLLM_PREFILL_TIME, REQUEST_BOUNDS_S)
-        self._decode = self._histogram(names.VLLM_DECODE_TIME, REQUEST_BOUNDS_S)
-        self._inference = self._histogram(names.VLLM_INFERENCE_TIME, REQUEST_BOUNDS_S)
-        self._prompt_tokens = self._histogram(names.VLLM_REQUEST_PROMPT_TOKENS, tokens)
-        self._generation_tokens = self._histogram(names.VLLM_REQUEST_GENERATION_TOKENS, tokens)
-        self._step_tokens = self._histogram(names.VLLM_ITERATION_TOKENS, STEP_BOUNDS_TOKENS)
-        self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, TRANSFER_BOUNDS_S)
-        self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, TRANSFER_BOUNDS_BYTES)
+        self._ttft = Histogram(names.VLLM_TTFT, TTFT_BOUNDS_S, self._labels)
+        self._itl = Histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S, self._labels)
+        self._tpot = Histogram(names.VLLM_TPOT, TOKEN_GAP_BOUNDS_S, self._labels)
+        self._e2e = Histogram(names.VLLM_E2E, REQUEST_BOUNDS_S, self._labels)
+        self._queue = Histogram(names.VLLM_QUEUE_TIME, REQUEST_BOUNDS_S, self._labels)
+        self._prefill = Histogram(names.VLLM_PREFILL_TIME, REQUEST_BOUNDS_S, self._labels)
+        self._decode = Histogram(names.VLLM_DECODE_TIME, REQUEST_BOUNDS_S, self._labels)
+        self._inference = Histogram(names.VLLM_INFERENCE_TIME, REQUEST_BOUNDS_S, self._labels)
+        self._prompt_tokens = Histogram(names.VLLM_REQUEST_PROMPT_TOKENS, tokens, self._labels)
+        self._generation_tokens = Histogram(names.VLLM_REQUEST_GENERATION_TOKENS, tokens, self._labels)
+        self._step_tokens = Histogram(names.VLLM_ITERATION_TOKENS, STEP_BOUNDS_TOKENS, self._labels)
+        self._transfer_s = Histogram(names.VLLM_NIXL_XFER_TIME, TRANSFER_BOUNDS_S, self._labels)
+        self._transfer_bytes = Histogram(names.VLLM_NIXL_BYTES, TRANSFER_BOUNDS_BYTES, self._labels)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._static_lines = self._list_static(settings)
         self._gauges = self._list_gauges(timeline.engine)
@@ -170,18 +162,18 @@ class EngineMetrics:
         """Return the page in the text format 0.0.4."""
         labels = self._labels
         page = []
-        for name, series in self._gauges.items():
-            page.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge")
-            page += [f"{name}{{{labels}{extra}}} {read()!r}" for extra, read in series]
-        for name, series in self._counters.items():
-            sample = name + names.COUNTER_SUFFIX
-            page.append(f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter")
-            page += [f"{sample}{{{labels}{extra}}} {read()!r}" for extra, read in series]
+        for kind, suffix, metrics in (
+            ("gauge", "", self._gauges),
+            ("counter", names.COUNTER_SUFFIX, self._counters),
+        ):
+            for name, series in metrics.items():
+                sample = name + suffix
+                page += _title(name, sample, kind)
+                page += [f"{sample}{{{labels}{extra}}} {read()!r}" for extra, read in series]
         for item in self._histograms:
-            page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
+            page += _title(item.name, item.name, "histogram")
             page += item.lines()
         page += self._static_lines
-        page += self._rejection_lines()
         page += self._lag_lines()
         page.append("")
         return "\n".join(page).encode()
@@ -190,48 +182,36 @@ class EngineMetrics:
         """Return what never changes, and in vLLM has other labels than the rest."""
         info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
         return [
-            f"# HELP {info} {_HELP[info]}\n# TYPE {info} gauge",
+            *_title(info, info, "gauge"),
             (
                 f'{info}{{engine="0",block_size="{engine.limits.block_size}",num_gpu_blocks="{engine.num_blocks}",'
                 f'enable_prefix_caching="{settings.flags.enable_prefix_caching}"}} 1'
             ),
-            f"# HELP {names.TIME_SCALE} {_HELP[names.TIME_SCALE]}\n# TYPE {names.TIME_SCALE} gauge",
+            *_title(names.TIME_SCALE, names.TIME_SCALE, "gauge"),
             f"{names.TIME_SCALE} {settings.flags.speed!r}",
-        ]
-
-    def _rejection_lines(self) -> list[str]:
-        name = names.VLLM_ADMISSION_REJECTIONS
-        sample, rejected = name + names.COUNTER_SUFFIX, self._slots.rejected
-        return [
-            f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter",
-            f'{sample}{{{self._model_label},reason="{_BY_REQUESTS}"}} {rejected}',
-            f'{sample}{{{self._model_label},reason="{_BY_TOKENS}"}} 0',
         ]
 
     def _lag_lines(self) -> list[str]:
         sample = names.SCHEDULE_LAG_SAMPLES + names.COUNTER_SUFFIX
         lines = [
-            f"# HELP {sample} {_HELP[names.SCHEDULE_LAG_SAMPLES]}\n# TYPE {sample} counter",
+            *_title(names.SCHEDULE_LAG_SAMPLES, sample, "counter"),
             f"{sample} {self._lag.total}",
         ]
         if (p99_s := self._lag.p99_s()) is not None:
             name = names.SCHEDULE_LAG_P99
-            lines.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{name} {p99_s!r}")
+            lines += [*_title(name, name, "gauge"), f"{name} {p99_s!r}"]
         return lines
-
-    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(name, bounds, self._labels)
 
     def _list_gauges(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
         def capacity() -> int:
-            return engine.waiting_for_capacity + self._timeline.backlog
+            return engine.batcher.waiting + self._timeline.backlog
 
         return {
-            names.VLLM_RUNNING: [("", lambda: engine.running)],
-            names.VLLM_WAITING: [("", lambda: capacity() + engine.waiting_deferred)],
+            names.VLLM_RUNNING: [("", lambda: engine.batcher.running)],
+            names.VLLM_WAITING: [("", lambda: capacity() + engine.batcher.loading)],
             names.VLLM_WAITING_BY_REASON: [
                 (',reason="capacity"', capacity),
-                (',reason="deferred"', lambda: engine.waiting_deferred),
+                (',reason="deferred"', lambda: engine.batcher.loading),
             ],
             names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
             names.ENGINE_REQUESTS: [("", lambda: self._slots.running)],
@@ -241,10 +221,6 @@ class EngineMetrics:
             names.ENGINE_LEASES: [("", lambda: len(engine.pinned))],
             names.ENGINE_LEASED_BLOCKS: [("", lambda: engine.pinned.blocks)],
             names.ENGINE_OLDEST_LEASE: [("", self._oldest_lease_s)],
-            names.VLLM_SLEEP_STATE: [
-                (f',sleep_state="{state}"', partial(int, state == "awake"))
-                for state in ("awake", "weights_offloaded", "discard_all")
-            ],
         }
 
     def _list_counters(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
@@ -300,34 +276,19 @@ def _preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPrior
     )
 
 
+def _title(name: str, sample: str, kind: str) -> list[str]:
+    text = [f"# HELP {sample} {_HELP[name]}"] if name in _HELP else []
+    return [*text, f"# TYPE {sample} {kind}"]
+
+
 def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 _HELP = {
-    names.VLLM_RUNNING: "Requests in the batch.",
-    names.VLLM_WAITING: "Requests waiting, for capacity or for their KV.",
-    names.VLLM_WAITING_BY_REASON: "Requests waiting, by reason: capacity, or deferred by a KV transfer.",
-    names.VLLM_KV_USAGE: "KV blocks in use, pinned ones included; a fraction, 1 is full.",
-    names.VLLM_SLEEP_STATE: "1 for the state the engine is in.",
-    names.VLLM_CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
-    names.VLLM_PROMPT_TOKENS: "Prompt tokens of requests whose first token came out.",
-    names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
-    names.VLLM_GENERATION_TOKENS: "Tokens generated.",
-    names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
     names.ENGINE_PREEMPTIONS: "Requests thrown out of the batch, by what became of their KV and by their tier.",
     names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
     names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
-    names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
-    names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the frontend.",
-    names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
-    names.VLLM_PREFIX_HITS: "Prompt tokens found in the prefix cache.",
-    names.VLLM_EXTERNAL_PREFIX_QUERIES: "Prompt tokens looked up on another worker.",
-    names.VLLM_EXTERNAL_PREFIX_HITS: "Prompt tokens fetched from another worker.",
-    names.VLLM_NIXL_EXPIRED: "Prompts whose lease ran out before they were read.",
-    names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: "Read notifications for prompts without a lease.",
-    names.VLLM_NIXL_FAILED_TRANSFERS: "KV transfers that failed.",
-    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the worker that keeps the blocks.",
     names.ENGINE_LEASES: "Prompts kept for another worker.",
     names.ENGINE_LEASED_BLOCKS: "KV blocks kept for another worker, each counted once.",
     names.ENGINE_OLDEST_LEASE: "Age of the oldest lease, seconds; 0 without one.",
@@ -336,19 +297,6 @@ _HELP = {
     names.ENGINE_HEARTBEATS_SENT: "Heartbeat messages sent, one for each worker read from and round.",
     names.ENGINE_HEARTBEATS_RECEIVED: "Heartbeat messages received.",
     names.ENGINE_IGNORED_NOTIFICATIONS: "Notifications, or request ids in heartbeats, that changed nothing, by reason.",
-    names.VLLM_TTFT: "Arrival to first token, seconds.",
-    names.VLLM_ITL: "Gap between successive tokens, seconds.",
-    names.VLLM_TPOT: "Mean time per output token after the first, by request, seconds.",
-    names.VLLM_E2E: "Arrival to last token, seconds.",
-    names.VLLM_QUEUE_TIME: "Arrival to first scheduling, seconds.",
-    names.VLLM_PREFILL_TIME: "First scheduling to first token, seconds.",
-    names.VLLM_DECODE_TIME: "First to last token, seconds.",
-    names.VLLM_INFERENCE_TIME: "First scheduling to last token, seconds.",
-    names.VLLM_REQUEST_PROMPT_TOKENS: "Prompt tokens by request.",
-    names.VLLM_REQUEST_GENERATION_TOKENS: "Output tokens by request.",
-    names.VLLM_ITERATION_TOKENS: "Tokens computed by step.",
-    names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
-    names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
     names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, simulated seconds.",
     names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
     names.ENGINE_REQUESTS: "Requests that the engine handles now.",
@@ -356,3 +304,4 @@ _HELP = {
     names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
     names.TIME_SCALE: "Simulated seconds per real second.",
 }
+"""Of the metrics that are not vLLM's own."""

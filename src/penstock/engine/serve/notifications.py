@@ -8,7 +8,7 @@ vLLM's NIXL notifications say the same in text: ``HB:id,id`` and ``id:readers``,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -24,30 +24,31 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.metrics import EngineMetrics
 from penstock.engine.serve.protocol import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
-from penstock.engine.serve.streams import Stream
+from penstock.engine.serve.streams import Reply
 
 _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 _Row = tuple[str, _Rank, _Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
 """Request id, rank read from, rank that read, readers of the former."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """One message.
+class Notification(BaseModel):
+    """One message to the process ``engine_id``; another one at the same address must not take it."""
 
-    Attributes:
-        engine_id: The process that it is meant for; another one at the same address must not take it.
-        heartbeats: Prompts whose leases it renews.
-    """
+    model_config = ConfigDict(strict=True)
 
     engine_id: str
-    reads: list[Read] = field(default_factory=list)
-    heartbeats: list[str] = field(default_factory=list)
+    heartbeat: list[str] = Field(default=[])
+    read: list[_Row] = Field(default=[])
+
+    @property
+    def reads(self) -> list[Read]:
+        """Completed reads as the core takes them."""
+        return [Read(*row) for row in self.read]
 
     @property
     def ids(self) -> list[str]:
         """Every prompt named, once."""
-        return list(dict.fromkeys((*self.heartbeats, *(read.request_id for read in self.reads))))
+        return list(dict.fromkeys((*self.heartbeat, *(row[0] for row in self.read))))
 
 
 def encode(engine_id: str, reads: Iterable[Read], heartbeats: Iterable[str]) -> bytes:
@@ -56,24 +57,15 @@ def encode(engine_id: str, reads: Iterable[Read], heartbeats: Iterable[str]) -> 
     return orjson.dumps({"engine_id": engine_id, "read": rows, "heartbeat": list(heartbeats)})
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    engine_id: str
-    heartbeat: list[str] = Field(default=[])
-    read: list[_Row] = Field(default=[])
-
-
 def parse(body: bytes) -> Notification:
     """Return the message in ``body``."""
     try:
-        message = _Message.model_validate_json(body)
+        return Notification.model_validate_json(body)
     except ValidationError as exc:
         raise ValueError(
             f"{findings(exc, root='body', most=1)}; a notification is engine_id, heartbeat: [request id] and "
             "read: [[request id, rank, reader, readers]]"
         ) from exc
-    return Notification(message.engine_id, [Read(*row) for row in message.read], message.heartbeat)
 
 
 log = get_logger(__name__)
@@ -82,14 +74,10 @@ NOTIFY_TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=
 """Real seconds; chosen: loopback and cluster networks answer in milliseconds, a dead worker never."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyResult:
-    """What became of one message."""
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    reads: list[str]
-    heartbeats: list[str]
-    unknown: frozenset[str] = frozenset()
-    failed: str | None = None
+    unknown: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -102,11 +90,10 @@ class Outbox:
 
 
 class Notifier:
-    """Sends batches; results come back through a callback."""
+    """Sends batches of messages to other workers."""
 
-    def __init__(self, group: asyncio.TaskGroup, on_result: Callable[[NotifyResult], None]) -> None:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        self._on_result = on_result
         self._pool = ConnectionPool()
         self._outboxes: dict[str, Outbox] = {}
         self._flush: asyncio.Handle | None = None
@@ -146,36 +133,34 @@ class Notifier:
         ended = frozenset(reads)
         heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
         body = encode(engine_id, outbox.reads, heartbeats)
+        unknown, failed = frozenset[str](), None
         try:
             unknown = await self._round_trip(outbox.url, body)
-            result = NotifyResult(reads, heartbeats, frozenset(unknown))
         except PenstockError as exc:
-            log.warning("worker did not take a notification", url=outbox.url, error=str(exc))
-            result = NotifyResult(reads, heartbeats, failed=str(exc))
+            failed = str(exc)
+            log.warning("worker did not take a notification", url=outbox.url, error=failed)
         finally:
             self._in_flight -= 1
-        self._on_result(result)
+        self.answered(reads, heartbeats, unknown, failed)
 
-    async def _round_trip(self, url: str, body: bytes) -> list[str]:
+    def answered(
+        self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
+    ) -> None:
+        """Take the ids that one message named, those of them without a lease, and why it failed, or None."""
+        raise NotImplementedError
+
+    async def _round_trip(self, url: str, body: bytes) -> frozenset[str]:
         headers = ((b"content-type", b"application/json"),)
         response = await self._pool.request("POST", url, body=body, headers=headers, timeouts=NOTIFY_TIMEOUTS)
         if response.status != 200:
             raise StreamBroken(f"{url} answered {response.status}")
-        return _unknown(response.body, url)
+        try:
+            return _Answer.model_validate_json(response.body).unknown
+        except ValidationError as exc:
+            raise StreamBroken(f"{url} answered without the list `unknown` of request ids") from exc
 
 
-def _unknown(body: bytes, url: str) -> list[str]:
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise StreamBroken(f"{url} answered with something else than JSON") from exc
-    unknown = answer.get("unknown") if isinstance(answer, Mapping) else None
-    if not isinstance(unknown, list) or not all(isinstance(each, str) for each in unknown):
-        raise StreamBroken(f"{url} answered without the list `unknown` of request ids")
-    return unknown
-
-
-class KvReading:
+class KvReading(Notifier):
     """The prompts that a worker reads from others."""
 
     def __init__(
@@ -184,30 +169,24 @@ class KvReading:
         settings: ServeSettings,
         metrics: EngineMetrics,
         *,
-        on_lost: Callable[[Stream, str], None],
-        on_confirmed: Callable[[Stream], None],
+        on_lost: Callable[[Reply, str], None],
+        on_confirmed: Callable[[Reply], None],
     ) -> None:
+        super().__init__(group)
         self._metrics = metrics
         self._ranks = settings.engine.ranks
         self._renews = settings.engine.role is EngineRole.DECODE
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
-        self._notifier = Notifier(group, self._on_notified)
-        self._streams: dict[str, Stream] = {}
+        self._replies: dict[str, Reply] = {}
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every message was answered."""
-        return self._notifier.is_idle
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._notifier.close()
-
-    def track(self, stream: Stream, remote: RemoteKv) -> None:
-        """Renew the lease of a request's KV from now on, its time in the queue included."""
-        self._streams[remote.request_id] = stream
+    def track(self, reply: Reply) -> None:
+        """Renew the lease of the KV that a request fetches, if any, from now on, its time in the queue included."""
+        remote = reply.call.remote
+        if remote is None:
+            return
+        self._replies[remote.request_id] = reply
         if self._renews:
             self._heartbeats.track(remote.engine_id, remote.request_id)
 
@@ -218,54 +197,56 @@ class KvReading:
     def send_due(self, now_s: float) -> None:
         """Send the heartbeats that are due: one message for each worker read from."""
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
-            remote = self._streams[request_ids[0]].call.remote
+            remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
                 self._metrics.heartbeats_sent += 1
-                self._notifier.send(remote.notify_url, engine_id, heartbeats=request_ids)
+                self.send(remote.notify_url, engine_id, heartbeats=request_ids)
 
-    def arrived(self, stream: Stream) -> None:
+    def arrived(self, reply: Reply) -> None:
         """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""
-        remote = stream.call.remote
+        remote = reply.call.remote
         if remote is not None:
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
             self.release(remote)
-            stream.is_read_sent = True
+            reply.is_read_sent = True
 
-    def declined(self, stream: Stream) -> None:
+    def declined(self, reply: Reply) -> None:
         """A request's KV is not fetched: its other copy may go, and the request need not wait for it."""
-        self.forget(stream, is_read_pending=True)
-        self._on_confirmed(stream)
+        self.forget(reply, is_read_pending=True)
+        self._on_confirmed(reply)
 
     def release(self, remote: RemoteKv) -> None:
         """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
-        self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
+        self.send(remote.notify_url, remote.engine_id, reads=reads)
 
-    def forget(self, stream: Stream, *, is_read_pending: bool) -> None:
+    def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
         """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""
-        remote = stream.call.remote
-        if remote is None or self._streams.get(remote.request_id) is not stream:
+        remote = reply.call.remote
+        if remote is None or self._replies.get(remote.request_id) is not reply:
             return
-        if is_read_pending and not stream.is_read_sent:
+        if is_read_pending and not reply.is_read_sent:
             self.release(remote)
-        del self._streams[remote.request_id]
+        del self._replies[remote.request_id]
         self._heartbeats.untrack(remote.engine_id, remote.request_id)
 
-    def _on_notified(self, result: NotifyResult) -> None:
-        if result.failed is not None:
-            self._metrics.failed_notifications += 1
-        for request_id in result.reads:
-            stream = self._streams.get(request_id)
-            if stream is None or not stream.is_read_sent:
+    def answered(
+        self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
+    ) -> None:
+        """Let the answer decide about requests whose KV was read, or is still held for them."""
+        self._metrics.failed_notifications += failed is not None
+        for request_id in reads:
+            reply = self._replies.get(request_id)
+            if reply is None or not reply.is_read_sent:
                 continue
-            self.forget(stream, is_read_pending=False)
-            if result.failed is not None or request_id in result.unknown:
-                self._on_lost(stream, result.failed or "its lease had expired")
+            self.forget(reply, is_read_pending=False)
+            if failed is not None or request_id in unknown:
+                self._on_lost(reply, failed or "its lease had expired")
             else:
-                self._on_confirmed(stream)
-        for request_id in result.heartbeats:
-            stream = self._streams.get(request_id)
+                self._on_confirmed(reply)
+        for request_id in heartbeats:
+            reply = self._replies.get(request_id)
             # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
-            if stream is not None and request_id in result.unknown and not stream.is_read_sent:
-                self.forget(stream, is_read_pending=False)
-                self._on_lost(stream, "its lease expired while the request waited")
+            if reply is not None and request_id in unknown and not reply.is_read_sent:
+                self.forget(reply, is_read_pending=False)
+                self._on_lost(reply, "its lease expired while the request waited")

@@ -6,38 +6,44 @@ Refusals are `RequestError`s with vLLM's wording where a client may rely on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import xxhash
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.kv_blocks import count_tokens
 from penstock.engine.core.lease import MAX_RANKS
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.fields import (
-    MAX_PROMPTS,
     ChatFields,
-    Fields,
+    CompletionFields,
     RequestError,
+    ResponseFields,
     SamplingFields,
-    chat_prompt,
-    completion_prompts,
     read_fields,
-    read_response_fields,
-    read_sampling,
-    read_tools,
     too_small,
 )
 from penstock.engine.serve.settings import ServeSettings
-from penstock.engine.serve.vocabulary import find_stop, words
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of /v1/completions."""
+
+WORDS: tuple[bytes, ...] = tuple(
+    f" {first}{vowel}{last}".encode() for first in "bdfgklmp" for vowel in "aeio" for last in "lmnrstkd"
+)
+"""The simulated vocabulary: 256 words of 4 ASCII bytes, one token each."""
+_STRIDE: Final = 37
+"""Odd, so that all words come before one comes again."""
+
+
+def words(salt: int, start: int, stop: int) -> list[bytes]:
+    """Return the output tokens [start, stop) of the request with ``salt``."""
+    return [WORDS[(salt + position * _STRIDE) & 255] for position in range(start, stop)]
 
 
 class Api(StrEnum):
@@ -48,6 +54,13 @@ class Api(StrEnum):
     RESPONSES = "responses"
 
 
+_MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields]]] = {
+    Api.COMPLETIONS: CompletionFields,
+    Api.CHAT: ChatFields,
+    Api.RESPONSES: ResponseFields,
+}
+
+
 class Usage(StrEnum):
     """Which events of a stream carry ``usage``, by ``stream_options``."""
 
@@ -56,9 +69,8 @@ class Usage(StrEnum):
     EVERY_EVENT = "every-event"
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteKv:
-    """Where a prompt's KV lies, from ``kv_transfer_params``.
+class RemoteKv(BaseModel):
+    """Where another worker keeps a prompt's KV, as its answer's ``kv_transfer_params`` say; a port may be text.
 
     Attributes:
         engine_id: The process that keeps it.
@@ -68,13 +80,15 @@ class RemoteKv:
         cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
     """
 
-    engine_id: str
-    request_id: str
-    host: str
-    port: int
-    ranks: int = 1
-    tokens: int | None = None
-    cached_tokens: int | None = None
+    model_config = ConfigDict(frozen=True)
+
+    engine_id: str = Field(min_length=1, alias="remote_engine_id")
+    request_id: str = Field(min_length=1, alias="remote_request_id")
+    host: str = Field(min_length=1, alias="remote_host")
+    port: int = Field(ge=1, le=65535, alias="remote_port")
+    ranks: int = Field(default=1, ge=1, le=MAX_RANKS, alias="tp_size")
+    tokens: int | None = Field(default=None, ge=0, alias="remote_num_tokens")
+    cached_tokens: int | None = Field(default=None, ge=0, alias="remote_prefill_cached_tokens")
 
     @property
     def notify_url(self) -> str:
@@ -84,26 +98,37 @@ class RemoteKv:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a request's answers; each is a request to the engine.
+class EngineCall:
+    """One parsed request.
 
     Attributes:
-        index: Its place among them: prompt by prompt, ``n`` to each.
+        model: Name to answer with.
         prompt: Bytes whose 4-byte pieces are the tokens.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
         text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
-        stop_reason: What stopped it: a string, a token id, or None.
+        stop_reason: The string that stopped it, or None.
+        usage: Which events of a stream carry the counts.
+        fields: The body, for answers that repeat what was asked.
+        pin: Keep the KV for another worker: a prompt for decode, a conversation for its next turn's prefill.
+        remote: KV to fetch, or None.
     """
 
-    index: int
+    api: Api
+    model: str
     prompt: bytes
     prompt_tokens: int
     output_tokens: int
     ends_by_stop: bool
     salt: int
     text_bytes: int
-    stop_reason: str | int | None = None
+    stop_reason: str | None
+    stream: bool
+    usage: Usage
+    priority: int
+    pin: bool
+    remote: RemoteKv | None
+    fields: Mapping[str, Any]
 
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return what is shown of the output tokens [start, stop), one text each."""
@@ -113,139 +138,77 @@ class Choice:
             texts = [text[: max(0, room - at * BYTES_PER_TOKEN)] for at, text in enumerate(texts)]
         return texts
 
-
-@dataclass(frozen=True, slots=True)
-class EngineCall:
-    """One parsed request.
-
-    Attributes:
-        model: Name to answer with.
-        n: Answers to each prompt.
-        prompt_tokens: Of all prompts, each counted once.
-        usage: Which events of a stream carry the counts.
-        logprobs: Alternatives per token to show; None: no log probabilities.
-        fields: The body, for answers that repeat what was asked.
-        pin: Keep the KV for another worker: a prompt for decode, a conversation for its next turn's prefill.
-        remote: KV to fetch, or None.
-    """
-
-    api: Api
-    model: str
-    choices: tuple[Choice, ...]
-    n: int
-    prompt_tokens: int
-    stream: bool
-    usage: Usage
-    logprobs: int | None
-    echo: bool
-    priority: int
-    pin: bool
-    remote: RemoteKv | None
-    fields: Mapping[str, Any]
-
-    @property
-    def events_differ(self) -> bool:
-        """Whether each token needs an event of its own, because more than its word is in it."""
-        return self.logprobs is not None or self.usage is Usage.EVERY_EVENT
+    def text(self, tokens: int) -> str:
+        """Return what is shown of the first ``tokens`` output tokens."""
+        return b"".join(self.texts(0, tokens)).decode()
 
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     """Return the call in ``body``."""
-    asked = _read_object(body)
-    given = read_response_fields(asked) if api is Api.RESPONSES else asked
-    fields = read_sampling(given, is_chat=api is not Api.COMPLETIONS)
+    given = _read_object(body)
+    fields = read_fields(_MODELS[api], given)
     _check_model(fields, settings)
-    prompts = [_chat(given, fields)] if isinstance(fields, ChatFields) else completion_prompts(given)
-    params = fields.kv_transfer_params
-    hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
-    remote = _remote_of(params, settings)
-    _check_answers(len(prompts), fields.n, is_handed_over=hands_over or remote is not None)
+    prompt = fields.prompt
+    prompt_tokens = count_tokens(prompt)
+    if not prompt_tokens:
+        raise RequestError("The prompt must hold at least one token.", param="prompt")
     if fields.priority and not settings.engine.limits.by_priority:
         raise RequestError(
             f"Got priority {fields.priority} but Priority scheduling is not enabled.", param="priority"
         )
-    counts = [_count(prompt, is_chat=api is not Api.COMPLETIONS) for prompt in prompts]
-    choices = [
-        _choice(prompt, tokens, fields, settings, index=at * fields.n + number, pin=hands_over)
-        for at, (prompt, tokens) in enumerate(zip(prompts, counts, strict=True))
-        for number in range(fields.n)
-    ]
+    params = fields.kv_transfer_params
+    hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
+    remote = _remote_of(params, settings)
+    limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
+    salt = _salt(prompt, settings.flags.seed, fields.seed)
+    natural = limit if hands_over or fields.ignore_eos else _natural_length(salt, settings)
+    tokens = min(max(natural, fields.min_tokens), limit)
+    shown, stop_reason = tokens * BYTES_PER_TOKEN, None
+    stop = find_stop(salt, fields.stop, tokens, min_tokens=fields.min_tokens) if fields.stop else None
+    if stop is not None:
+        tokens, shown, stop_reason = stop
     return EngineCall(
         api=api,
         model=fields.model or settings.served_names[0],
-        choices=tuple(choices),
-        n=fields.n,
-        prompt_tokens=sum(counts),
+        prompt=prompt,
+        prompt_tokens=prompt_tokens,
+        output_tokens=tokens,
+        ends_by_stop=stop is not None or tokens < limit,
+        salt=salt,
+        text_bytes=shown,
+        stop_reason=stop_reason,
         stream=fields.stream,
         usage=_usage(fields),
-        logprobs=fields.alternatives,
-        echo=fields.echo,
         priority=fields.priority,
         pin=hands_over or (remote is not None and settings.is_bidirectional),
         remote=remote,
-        fields=asked,
+        fields=given,
     )
 
 
-def _check_answers(prompts: int, n: int, *, is_handed_over: bool) -> None:
-    if is_handed_over and prompts * n > 1:
-        raise RequestError(
-            "kv_transfer_params: blocks of one prompt are kept for one answer; send one prompt and n=1.",
-            param="kv_transfer_params",
-        )
-    if prompts * n > MAX_PROMPTS:
-        raise RequestError(f"n: {prompts} prompts and n={n} make more than {MAX_PROMPTS} answers.", param="n")
+def find_stop(
+    salt: int, strings: Sequence[str], tokens: int, *, min_tokens: int
+) -> tuple[int, int, str] | None:
+    """Return (tokens, bytes before it, string) of the first of ``strings`` in a text; None where it holds none.
+
+    The text repeats itself after 256 tokens, so that no more of it is written. A stop counts by the token that completes
+    it, which may be the first that counts.
+    """
+    longest = max(len(string.encode()) for string in strings)
+    text = b"".join(words(salt, 0, min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)))
+    found = []
+    for string in strings:
+        encoded = string.encode()
+        at = text.find(encoded, max(0, (min_tokens - 1) * BYTES_PER_TOKEN + 1 - len(encoded)))
+        if at >= 0:
+            found.append((-(-(at + len(encoded)) // BYTES_PER_TOKEN), at, string))
+    # Of two that end with the same token, the string that begins first cuts the text.
+    return min(found, default=None)
 
 
-def _choice(
-    prompt: bytes,
-    prompt_tokens: int,
-    fields: SamplingFields,
-    settings: ServeSettings,
-    *,
-    index: int,
-    pin: bool,
-) -> Choice:
-    limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
-    if fields.min_tokens > limit:
-        raise RequestError(
-            f"min_tokens must be less than or equal to max_tokens={limit}, got {fields.min_tokens}.",
-            param="min_tokens",
-        )
-    salt = _salt(prompt, settings.flags.seed, fields.seed, index % fields.n)
-    natural = limit if pin or fields.ignore_eos else _natural_length(salt, settings)
-    natural = max(natural, fields.min_tokens)
-    tokens, ends_by_stop = min(natural, limit), natural < limit
-    stop = find_stop(
-        salt,
-        fields.stop,
-        frozenset(fields.stop_token_ids),
-        min_tokens=fields.min_tokens,
-        is_shown=fields.include_stop_str_in_output,
-    )
-    if stop is not None and stop.tokens <= tokens:
-        return Choice(index, prompt, prompt_tokens, stop.tokens, True, salt, stop.text_bytes, stop.reason)
-    return Choice(index, prompt, prompt_tokens, tokens, ends_by_stop, salt, tokens * BYTES_PER_TOKEN)
-
-
-def _salt(prompt: bytes, worker_seed: int, seed: int, number: int) -> int:
+def _salt(prompt: bytes, worker_seed: int, seed: int) -> int:
     salt = xxhash.xxh3_64_intdigest(prompt, worker_seed)
-    if not seed and not number:
-        return salt
-    return xxhash.xxh3_64_intdigest(f"{salt} {seed} {number}".encode())
-
-
-def _chat(given: Mapping[str, Any], fields: ChatFields) -> bytes:
-    return chat_prompt(given.get("messages"), read_tools(given), asks_for_answer=fields.add_generation_prompt)
-
-
-def _count(prompt: bytes, *, is_chat: bool) -> int:
-    tokens = count_tokens(prompt)
-    if not tokens:
-        raise RequestError(
-            "The prompt must hold at least one token.", param="messages" if is_chat else "prompt"
-        )
-    return tokens
+    return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
@@ -263,13 +226,13 @@ def _check_model(fields: SamplingFields, settings: ServeSettings) -> None:
         raise RequestError(
             f"The model `{fields.model[:256]}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
             status=404,
-            kind="NotFoundError",
             param="model",
         )
 
 
 def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> int:
-    room, asked = longest - prompt_tokens, fields.output_limit
+    """Return the most output tokens: what is asked for, as far as the context has room."""
+    room, asked = longest - prompt_tokens, fields.max_tokens
     if room < 0:
         raise RequestError(
             f"This model's maximum context length is {longest} tokens. However, your prompt contains "
@@ -280,14 +243,20 @@ def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> i
     if room == 0:
         raise too_small("max_tokens", 0)
     if asked is None:
-        return room if isinstance(fields, ChatFields) else min(room, DEFAULT_COMPLETION_TOKENS)
+        asked = min(room, DEFAULT_COMPLETION_TOKENS) if isinstance(fields, CompletionFields) else room
     if asked > longest:
         raise RequestError(
             f"max_tokens={asked} cannot be greater than max_model_len={longest}. Please request fewer output tokens. "
             f"(parameter=max_tokens, value={asked})",
             param="max_tokens",
         )
-    return min(asked, room)
+    limit = min(asked, room)
+    if fields.min_tokens > limit:
+        raise RequestError(
+            f"min_tokens must be less than or equal to max_tokens={limit}, got {fields.min_tokens}.",
+            param="min_tokens",
+        )
+    return limit
 
 
 def _natural_length(salt: int, settings: ServeSettings) -> int:
@@ -316,7 +285,8 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
     if settings.engine.role is not EngineRole.DECODE or b"do_remote_prefill" not in body:
         return None
     try:
-        return _remote_of(read_fields(_KvFields, _read_object(body)).kv_transfer_params, settings)
+        params = _read_object(body).get("kv_transfer_params")
+        return _remote_of(params, settings) if isinstance(params, dict) else None
     except RequestError:
         return None
 
@@ -325,17 +295,17 @@ def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv |
     """Return the KV to fetch: a prompt's from prefill, or the conversation's so far from decode."""
     role = settings.engine.role
     if role is EngineRole.DECODE and params.get("do_remote_prefill") is True:
-        return _remote(params, settings)
+        return _remote(params, settings).model_copy(update={"tokens": None})
     is_next_turn = params.get("do_remote_decode") is True and params.get("remote_block_ids")
     if role is EngineRole.PREFILL and settings.is_bidirectional and is_next_turn:
-        remote = _remote(params, settings)
+        remote = _remote(params, settings).model_copy(update={"cached_tokens": None})
         return remote if remote.tokens else None
     return None
 
 
 def _remote(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv:
     try:
-        given = _RemoteParams.model_validate(params)
+        remote = RemoteKv.model_validate(params)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         raise RequestError(
@@ -343,36 +313,11 @@ def _remote(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv:
             f"remote_port, as the other worker's answer gave them; {first['loc'][0]}: {first['msg']}.",
             param="kv_transfer_params",
         ) from exc
-    own, cached = settings.engine.ranks, given.remote_prefill_cached_tokens
-    if max(given.tp_size, own) % min(given.tp_size, own):
+    own = settings.engine.ranks
+    if max(remote.ranks, own) % min(remote.ranks, own):
         raise RequestError(
-            f"kv_transfer_params: tp_size {given.tp_size} and this worker's {own} cannot be joined; one must divide "
+            f"kv_transfer_params: tp_size {remote.ranks} and this worker's {own} cannot be joined; one must divide "
             "the other.",
             param="kv_transfer_params",
         )
-    is_from_decode = settings.engine.role is EngineRole.PREFILL
-    return RemoteKv(
-        given.remote_engine_id,
-        given.remote_request_id,
-        given.remote_host,
-        given.remote_port,
-        given.tp_size,
-        given.remote_num_tokens if is_from_decode else None,
-        None if is_from_decode or type(cached) is not int else cached,
-    )
-
-
-class _KvFields(Fields):
-    kv_transfer_params: dict[str, Any] = Field(default={})
-
-
-class _RemoteParams(BaseModel):
-    """Where another worker keeps KV, as its answer says; a port may be text."""
-
-    remote_engine_id: str = Field(min_length=1)
-    remote_request_id: str = Field(min_length=1)
-    remote_host: str = Field(min_length=1)
-    remote_port: int = Field(ge=1, le=65535)
-    tp_size: int = Field(default=1, ge=1, le=MAX_RANKS)
-    remote_num_tokens: int | None = Field(default=None, ge=0)
-    remote_prefill_cached_tokens: Any = None
+    return remote

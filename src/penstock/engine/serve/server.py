@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
@@ -210,18 +210,15 @@ class EngineServer:
             request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
-            worker=self.worker,
+            outputs_of=self.worker.engine.batcher.outputs_of,
+            kv_params=self.worker.pinned_params,
         )
-        responder.on_disconnect(lambda: self._abort(reply))
+        responder.on_disconnect(lambda: self.worker.abort(reply))
         span = None if self._trace is None else self._trace.begin(request)
         self.worker.submit(reply)
         await reply.done
         if self._trace is not None and span is not None:
-            self._trace.end(span, reply.streams[0])
-
-    def _abort(self, reply: Reply) -> None:
-        for stream in reply.streams:
-            self.worker.abort(stream)
+            self._trace.end(span, reply)
 
     async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         cards = [
@@ -285,7 +282,17 @@ async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
         await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
-            log.info("worker ready", url=server.url, **_described(server.settings))
+            engine = server.settings.engine
+            log.info(
+                "worker ready",
+                url=server.url,
+                role=str(engine.role),
+                profile=server.settings.profile.name,
+                speed=server.settings.flags.speed,
+                kv_blocks=engine.num_blocks,
+                max_model_len=server.settings.max_model_len,
+                lease_s=engine.lease.duration_s,
+            )
         await stopped
         log.info("worker draining", in_flight=server.worker.engine.in_flight)
         await server.drain()
@@ -293,19 +300,3 @@ async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
         start.cancel()
         stopped.cancel()
         await server.close()
-
-
-def _described(settings: ServeSettings) -> dict[str, Any]:
-    engine = settings.engine
-    return {
-        "role": str(engine.role),
-        "profile": settings.profile.name,
-        "speed": settings.flags.speed,
-        "kv_blocks": engine.num_blocks,
-        "block_size": engine.limits.block_size,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": engine.limits.max_num_seqs,
-        "max_num_batched_tokens": engine.limits.max_num_batched_tokens,
-        "lease_s": engine.lease.duration_s,
-        "kv_events": settings.kv_events.endpoint if settings.kv_events.is_on else None,
-    }

@@ -146,13 +146,7 @@ class ServeFlags:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Checked settings.
-
-    Attributes:
-        served_names: At least one.
-        kv_events: Whether and where changes of the KV cache are published.
-        is_bidirectional: Decode workers keep conversations for their next turn, prefill workers fetch them.
-    """
+    """Checked settings; ``is_bidirectional``: decode keeps conversations for their next turn, prefill fetches them."""
 
     flags: ServeFlags
     profile: profiles.Profile
@@ -185,29 +179,28 @@ class _ExtraConfig(BaseModel):
     kv_recompute_threshold: int = Field(default=RECOMPUTE_TOKENS, ge=0)
 
 
-class _WithoutMeaning(BaseModel):
-    """vLLM's keys that change nothing here."""
+_WITHOUT_MEANING = {
+    "engine_id",
+    "kv_buffer_device",
+    "kv_port",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+}
+"""vLLM's keys that change nothing here."""
 
+
+class _KvTransferConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
+    kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
     engine_id: str | None = None
     kv_buffer_device: str | None = None
     kv_port: int | None = None
     kv_connector_module_path: str | None = None
     enable_permute_local_kv: bool | None = None
-
-
-class _KvTransferConfig(_WithoutMeaning):
-    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
-    kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
-
-    @property
-    def ignored(self) -> list[str]:
-        """Keys that were given and mean nothing to a simulated worker."""
-        given = [key for key in _WithoutMeaning.model_fields if getattr(self, key) is not None]
-        return sorted([*given, *(self.kv_connector_extra_config.model_extra or {})])
 
 
 _ROLE_OF_KV_ROLE = {"kv_producer": EngineRole.PREFILL, "kv_consumer": EngineRole.DECODE}
@@ -221,8 +214,6 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     """
     SimulatedClock(flags.speed)  # refuses a bad --speed
     check_bounds(flags)
-    if flags.scheduling_policy not in {"fcfs", "priority"}:
-        raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
     kv_events = parse_events_config(flags.kv_events_config)
@@ -281,7 +272,8 @@ def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> Preemptio
             f"--preemption-config needs --scheduling-policy priority, which is {flags.scheduling_policy}: "
             "set it, or remove the configuration"
         )
-    return parse_preemption_config(flags.preemption_config).terms(profile, flags.block_size)
+    config = read_json_flag(PreemptionFlag, flags.preemption_config, "--preemption-config")
+    return config.terms(profile, flags.block_size)
 
 
 def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
@@ -294,8 +286,12 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
             f"--kv-transfer-config: kv_role {config.kv_role} belongs to --role {expected}, "
             f"but --role is {flags.role}; change one of them"
         )
-    if config.ignored:
-        log.info("kv-transfer-config keys without meaning here are ignored", keys=config.ignored)
+    ignored = {
+        *(config.model_fields_set & _WITHOUT_MEANING),
+        *(config.kv_connector_extra_config.model_extra or ()),
+    }
+    if ignored:
+        log.info("kv-transfer-config keys without meaning here are ignored", keys=sorted(ignored))
     return config
 
 
@@ -324,8 +320,3 @@ class PreemptionFlag(PreemptionConfig):
             host_link=LinkTerms(self.swap_link_latency_ms / 1000, bytes_per_s),
             drop_above_s=self.drop_above_seconds,
         )
-
-
-def parse_preemption_config(text: str) -> PreemptionFlag:
-    """Return what ``text`` says."""
-    return read_json_flag(PreemptionFlag, text, "--preemption-config")

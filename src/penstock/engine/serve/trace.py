@@ -9,7 +9,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.http.server import Request
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.engine.core.requests import RequestState
-from penstock.engine.serve.streams import Stream
+from penstock.engine.serve.streams import Reply
 
 _NS: Final = 1e9
 
@@ -29,18 +29,18 @@ class EngineTrace:
             "llm_request", request.headers, began_ns=time.time_ns(), attributes=self._role
         )
 
-    def end(self, span: TraceSpan, stream: Stream) -> None:
-        """End it, with what its first choice took: waiting, the KV transfer, prefill and decode."""
-        state = stream.state
+    def end(self, span: TraceSpan, reply: Reply) -> None:
+        """End it, with what it took: waiting, the KV transfer, prefill and decode."""
+        state = reply.state
         if state is None or state.finished_s is None:
             span.fail("aborted")
         else:
-            self._add_stages(span, stream, state)
+            self._add_stages(span, reply, state)
         span.end()
 
-    def _add_stages(self, span: TraceSpan, stream: Stream, state: RequestState) -> None:
+    def _add_stages(self, span: TraceSpan, reply: Reply, state: RequestState) -> None:
         arrived_s, first_s = state.request.arrival_s, state.first_token_s
-        transfer = stream.transfer_s
+        transfer = reply.transfer_s
         if transfer is not None:
             began_s, ended_s = transfer
             moved = span.child("kv transfer", {}, began_ns=self._real_ns(began_s))

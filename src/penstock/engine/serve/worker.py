@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.core.clock import LagTracker, SimulatedClock
@@ -22,9 +22,8 @@ from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
 from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
 from penstock.engine.serve.notifications import KvReading, Notification
-from penstock.engine.serve.protocol import EngineCall
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
-from penstock.engine.serve.streams import Reply, Stream
+from penstock.engine.serve.streams import Reply
 
 log = get_logger(__name__)
 
@@ -35,12 +34,7 @@ _TIMER_S = 0.001
 
 
 class ServedWorker:
-    """One simulated engine and its clients.
-
-    Attributes:
-        publisher: Of changes of the KV cache; None: the settings ask for none.
-        port: Where other workers reach this one, once it listens.
-    """
+    """One simulated engine and its clients; ``port`` is where other workers reach it, once it listens."""
 
     def __init__(
         self,
@@ -56,7 +50,7 @@ class ServedWorker:
         self.engine = self.timeline.engine
         self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots, now_s=clock.now_s)
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, Stream] = {}
+        self._replies: dict[str, Reply] = {}
         self.reading = KvReading(
             group, settings, self.metrics, on_lost=self._fail_load, on_confirmed=self._let_go_on
         )
@@ -74,7 +68,7 @@ class ServedWorker:
     @property
     def is_idle(self) -> bool:
         """Whether no request, transfer, pinned prompt, answer or notification is left."""
-        return self.timeline.is_idle and not self._streams and self.reading.is_idle
+        return self.timeline.is_idle and not self._replies and self.reading.is_idle
 
     async def close(self) -> None:
         """Stop the timer and close connections to other workers and subscribers."""
@@ -87,26 +81,42 @@ class ServedWorker:
     # -- requests -------------------------------------------------------------------------------------
 
     def submit(self, reply: Reply) -> None:
-        """Hand a request's choices to the engine; ``reply.done`` shows when it is over."""
-        now_s, keys = self.clock.now_s(), self._prefix_keys(reply.call)
-        for stream in reply.streams:
-            self._streams[stream.request_id] = stream
-            remote = stream.call.remote
-            if remote is not None:
-                self.reading.track(stream, remote)
-            self.timeline.submit(_request(stream, keys[stream.choice.prompt], now_s))
+        """Hand a request to the engine; ``reply.done`` shows when it is over."""
+        self.reading.track(reply)
+        self._submit(reply)
+
+    def _submit(self, reply: Reply, *, is_local: bool = False) -> None:
+        self._replies[reply.request_id] = reply
+        call = reply.call
+        remote = None if is_local else call.remote
+        has_keys = self.settings.flags.enable_prefix_caching
+        self.timeline.submit(
+            EngineRequest(
+                reply.request_id,
+                call.prompt_tokens,
+                call.output_tokens,
+                self.clock.now_s(),
+                prefix_keys(call.prompt, self.settings.engine.limits.block_size) if has_keys else (),
+                call.priority,
+                FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH,
+                load_remote=remote is not None,
+                remote_tokens=None if remote is None else remote.tokens,
+                pin_blocks=call.pin,
+                prompt=call.prompt,
+            )
+        )
         self._arm()
 
-    def abort(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
+    def abort(self, reply: Reply, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request whose client is gone, or whose KV could not be fetched."""
-        if self._streams.pop(stream.request_id, None) is None:
+        if self._replies.pop(reply.request_id, None) is None:
             return
         now_s = self.clock.now_s()
-        self.reading.forget(stream, is_read_pending=True)
+        self.reading.forget(reply, is_read_pending=True)
         # A held request may have ended in the engine, but to its client it has not.
-        if self.timeline.abort(stream.request_id, now_s) or stream.is_held:
+        if self.timeline.abort(reply.request_id, now_s) or reply.is_held:
             self.metrics.finished[reason] += 1
-        stream.abandon()
+        reply.abandon()
         self.timeline.retry(now_s)
         self._arm()
 
@@ -118,8 +128,8 @@ class ServedWorker:
         now_s = self.clock.now_s()
         self._catch_up(now_s)
         # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
-        unknown = self.engine.pinned.renew(message.heartbeats, now_s)
-        self.metrics.heartbeats_received += bool(message.heartbeats)
+        unknown = self.engine.pinned.renew(message.heartbeat, now_s)
+        self.metrics.heartbeats_received += bool(message.heartbeat)
         self.metrics.ignored[IgnoredNotification.UNKNOWN_REQUEST] += len(unknown)
         unknown += self.engine.pinned.read(message.reads)
         self.timeline.retry(now_s)
@@ -128,17 +138,9 @@ class ServedWorker:
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
-        is_cleared = self.engine.clear_cache()
+        is_cleared = self.engine.pool.clear()
         self._publish()
         return is_cleared
-
-    def _prefix_keys(self, call: EngineCall) -> dict[bytes, Sequence[int]]:
-        """Return the keys of each prompt; several answers to one share them."""
-        prompts = {choice.prompt for choice in call.choices}
-        if not self.settings.flags.enable_prefix_caching:
-            return dict.fromkeys(prompts, ())
-        block_size = self.settings.engine.limits.block_size
-        return {prompt: prefix_keys(prompt, block_size) for prompt in prompts}
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -186,61 +188,58 @@ class ServedWorker:
         for outcome in outcomes:
             self._pump(outcome.started)
         if outcomes:
-            self._pump(self.engine.decoding)
+            self._pump(self.engine.batcher.decoding)
 
     def _pump(self, states: Iterable[RequestState]) -> None:
-        streams, outputs_of = self._streams, self.engine.outputs_of
+        replies, outputs_of = self._replies, self.engine.batcher.outputs_of
         for state in states:
-            stream = streams.get(state.request.request_id)
-            if stream is not None and stream.call.stream:
-                stream.pump(state, outputs_of(state))
+            reply = replies.get(state.request.request_id)
+            if reply is not None and reply.call.stream:
+                reply.pump(state, outputs_of(state))
 
     def _take_events(self) -> None:
         events = self.engine.take_events()
         for transfer in events.transfers:
             self.metrics.observe_transfer(transfer)
-            stream = self._streams.get(transfer.state.request.request_id)
-            if stream is not None:
-                stream.transfer_s = (transfer.started_s, transfer.done_s)
-                self.reading.arrived(stream)
+            reply = self._replies.get(transfer.state.request.request_id)
+            if reply is not None:
+                reply.transfer_s = (transfer.started_s, transfer.done_s)
+                self.reading.arrived(reply)
         for state in events.declined:
-            stream = self._streams.get(state.request.request_id)
-            if stream is not None:
-                self.reading.declined(stream)
+            reply = self._replies.get(state.request.request_id)
+            if reply is not None:
+                self.reading.declined(reply)
         for state in events.dropped:
             self._fail_dropped(state)
         for request_id in events.expired:
             log.warning("lease expired before the blocks were read", request_id=request_id)
 
     def _fail_dropped(self, state: RequestState) -> None:
-        """Notify a client whose request gave way to a higher tier and would have cost too much to bring back."""
         self.metrics.finished[FinishReason.ERROR] += 1
-        stream = self._streams.pop(state.request.request_id, None)
-        if stream is not None:
-            stream.fail(
-                "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
-            )
-            self.reading.forget(stream, is_read_pending=True)
+        reply = self._replies.pop(state.request.request_id, None)
+        if reply is not None:
+            reply.fail("Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable")
+            self.reading.forget(reply, is_read_pending=True)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:
-            stream = self._streams.get(state.request.request_id)
-            if stream is None:
+            reply = self._replies.get(state.request.request_id)
+            if reply is None:
                 continue
-            stream.pump(state, state.outputs)
-            if not stream.is_held:
+            reply.pump(state, state.outputs)
+            if not reply.is_held:
                 self.metrics.observe_finished(state)
-            self._forget_when_done(stream)
+            self._forget_when_done(reply)
 
-    def _forget_when_done(self, stream: Stream) -> None:
-        if stream.done.done():
-            self._forget(stream)
+    def _forget_when_done(self, reply: Reply) -> None:
+        if reply.done.done():
+            self._forget(reply)
         else:
-            stream.done.add_done_callback(lambda _: self._forget(stream))
+            reply.done.add_done_callback(lambda _: self._forget(reply))
 
-    def _forget(self, stream: Stream) -> None:
-        self._streams.pop(stream.request_id, None)
-        self.reading.forget(stream, is_read_pending=False)
+    def _forget(self, reply: Reply) -> None:
+        self._replies.pop(reply.request_id, None)
+        self.reading.forget(reply, is_read_pending=False)
 
     # -- hand-over ------------------------------------------------------------------------------------
 
@@ -271,49 +270,26 @@ class ServedWorker:
             "remote_prefill_cached_tokens": state.cached_tokens,
         }
 
-    def _let_go_on(self, stream: Stream) -> None:
+    def _let_go_on(self, reply: Reply) -> None:
         """Send what was held back until the KV was known to have been held while it was read."""
-        stream.release(self.engine.outputs_of)
-        if stream.state is not None and stream.state.finish_reason is not None:
-            self.metrics.observe_finished(stream.state)
+        reply.release()
+        if reply.state is not None and reply.state.finish_reason is not None:
+            self.metrics.observe_finished(reply.state)
 
-    def _fail_load(self, stream: Stream, why: str) -> None:
+    def _fail_load(self, reply: Reply, why: str) -> None:
         """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here.
 
         A conversation's earlier turns that are gone from decode are always computed again.
         """
         self.metrics.failed_transfers += 1
-        log.warning("KV could not be fetched", request_id=stream.request_id, why=why)
+        log.warning("KV could not be fetched", request_id=reply.request_id, why=why)
         is_next_turn = self.settings.engine.role is EngineRole.PREFILL
         if self.settings.load_failure is LoadFailurePolicy.FAIL and not is_next_turn:
-            stream.fail(f"The KV cache of the prompt could not be fetched: {why}.", 500, "KVLoadError")
-            self.abort(stream, FinishReason.ERROR)
+            reply.fail(f"The KV cache of the prompt could not be fetched: {why}.", 500, "KVLoadError")
+            self.abort(reply, FinishReason.ERROR)
             return
         now_s = self.clock.now_s()
-        self.timeline.abort(stream.request_id, now_s)
-        del self._streams[stream.request_id]
-        stream.request_id += "-local"
-        stream.restart()
-        self._streams[stream.request_id] = stream
-        keys = self._prefix_keys(stream.call)[stream.choice.prompt]
-        self.timeline.submit(_request(stream, keys, now_s, is_local=True))
-        self._arm()
-
-
-def _request(
-    stream: Stream, keys: Sequence[int], arrival_s: float, *, is_local: bool = False
-) -> EngineRequest:
-    call, choice = stream.call, stream.choice
-    return EngineRequest(
-        stream.request_id,
-        choice.prompt_tokens,
-        choice.output_tokens,
-        arrival_s,
-        keys,
-        call.priority,
-        FinishReason.STOP if choice.ends_by_stop else FinishReason.LENGTH,
-        load_remote=call.remote is not None and not is_local,
-        remote_tokens=None if call.remote is None or is_local else call.remote.tokens,
-        pin_blocks=call.pin,
-        prompt=choice.prompt,
-    )
+        self.timeline.abort(reply.request_id, now_s)
+        del self._replies[reply.request_id]
+        reply.restart(f"{reply.request_id}-local")
+        self._submit(reply, is_local=True)
