@@ -31,6 +31,13 @@ ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_l
 Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Replicas = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
+EngineGpus = Annotated[int, Field(strict=True, ge=1, le=512)]
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=86400)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
@@ -67,6 +74,11 @@ class SpecModel(BaseModel):
             text = "; ".join(f"{dotted(each.path)}: {each.message}" for each in violations)
             raise PydanticCustomError(RULE_ERROR, "{text}", {"text": text, "violations": violations})
         return self
+
+
+def entry(default: Any, text: str, **bounds: Any) -> Any:
+    """Return an optional key of a manifest: its default, its meaning with the unit, and pydantic's bounds of its values."""
+    return Field(default, description=text, **bounds)
 
 
 _SpecT = TypeVar("_SpecT", bound=SpecModel)
