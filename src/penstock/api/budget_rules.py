@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphSpec
-from penstock.api.rule import Breach, KeyPath, Rule, quoted, unless
+from penstock.api.rule import Breach, KeyPath, Rule, quoted
 from penstock.api.runtimes import OWN_FRONTEND, PENSTOCK_ROUTER
 from penstock.api.service import ServiceSpec
 
@@ -254,7 +254,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must="planner.scaleToZeroAfterSeconds needs a router service, which counts requests without a worker",
         cel=f"{_ABSENT} || {exists(Role.ROUTER)}",
-        find=unless(lambda spec: _is_off(spec) or bool(spec.services_of(Role.ROUTER))),
+        holds=lambda spec: _is_off(spec) or bool(spec.services_of(Role.ROUTER)),
         text="given, but no service of role router counts what arrives without a worker",
         remedy="declare a router, or remove it",
     ),
@@ -262,12 +262,10 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must="planner.scaleToZeroAfterSeconds needs router.prefillQueue.maxWakeSeconds",
         cel=f"{_ABSENT} || {OWN_FRONTEND.cel} || has(self.router.prefillQueue.maxWakeSeconds)",
-        find=unless(
-            lambda spec: (
-                _is_off(spec)
-                or OWN_FRONTEND(spec.runtime)
-                or spec.router.prefill_queue.max_wake_seconds is not None
-            )
+        holds=lambda spec: (
+            _is_off(spec)
+            or OWN_FRONTEND(spec.runtime)
+            or spec.router.prefill_queue.max_wake_seconds is not None
         ),
         text="given, but router.prefillQueue.maxWakeSeconds does not bound how long requests wait for a worker's start",
         remedy="give it, above the start-up of the slowest worker",
@@ -276,7 +274,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must=f"planner.scaleToZeroAfterSeconds needs runtime {' or '.join(PENSTOCK_ROUTER.names)}",
         cel=f"{_ABSENT} || {PENSTOCK_ROUTER.cel}",
-        find=unless(lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec.runtime)),
+        holds=lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec.runtime),
         text="given, but runtime %s has its own frontend, which holds no request without a worker",
         values=("self.runtime",),
         remedy="remove it",

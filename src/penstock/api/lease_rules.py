@@ -9,7 +9,7 @@ from penstock.api.base import give_rules
 from penstock.api.engine import LeaseConfig
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
-from penstock.api.rule import Breach, Rule, unless
+from penstock.api.rule import Breach, Rule
 from penstock.api.service import ServiceSpec
 
 SHORTEST_SAFE_LEASE_S: Final = 6
@@ -24,9 +24,7 @@ give_rules(
         path="durationSeconds",
         must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
         cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
-        find=unless(
-            lambda lease: lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
-        ),
+        holds=lambda lease: lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease,
         text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
         values=("self.durationSeconds",),
         remedy="raise it or set acknowledgeShortLease: true",
@@ -35,7 +33,7 @@ give_rules(
         path="decoderBlocksTtlSeconds",
         must="decoderBlocksTtlSeconds is at least durationSeconds",
         cel="self.decoderBlocksTtlSeconds >= self.durationSeconds",
-        find=unless(lambda lease: lease.decoder_blocks_ttl_seconds >= lease.duration_seconds),
+        holds=lambda lease: lease.decoder_blocks_ttl_seconds >= lease.duration_seconds,
         text="%d s is below the lease of %d s, which a turn of the conversation may take",
         values=("self.decoderBlocksTtlSeconds", "self.durationSeconds"),
         remedy="raise it or lower durationSeconds",
@@ -47,7 +45,7 @@ SERVICE_LEASE_RULES: tuple[Rule[ServiceSpec], ...] = (
         path="lease",
         must="lease stands at prefill and decode services",
         cel="!has(self.lease) || self.role == 'prefill' || self.role == 'decode'",
-        find=unless(lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE}),
+        holds=lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE},
         text="a service of role %s hands no KV over",
         values=("self.role",),
         remedy="remove it",
@@ -56,12 +54,10 @@ SERVICE_LEASE_RULES: tuple[Rule[ServiceSpec], ...] = (
         path="lease.decoderBlocksTtlSeconds",
         must="a service's lease.decoderBlocksTtlSeconds needs role decode",
         cel="!has(self.lease) || !has(self.lease.decoderBlocksTtlSeconds) || self.role != 'prefill'",
-        find=unless(
-            lambda service: (
-                service.lease is None
-                or service.lease.decoder_blocks_ttl_seconds is None
-                or service.role is not Role.PREFILL
-            )
+        holds=lambda service: (
+            service.lease is None
+            or service.lease.decoder_blocks_ttl_seconds is None
+            or service.role is not Role.PREFILL
         ),
         text="%d s, but it is decode that keeps blocks for the next turn",
         values=("self.lease.decoderBlocksTtlSeconds",),

@@ -13,7 +13,7 @@ from penstock.api.lease_rules import SERVICE_LEASE_RULES
 from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
 from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
 from penstock.api.router import RouterConfig, TiersConfig
-from penstock.api.rule import Breach, Rule, unless
+from penstock.api.rule import Breach, Rule
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.kube.objects.pod_template import unknown_fields
@@ -76,7 +76,7 @@ give_rules(
         path="scaling.minReplicas",
         must="minReplicas is at most maxReplicas",
         cel="!has(self.scaling) || self.scaling.minReplicas <= self.scaling.maxReplicas",
-        find=unless(lambda s: s.scaling is None or s.scaling.min_replicas <= s.scaling.max_replicas),
+        holds=lambda s: s.scaling is None or s.scaling.min_replicas <= s.scaling.max_replicas,
         text="%d exceeds maxReplicas %d",
         values=("self.scaling.minReplicas", "self.scaling.maxReplicas"),
         remedy="lower it or raise maxReplicas",
@@ -88,12 +88,10 @@ give_rules(
             "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
             "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
         ),
-        find=unless(
-            lambda s: (
-                s.scaling is None
-                or s.scaling.min_replicas > s.scaling.max_replicas
-                or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
-            )
+        holds=lambda s: (
+            s.scaling is None
+            or s.scaling.min_replicas > s.scaling.max_replicas
+            or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
         ),
         text="%d lies outside scaling's %d to %d",
         values=("self.replicas", "self.scaling.minReplicas", "self.scaling.maxReplicas"),
@@ -103,7 +101,7 @@ give_rules(
         path="gpusPerReplica",
         must="gpusPerReplica is a multiple of nodesPerReplica",
         cel="self.nodesPerReplica < 1 || self.gpusPerReplica % self.nodesPerReplica == 0",
-        find=unless(lambda s: s.gpus_per_replica % s.nodes_per_replica == 0),
+        holds=lambda s: s.gpus_per_replica % s.nodes_per_replica == 0,
         text="%d GPUs do not divide over %d nodes",
         values=("self.gpusPerReplica", "self.nodesPerReplica"),
         remedy="make gpusPerReplica a multiple of nodesPerReplica",
@@ -120,7 +118,7 @@ give_rules(
         path="cacheClaim",
         must="cacheClaim needs cacheMount",
         cel="!has(self.cacheClaim) || has(self.cacheMount)",
-        find=unless(lambda pool: pool.cache_claim is None or pool.cache_mount is not None),
+        holds=lambda pool: pool.cache_claim is None or pool.cache_mount is not None,
         text="%s is given, but no cacheMount",
         values=("self.cacheClaim",),
         remedy="say where to mount it",
@@ -133,7 +131,7 @@ give_rules(
         path="valueFrom",
         must="a variable has value or valueFrom, not both",
         cel="!has(self.value) || !has(self.valueFrom)",
-        find=unless(lambda variable: variable.value is None or variable.value_from is None),
+        holds=lambda variable: variable.value is None or variable.value_from is None,
         text="value is set too",
         remedy="keep one of value and valueFrom",
     ),
@@ -144,7 +142,7 @@ give_rules(
     Rule(
         must="envFrom has one of secretRef and configMapRef",
         cel="has(self.secretRef) != has(self.configMapRef)",
-        find=unless(lambda source: (source.secret_ref is None) != (source.config_map_ref is None)),
+        holds=lambda source: (source.secret_ref is None) != (source.config_map_ref is None),
         text="both or neither of secretRef and configMapRef",
         remedy="give exactly one of secretRef and configMapRef",
     ),
@@ -157,10 +155,22 @@ def _below(pool: str, holds: Callable[[PlannerConfig], bool]) -> Rule[PlannerCon
         path=down,
         must=f"{down} is below {up}",
         cel=f"self.{down} < self.{up}",
-        find=unless(holds),
+        holds=holds,
         text=f"%s is not below {up} %s",
         values=(f"self.{down}", f"self.{up}"),
         remedy="lower it, or the pool would flap",
+    )
+
+
+def _within_budget(key: str, least: Callable[[PlannerConfig], int]) -> Rule[PlannerConfig]:
+    return Rule(
+        path=key,
+        must=f"{key} is at most maxGpuBudget",
+        cel=f"!has(self.maxGpuBudget) || self.{key} <= self.maxGpuBudget",
+        holds=lambda p: p.max_gpu_budget is None or least(p) <= p.max_gpu_budget,
+        text="%d exceeds maxGpuBudget %d",
+        values=(f"self.{key}", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
     )
 
 
@@ -174,34 +184,18 @@ give_rules(
         path="metricPullingIntervalSeconds",
         must="metricPullingIntervalSeconds is at most adjustmentIntervalSeconds",
         cel="self.metricPullingIntervalSeconds <= self.adjustmentIntervalSeconds",
-        find=unless(lambda p: p.metric_pulling_interval_seconds <= p.adjustment_interval_seconds),
+        holds=lambda p: p.metric_pulling_interval_seconds <= p.adjustment_interval_seconds,
         text="%s s exceeds adjustmentIntervalSeconds %s s",
         values=("self.metricPullingIntervalSeconds", "self.adjustmentIntervalSeconds"),
         remedy="pull at least once per adjustment",
     ),
-    Rule(
-        path="minGpuBudget",
-        must="minGpuBudget is at most maxGpuBudget",
-        cel="!has(self.maxGpuBudget) || self.minGpuBudget <= self.maxGpuBudget",
-        find=unless(lambda p: p.max_gpu_budget is None or p.min_gpu_budget <= p.max_gpu_budget),
-        text="%d exceeds maxGpuBudget %d",
-        values=("self.minGpuBudget", "self.maxGpuBudget"),
-        remedy="lower it or raise maxGpuBudget",
-    ),
-    Rule(
-        path="minTotalGpus",
-        must="minTotalGpus is at most maxGpuBudget",
-        cel="!has(self.maxGpuBudget) || self.minTotalGpus <= self.maxGpuBudget",
-        find=unless(lambda p: p.max_gpu_budget is None or p.min_total_gpus <= p.max_gpu_budget),
-        text="%d exceeds maxGpuBudget %d",
-        values=("self.minTotalGpus", "self.maxGpuBudget"),
-        remedy="lower it or raise maxGpuBudget",
-    ),
+    _within_budget("minGpuBudget", lambda p: p.min_gpu_budget),
+    _within_budget("minTotalGpus", lambda p: p.min_total_gpus),
     Rule(
         path="scaleToZeroAfterSeconds",
         must="scaleToZeroAfterSeconds needs mode adaptive or sla",
         cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
-        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.mode != PlannerMode.LOAD),
+        holds=lambda p: p.scale_to_zero_after_seconds is None or p.mode != PlannerMode.LOAD,
         text="%s s, but mode %s has no signal to come back on without a worker",
         values=("self.scaleToZeroAfterSeconds", "self.mode"),
         remedy="choose mode adaptive or sla, or remove it",
@@ -210,7 +204,7 @@ give_rules(
         path="minGpuBudget",
         must="scaleToZeroAfterSeconds needs minGpuBudget 0",
         cel="!has(self.scaleToZeroAfterSeconds) || self.minGpuBudget == 0",
-        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0),
+        holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0,
         text="%d GPUs of each role stay, so scaleToZeroAfterSeconds %s s has no effect",
         values=("self.minGpuBudget", "self.scaleToZeroAfterSeconds"),
         remedy="set it to 0",
@@ -219,7 +213,7 @@ give_rules(
         path="minTotalGpus",
         must="scaleToZeroAfterSeconds needs minTotalGpus 0",
         cel="!has(self.scaleToZeroAfterSeconds) || self.minTotalGpus == 0",
-        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0),
+        holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0,
         text="%d GPUs stay, so scaleToZeroAfterSeconds %s s has no effect",
         values=("self.minTotalGpus", "self.scaleToZeroAfterSeconds"),
         remedy="set it to 0",
@@ -232,7 +226,7 @@ give_rules(
         path="prometheusUrl",
         must="source prometheus needs prometheusUrl",
         cel="self.source != 'prometheus' || has(self.prometheusUrl)",
-        find=unless(lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None),
+        holds=lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None,
         text="null, yet source is prometheus",
         remedy="give its URL or choose router or scrape",
     ),
@@ -262,7 +256,7 @@ give_rules(
         path="default",
         must="the default tier is not system",
         cel=f"self.default != '{Tier.SYSTEM}'",
-        find=unless(lambda tiers: tiers.default is not Tier.SYSTEM),
+        holds=lambda tiers: tiers.default is not Tier.SYSTEM,
         text="%s goes before all others and is for keys alone",
         values=("self.default",),
         remedy="choose premium, standard or background",
@@ -278,7 +272,7 @@ give_rules(
         key="kvEventsPort",
         must=f"kvEventsPort and the port after it are none of {SIDE_CHANNEL_PORT} and {WORKER_PORT}",
         cel=f"!(self in {_KV_EVENTS_CLASHES})",
-        find=unless(lambda router: router.kv_events_port not in _KV_EVENTS_CLASHES),
+        holds=lambda router: router.kv_events_port not in _KV_EVENTS_CLASHES,
         text=f"%d, or the port after it for replays, is one of {SIDE_CHANNEL_PORT} and {WORKER_PORT}, which workers have",
         values=("self",),
         remedy="choose another, such as 5557",
@@ -287,7 +281,7 @@ give_rules(
         path="gateway.port",
         must=f"gateway.port is not {WORKER_PORT}",
         cel=f"self.gateway.port != {WORKER_PORT}",
-        find=unless(lambda router: router.gateway.port != WORKER_PORT),
+        holds=lambda router: router.gateway.port != WORKER_PORT,
         text="%d is the router's HTTP port in its pods",
         values=("self.gateway.port",),
         remedy="choose another, such as 9002",
@@ -337,7 +331,7 @@ give_rules(
         path="graph",
         must="a ProfileRequest has graph or template, not both",
         cel="has(self.graph) != has(self.template)",
-        find=unless(lambda spec: (spec.graph is None) == bool(spec.template)),
+        holds=lambda spec: (spec.graph is None) == bool(spec.template),
         text="both or neither of graph and template",
         remedy="name a GraphDeployment of the namespace, or write the specification of one",
     ),
