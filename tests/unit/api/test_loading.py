@@ -99,6 +99,13 @@ def test_rules_that_read_an_invalid_value_stay_silent():
     assert problems_of(text) == [(9, "spec.planner.maxGpuBudget")]
 
 
+def test_a_broken_rule_of_a_section_hides_no_rule_around_it():
+    """The section is set aside after the value in it, and takes nothing else with it."""
+    services = "  services: {decode: {role: decode}}\n"
+    text = f"{HEAD}spec:\n  model: {{name: m}}\n{services}  planner: {{prefillQueueScaleDownThreshold: 2}}\n"
+    assert problems_of(text) == [(6, "spec.services"), (7, "spec.planner.prefillQueueScaleDownThreshold")]
+
+
 def test_merge_keys_and_anchors_are_expanded():
     """`<<` fills in what is not written, whatever the order."""
     text = HEAD + textwrap.dedent("""\

@@ -84,7 +84,7 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
         InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
     """
     document, others = _only_document(text, file, name)
-    source = ManifestSource(document, file)
+    source = ManifestSource(document)
     components = list(components_of(source))
     refuse_what_no_graph_runs(source, components)
     manifest = _convert(source, components)
@@ -92,7 +92,7 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
         raise InvalidSpecError(source.problems)
     source.note_rest()
     problems, model = validate(GraphDeployment, manifest)
-    if not isinstance(model, GraphDeployment):
+    if model is None:
         raise InvalidSpecError(
             [Problem(f"(converted) {dotted(path)}", message, file) for path, message in problems]
         )
@@ -101,9 +101,8 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
 
 
 def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
-    documents, findings = read_documents(text)
-    findings = [*findings, *(finding for each in documents for finding in each.findings)]
-    problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
+    documents, problems = read_documents(text, file)
+    problems += [finding for each in documents for finding in each.findings]
     foreign = [each for each in documents if ManifestSource(each).peek("kind") == FOREIGN_KIND]
     names = [ManifestSource(each).word("metadata", "name") for each in foreign]
     found = [each for own, each in zip(names, foreign, strict=True) if name in (None, own)]
@@ -115,7 +114,7 @@ def _only_document(text: str, file: str | None, name: str | None) -> tuple[Docum
     if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
         message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"
-        problems.append(Problem("apiVersion", message, file, found[0].line_of(("apiVersion",))))
+        problems.append(found[0].problem(("apiVersion",), message))
     if problems:
         raise InvalidSpecError(problems)
     return found[0], [each for each in documents if each is not found[0]]

@@ -46,7 +46,6 @@ class ManifestSource:
     """
 
     document: Document
-    file: str | None = None
     base: KeyPath = ()
     taken: set[KeyPath] = field(default_factory=set)
     notes: list[Unconverted] = field(default_factory=list)
@@ -111,8 +110,7 @@ class ManifestSource:
 
     def refuse(self, message: str) -> None:
         """Report this part as what no graph can express."""
-        line = self.document.line_of(self.base)
-        self.problems.append(Problem(dotted(self.base), message, self.file, line))
+        self.problems.append(self.document.problem(self.base, message))
 
     def note_rest(self) -> None:
         """Report every value that was not read; null is a key that is not set."""
