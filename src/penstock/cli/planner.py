@@ -81,11 +81,7 @@ class ClusterFlags:
     )
 
     def refuse(self) -> None:
-        """Refuse them for another backend.
-
-        Raises:
-            ConfigError: one of them was given.
-        """
+        """Refuse them, if any was given, for another backend."""
         for part in (self, self.connection):
             for name in flags(part):
                 if getattr(part, name):
@@ -107,21 +103,8 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> No
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 
 
-def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
-    """Plan all graphs until SIGTERM.
-
-    Args:
-        run: Its speed must be 1; a dry run prints what would be watched and overridden, and stops.
-        cluster: Of Kubernetes.
-        said: Options given explicitly, by kebab-case name; they override every graph's own.
-
-    Raises:
-        ConfigError: flags that exclude each other, or no way to the cluster.
-    """
-    namespace = said.get("namespace")
-    overrides = {
-        key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
-    }
+def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
+    """Plan all graphs until SIGTERM; options given explicitly, by kebab-case name, override every graph's own."""
     _refuse(run, cluster, said)
     if run.dry_run:
         watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
@@ -133,9 +116,9 @@ def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]
 
     folder = said.get("log-dir")
     service = ClusterService(
-        overrides=overrides,
+        overrides={key: said[key] for key in said if key not in {"namespace", "environment", "log-dir"}},
         engine_profile=graph_performance,
-        namespace=namespace,
+        namespace=said.get("namespace"),
         all_namespaces=cluster.all_namespaces,
         graph=cluster.graph_name,
         operator_class=cluster.operator_class or OPERATOR_CLASS,
@@ -163,11 +146,7 @@ _NAMESPACE: option.Option = click.option(
 
 
 def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
-    """Return ``log_dir``, or the folder of a running graph's planner.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """Return ``log_dir``, or the folder of a running graph's planner; with neither raise `ConfigError`."""
     if log_dir is not None:
         return log_dir
     from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
@@ -191,11 +170,7 @@ def planner() -> None:
 @planner.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@click.option(
-    "--mode",
-    type=click.Choice(EXAMPLES),
-    help="Mode of the example.  [default: load]",
-)
+@click.option("--mode", type=click.Choice(EXAMPLES), help="Mode of the example.  [default: load]")
 @click.option(
     "--profile",
     help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
@@ -209,9 +184,8 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     """
     if example:
         file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
-        click.echo(
-            resources.files("penstock.planner").joinpath("examples", file_name).read_text("utf-8"), nl=False
-        )
+        folder = resources.files("penstock.planner").joinpath("examples")
+        click.echo(folder.joinpath(file_name).read_text("utf-8"), nl=False)
         return
     if mode is not None:
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
@@ -228,8 +202,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     )
     decision, state = decide_once(*inputs)
     if as_json:
-        answer = {"decision": to_plain(decision), "state": to_plain(state)}
-        option.echo_json(answer)
+        option.echo_json({"decision": to_plain(decision), "state": to_plain(state)})
         return
     record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
     click.echo(explaining.in_words(record))
@@ -308,7 +281,7 @@ def run(**given: Any) -> None:
     environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
     """
     flags, cluster = fields.take(RunFlags, given), fields.take(ClusterFlags, given)
-    graph_file, speed = flags.graph_file, flags.speed
+    graph_file = flags.graph_file
     if flags.operate:
         given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
@@ -318,7 +291,7 @@ def run(**given: Any) -> None:
             raise ConfigError(
                 "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
             )
-        run_on_cluster(flags, cluster, said)
+        _run_on_cluster(flags, cluster, said)
         return
     cluster.refuse()
     graph = load_graph(graph_file) if graph_file is not None else None
@@ -337,7 +310,7 @@ def run(**given: Any) -> None:
     service = PlannerService(
         options,
         graph,
-        speed=speed,
+        speed=flags.speed,
         host=flags.host,
         metrics_port=flags.metrics_port,
         graph_file=graph_file,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
@@ -19,6 +20,16 @@ def printer() -> Console:
     """Return a console on stdout."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **columns: Any) -> Table:
+    """Return a table without lines; ``columns`` go to each of rich's columns."""
+    made = Table(box=None)
+    for heading in headings:
+        made.add_column(heading, **columns)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def tensorboard_hint(log_dir: Path | str) -> str:
