@@ -152,12 +152,7 @@ def quoted(text: str) -> str:
 
 
 def literal(value: object, annotation: Any) -> str:
-    """Return a scalar as CEL.
-
-    Args:
-        value: The scalar.
-        annotation: Its field's type; tells a number's CEL type, which a whole number does not.
-    """
+    """Return a scalar as CEL; its field's type tells whether a whole number is CEL's int or double."""
     if isinstance(value, Enum):
         return quoted(str(value.value))
     if isinstance(value, bool):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +75,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
     else:
         findings = asyncio.run(doctor_local.diagnose(said.namespace))
     if as_json:
-        report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
-        click.echo(json.dumps(report, indent=2))
+        option.echo_json({"healthy": is_healthy(findings), "findings": findings})
     else:
         _print(findings)
     if not is_healthy(findings):

@@ -48,13 +48,9 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
-        report = {
-            "valid": not problems,
-            "files": summaries,
-            "problems": [asdict(each) for each in problems],
-            "warnings": [asdict(each) for each in warned],
-        }
-        click.echo(json.dumps(report, indent=2))
+        option.echo_json(
+            {"valid": not problems, "files": summaries, "problems": problems, "warnings": warned}
+        )
     else:
         for problem in problems:
             click.echo(str(problem), err=True)
@@ -136,7 +132,7 @@ def render(file: Path, **given: Any) -> None:
             raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
     described = [_described(each) for each in specs]
     if layout == "json":
-        click.echo(json.dumps(described, indent=2))
+        option.echo_json(described)
     elif layout == "yaml":
         click.echo(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
     else:
@@ -237,14 +233,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
-    """Return what the operator would make of a graph that is new to the cluster.
-
-    They have no owner, because there is no graph in a cluster yet that could own them.
-
-    Args:
-        graph: A valid graph.
-        namespace: Where the objects would live.
-        service: Only the objects of this service; None: all.
+    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet.
 
     Raises:
         InvalidSpecError: a podTemplate cannot be laid over its pod template.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -92,11 +92,7 @@ class ConfigMapFlags:
 
 
 def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]:
-    """Return the data of a result's ConfigMap.
-
-    Args:
-        files: That `penstock profile` wrote; arrays and plots among them are left out.
-        summary: What it recommends, one line each.
+    """Return the data of a result's ConfigMap: profile, graph and what is recommended, one line each.
 
     Raises:
         ConfigError: a file cannot be read, the profile is none, or all together are too large.
@@ -149,33 +145,20 @@ def _text(file: Path) -> str:
         raise ConfigError(f"--config-map: {file} cannot be read: {why}; profile once more") from exc
 
 
-class ProfileProgress:
-    """Shows each step; a context manager."""
+@contextmanager
+def _shown_steps() -> Iterator[Callable[[Step], None]]:
+    """Give what shows a step: a bar on a terminal, elsewhere a line each."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=None)
+        def show(step: Step) -> None:
+            progress.update(task, completed=step.finished, total=step.planned, description=step.doing)
+            if not console.is_terminal:
+                console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
 
-    def show(self, step: Step) -> None:
-        """Draw one step."""
-        self._progress.update(self._task, completed=step.finished, total=step.planned, description=step.doing)
-        if not self._console.is_terminal:
-            self._console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
+        yield show
 
 
 @click.command()
@@ -214,7 +197,11 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     graph = load_graph(graph_file) if graph_file is not None else None
     targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
-    _keep_config(graph_file, directory)
+    if graph_file and directory and (directory / GRAPH_FILE).resolve() == graph_file.resolve():
+        raise ConfigError(
+            f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give another"
+            " folder"
+        )
     flags.refuse_unused()
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
@@ -231,28 +218,12 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
 
 
-def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
-    if graph_file is not None and directory is not None:
-        written = directory / GRAPH_FILE
-        if written.resolve() == graph_file.resolve():
-            raise ConfigError(
-                f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give"
-                " another folder"
-            )
+_MEASURING = ("endpoint", "gpus", "max_gpus", "max_context", "max_concurrency", "kv_tokens", "speed", "model")
+"""Options that say how to measure."""
 
 
 def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
-    measuring = (
-        "endpoint",
-        "gpus",
-        "max_gpus",
-        "max_context",
-        "max_concurrency",
-        "kv_tokens",
-        "speed",
-        "model",
-    )
-    given = [flag_of(name) for name in measuring if options[name] is not None]
+    given = [flag_of(name) for name in _MEASURING if options[name] is not None]
     given += ["--dry-run"] if is_dry else []
     if given:
         raise ConfigError(f"{given[0]}: decides how to measure, and --from measures nothing; leave one out")
@@ -263,13 +234,8 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
 def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
     for note in plan.notes:
         click.echo(note, err=True)
-    shown: AbstractContextManager[ProfileProgress | None] = nullcontext() if is_quiet else ProfileProgress()
-
-    async def main() -> Measured:
-        with shown as progress:
-            return await run_profile(plan, progress.show if progress is not None else lambda _: None)
-
-    return run_interruptible(main())
+    with nullcontext(lambda _: None) if is_quiet else _shown_steps() as show:
+        return run_interruptible(run_profile(plan, show))
 
 
 def _conclude(
@@ -298,8 +264,7 @@ def _conclude(
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         result = plain_result(measured.sweep, recommendation, warnings)
-        files = [str(path) for path in paths]
-        option.echo_json({**result, "files": files})
+        option.echo_json({**result, "files": [str(path) for path in paths]})
     else:
         _print_result(measured.sweep, recommendation, paths)
     for miss in recommendation.misses:
@@ -360,7 +325,5 @@ def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
         for context, counts in engine["in_flight_by_context"].items():
             click.echo(f"  ITL of {', '.join(map(str, counts))} requests of {context} tokens")
     seconds = described["expected_s"]
-    click.echo(
-        "expected time: "
-        + (f"about {seconds} s" if seconds is not None else "unknown before real engines run")
-    )
+    expected = f"about {seconds} s" if seconds is not None else "unknown before real engines run"
+    click.echo(f"expected time: {expected}")

@@ -72,14 +72,7 @@ def node_flags(nodes: int, rank: str) -> list[str]:
 
 
 def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: str) -> list[str]:
-    """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
-
-    Args:
-        spec: Says whether.
-        role: The worker's.
-        endpoint: What it binds.
-        replay_endpoint: What it binds to serve earlier events.
-    """
+    """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt."""
     if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
     config = {
@@ -122,12 +115,8 @@ def _kv_endpoint(argv: Sequence[str], key: str) -> str | None:
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
 
-    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker.
-
-    Args:
-        spec: For the lease and the buffer's device.
-        service: The worker's.
-        kv_role: Overrides what the service's role implies.
+    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
+    overrides what the service's role implies.
     """
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:

@@ -60,10 +60,7 @@ def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeploymen
 
 
 def load_manifests(source: Path | str) -> Manifests:
-    """Return every object of a file or text.
-
-    Args:
-        source: A path; a string that holds a line break is taken as the manifest itself.
+    """Return every object of a file or text, as `load_graph` takes them.
 
     Raises:
         InvalidSpecError: With every problem found.
