@@ -227,6 +227,11 @@ def running(**container):
         ),
         (running(command=["sleep"], args=["infinity"]), f"{MAIN}.command", "runs sleep"),
         (
+            DISAGGREGATED.replace('1.6"}', '1.6", args: [--active-decode-blocks-threshold, most]}', 1),
+            "(converted) spec.router.admission.activeDecodeBlocksThreshold",
+            "where a number is needed",
+        ),
+        (
             running(command=["sh", "-c"], args=["./start.sh; ./wait.sh"]),
             f"{MAIN}.command",
             "is a script that starts Dynamo by no command",
