@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from penstock.cli.option import Option, choice, group, secret
+from penstock.cli.option import Option, choice, group, secret, span
 from penstock.core.errors import ConfigError
 from penstock.core.flags import Flag, bounds_text, flag_of, flags, is_within
 
@@ -116,11 +116,10 @@ def _type(kind: Any, said: Flag) -> Any:
         return click.Path(path_type=Path, **_PATHS[said.path])
     if kind not in {int, float} or said.form is not None:
         return str
-    least, most = said.gt if said.ge is None else said.ge, said.lt if said.le is None else said.le
-    if least is None and most is None:
-        return kind
-    span = click.IntRange if kind is int else click.FloatRange
-    return span(least, most, min_open=said.gt is not None, max_open=said.lt is not None)  # type: ignore[arg-type]
+    bounds = {
+        name: getattr(said, name) for name in ("ge", "gt", "le", "lt") if getattr(said, name) is not None
+    }
+    return span(kind, bounds) if bounds else kind
 
 
 def _as_text(default: Any) -> Any:
