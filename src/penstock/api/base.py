@@ -6,9 +6,10 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -79,6 +80,18 @@ class SpecModel(BaseModel):
 def entry(default: Any, text: str, **bounds: Any) -> Any:
     """Return an optional key of a manifest: its default, its meaning with the unit, and pydantic's bounds of its values."""
     return Field(default, description=text, **bounds)
+
+
+def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Return what refuses text that is none of ``names``, which installed distributions may add to."""
+
+    def check(value: str) -> str:
+        known = tuple(names())
+        if value not in known:
+            raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
+        return value
+
+    return AfterValidator(check)
 
 
 _SpecT = TypeVar("_SpecT", bound=SpecModel)

@@ -8,10 +8,9 @@ takes them from the graph or from where the planner runs. All durations are simu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from penstock.api.base import (
     DnsLabel,
@@ -25,6 +24,7 @@ from penstock.api.base import (
     SpecModel,
     Text,
     entry,
+    one_of,
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
 from penstock.core.plugins import registered
@@ -34,36 +34,14 @@ QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
 POLICIES = "penstock.planner_policies"
 """Entry points of the planner policies that a manifest can name."""
 
-FITTED_PREDICTORS = ("arima", "holt-winters", "kalman", "prophet")
-"""Predictors of other planners that fit a model to past demand."""
-
-
-def _refuse_fitted(value: Any) -> Any:
-    if value in FITTED_PREDICTORS:
-        raise PydanticCustomError(
-            "fitted_predictor",
-            "a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant"
-            " where demand has no slope",
-        )
-    return value
-
 
 def known_modes() -> tuple[str, ...]:
     """Return every mode that a manifest can name here, those of Penstock first."""
     return tuple(dict.fromkeys((*(mode.value for mode in PlannerMode), *registered(POLICIES))))
 
 
-def _installed(name: str) -> str:
-    known = known_modes()
-    if name not in known:
-        raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
-    return name
-
-
-PolicyName = Annotated[DnsLabel, AfterValidator(_installed)]
+PolicyName = Annotated[DnsLabel, one_of(known_modes)]
 """One of `PlannerMode`, or of an installed distribution that registers a planner policy."""
-
-DemandPredictor = Annotated[Predictor, BeforeValidator(_refuse_fitted)]
 
 
 class SlaConfig(SpecModel):
@@ -79,7 +57,7 @@ class SlaConfig(SpecModel):
         "Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
         "the name of a ConfigMap with the key profile.json; null: engine.profile, runtime simulated alone.",
     )
-    predictor: DemandPredictor = entry(
+    predictor: Predictor = entry(
         Predictor.TREND,
         "How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, JsonValue, StringConstraints
-from pydantic_core import PydanticCustomError
+from pydantic import Field, JsonValue, StringConstraints
 
 from penstock.api.base import (
     Count,
@@ -24,6 +23,7 @@ from penstock.api.base import (
     SpecModel,
     Text,
     entry,
+    one_of,
 )
 from penstock.api.enums import AdmissionMode, GatewayFailureMode, QueueOrder, Tier
 from penstock.core.plugins import registered
@@ -141,17 +141,10 @@ ROUTING_POLICIES: Final = "penstock.routing_policies"
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
 
 
-def _installed(name: str) -> str:
-    names = registered(ROUTING_POLICIES)
-    if name in names:
-        return name
-    raise PydanticCustomError(
-        "enum", "must be {expected}", {"expected": ", ".join(f"'{each}'" for each in names)}
-    )
-
-
 PolicyName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=63), AfterValidator(_installed)
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=63),
+    one_of(lambda: registered(ROUTING_POLICIES)),
 ]
 
 

@@ -316,7 +316,6 @@ def message_of(spec_change):
             {"runtime": "tensorrt"},
             '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them, or install the package that adds it',
         ),
-        ({"planner": {"sla": {"predictor": "kalman"}}}, '"kalman": a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant where demand has no slope'),
         ({"sevices": {}}, "unknown key; did you mean services?"),
         ({"prometheusUrl": "x"}, "unknown key here; it belongs at spec.planner.metrics.prometheusUrl"),
         ({"lease": {"zzz": 1}}, "unknown key; remove it (known here: durationSeconds, decoderBlocksTtlSeconds, acknowledgeShortLease)"),
