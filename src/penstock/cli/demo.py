@@ -137,11 +137,7 @@ def _has_results(run_dir: Path) -> bool:
 
 
 def clear(output_dir: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-    """
+    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run."""
     for part in _PARTS:
         shutil.rmtree(output_dir / part, ignore_errors=True)
     try:
@@ -312,11 +308,7 @@ def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
 
 
 def with_policy(manifest: Path, policy: str, folder: Path) -> Path:
-    """Write the graph of ``manifest`` with another router policy into ``folder``; return the new file.
-
-    Raises:
-        InvalidSpecError: the manifest has problems.
-    """
+    """Write the graph of ``manifest`` with another router policy into ``folder``; return the new file."""
     plain = load_graph(manifest).to_manifest()
     plain["spec"].setdefault("router", {})["policy"] = policy
     path = folder / manifest.name

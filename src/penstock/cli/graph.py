@@ -233,11 +233,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
-    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet.
-
-    Raises:
-        InvalidSpecError: a podTemplate cannot be laid over its pod template.
-    """
+    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
     context = BuildContext(
         owner_uid="", namespace=namespace, has_leader_worker_set=True, has_inference_pool=True
     )

@@ -27,11 +27,7 @@ __all__ = ["Comparison", "compare", "load_graph", "load_trace", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of a simulation.
-
-    Attributes:
-        result: What `penstock simulate --json` prints, as plain data.
-    """
+    """What `penstock simulate --json` prints, as plain data."""
 
     result: dict[str, Any]
 

@@ -65,23 +65,14 @@ class ConfigMapFlags:
     connection: Connection = field(default_factory=Connection)
 
     def refuse_unused(self) -> None:
-        """Refuse those without effect.
-
-        Raises:
-            ConfigError: one of them was given without a ConfigMap.
-        """
+        """Refuse those that were given without a ConfigMap, and have no effect."""
         given = [(self, "namespace"), *((self.connection, name) for name in flags(Connection))]
         for part, name in given if self.config_map is None else ():
             if getattr(part, name) is not None:
                 raise ConfigError(f"{flag_of(name)}: only with --config-map; add that or leave it out")
 
     def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
-        """Write what was measured here to the ConfigMap, if one is named.
-
-        Raises:
-            ConfigError: the result cannot be read or is too large, or the ConfigMap holds other things.
-            ClusterError: the API server refused or failed.
-        """
+        """Write what was measured to the ConfigMap, if one is named."""
         if self.config_map is not None:
             run_interruptible(self._write(self.config_map, result_data(files, summary)))
 

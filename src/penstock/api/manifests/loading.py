@@ -1,7 +1,4 @@
-"""Manifests are read and validated: every problem of every document at once, each with its line.
-
-Called by the command line and by every process that takes a graph file.
-"""
+"""Manifests are read and validated: every problem of every document at once, each with its line."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Manifests:
 
 
 def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
-    """Return the one GraphDeployment of a file or text.
+    """Return the one GraphDeployment of a file or text, or the one called ``name``.
 
     Args:
         source: A path; a string that holds a line break is taken as the manifest itself.

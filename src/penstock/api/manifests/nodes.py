@@ -1,7 +1,6 @@
 """YAML text becomes plain data that still knows the line of every key.
 
-Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are
-reported, not guessed. Called by `penstock.api.manifests.loading`.
+Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are reported.
 """
 
 from __future__ import annotations

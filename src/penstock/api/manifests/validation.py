@@ -1,7 +1,4 @@
-"""Plain data becomes a model, or the list of everything wrong with it.
-
-Called by `penstock.api.manifests.loading`; pure.
-"""
+"""Plain data becomes a model, or the list of everything wrong with it. Pure."""
 
 from __future__ import annotations
 
