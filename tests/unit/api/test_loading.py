@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import yaml
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, ProfileRequest
 from penstock.api.manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
 from penstock.api.manifests.nodes import MAX_NODES
 from penstock.api.manifests.validation import suggestion, validate
@@ -334,3 +334,73 @@ def test_messages_name_value_bound_and_remedy(change, expected):
 def test_suggestions_ignore_case_and_separators(word, expected):
     """Only a near miss is suggested."""
     assert suggestion(word, ["maxGpuBudget", "minReplicas"]) == expected
+
+
+REQUEST = """\
+apiVersion: penstock.dev/v1alpha1
+kind: ProfileRequest
+metadata: {name: fast}
+spec:
+  isl: 3000
+  osl: 150
+"""
+TEMPLATE = """\
+  template:
+    model: {name: m}
+    runtime: simulated
+    services:
+      worker: {role: aggregated}
+"""
+
+
+def test_a_request_names_a_graph_or_describes_one():
+    """Beside a graph in one file."""
+    manifests, found = parse_manifests(
+        f"{REQUEST}  graph: llama\n---\n{REQUEST}{TEMPLATE}".replace("fast", "a", 1)
+    )
+    assert found == []
+    assert [(each.name, each.spec.graph) for each in manifests.profile_requests] == [
+        ("a", "llama"),
+        ("fast", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "part"),
+    [
+        ("", "spec.graph", "both or neither of graph and template"),
+        (f"  graph: llama\n{TEMPLATE}", "spec.graph", "both or neither of graph and template"),
+        ("  graph: llama\n  maxGpus: 2\n  tensorParallel: [1, 4]\n", "spec.tensorParallel", "4 exceeds maxGpus 2"),
+        ("  graph: llama\n  ttftSecond: 1\n", "spec.ttftSecond", "did you mean ttftSeconds"),
+        ("  graph: llama\n  podTemplate: {spec: {nodeSelectr: {}}}\n", "spec.podTemplate.spec.nodeSelectr", "did you mean nodeSelector"),
+        (TEMPLATE.replace("aggregated", "prefill"), "spec.template.services", "no decode service"),
+        (TEMPLATE.replace("model:", "modell:"), "spec.template.modell", "did you mean model"),
+    ],
+)  # fmt: skip
+def test_each_broken_rule_blames_its_key(more, path, part):
+    """Also below template, as in a graph of its own."""
+    found = parse_manifests(REQUEST + more)[1]
+    assert path in [each.path for each in found if part in each.message]
+    assert all(each.line is not None for each in found)
+
+
+def test_a_name_that_leaves_no_room_for_the_jobs_is_refused():
+    """52 characters fit."""
+    assert messages_of(REQUEST.replace("fast", "a" * 52) + "  graph: llama\n") == []
+    (message,) = messages_of(REQUEST.replace("fast", "a" * 53) + "  graph: llama\n")
+    assert "has 53 characters" in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        ({}, (1,)),
+        ({"maxGpus": 6}, (1, 2, 4)),
+        ({"maxGpus": 8}, (1, 2, 4, 8)),
+        ({"maxGpus": 8, "tensorParallel": [8, 2, 8]}, (2, 8)),
+    ],
+)
+def test_sizes_are_powers_of_two_unless_said(spec, sizes):
+    """Each once, the smallest first."""
+    data = {"metadata": {"name": "a"}, "spec": {"graph": "g", "isl": 1, "osl": 1, **spec}}
+    assert ProfileRequest.model_validate(data).spec.sizes == sizes

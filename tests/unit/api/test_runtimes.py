@@ -7,10 +7,19 @@ import pytest
 
 from penstock.api import Environment, GraphDeployment
 from penstock.core.errors import ConfigError
-from penstock.runtimes import filled_argv, masked_argv, masked_env, process_specs, runtime_of
+from penstock.runtimes import RuntimeContext, filled_argv, masked_argv, masked_env, process_specs, runtime_of
+from penstock.runtimes import build as building
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
+
+
+@pytest.fixture(name="context")
+def made_context():
+    """A local context at speed 1."""
+    return RuntimeContext(
+        python="/py", graph_file="/g.yaml", discovery="/state/llama.json", namespace="llama"
+    )
 
 
 def by_service(graph, context):
@@ -387,3 +396,33 @@ def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build
     assert remote.ports == local["decode"].ports == ("port",)
     assert "--kv-events-config" not in local["decode"].argv
     assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {}),
+        (
+            {"planner": {"metrics": {"prometheusUrl": "http://p:9090"}}},
+            {"planner.metrics.prometheusUrl": "prometheus"},
+        ),
+        ({"planner": {"enabled": False, "metrics": {"prometheusUrl": "http://p:9090"}}}, {}),
+        ({"router": {"tokenizer": "simulated"}}, {}),
+        ({"router": {"tokenizer": "/x/tokenizer.json"}}, {"router.tokenizer": "tokenizer"}),
+        (
+            {"router": {"tokenizer": "simulated", "kvEventsPort": 5557}},
+            {"router.kvEventsPort": "kv-events"},
+        ),
+        ({"router": {"gateway": {"enabled": True}}}, {"router.gateway.enabled": "gateway"}),
+    ],
+)
+def test_settings_whose_package_is_missing_are_named_with_the_command_that_installs_it(
+    build, changes, expected, monkeypatch
+):
+    """Prometheus for the planner, tokenizer and KV events for the router; before a process ends for want of one."""
+    assert building.missing_extras(build(**changes)) == []
+    monkeypatch.setattr(building, "find_spec", lambda _name: None)
+    found = building.missing_extras(build(**changes))
+    assert [each.path for each in found] == [f"spec.{path}" for path in expected]
+    for each, extra in zip(found, expected.values(), strict=True):
+        assert each.message.endswith(f"not installed here; pip install 'penstock[{extra}]'")
