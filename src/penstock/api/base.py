@@ -7,7 +7,7 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -92,11 +92,3 @@ def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-_SpecT = TypeVar("_SpecT", bound=SpecModel)
-
-
-def give_rules(model: type[_SpecT], *rules: Rule[_SpecT]) -> None:
-    """Give a model its cross-field rules; `penstock.api` imports all that call this, so that no model is used without them."""
-    model.rules = rules

@@ -6,12 +6,15 @@ the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLL
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import difflib
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from penstock.api.base import Count, Flag, Integer, Number, ProfileText, Seconds, SpecModel, Text, entry
 from penstock.api.enums import KvBufferDevice
+from penstock.api.rule import Breach, Rule
 
 PROFILE_SUFFIX: Final = ".yaml"
 """A name that ends so is a file of the user's own, read where the worker runs."""
@@ -43,6 +46,10 @@ SIMULATED_BATCH_TOKENS = 8192
 DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
 
 
+SHORTEST_SAFE_LEASE_S: Final = 6
+"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
+
+
 class LeaseConfig(SpecModel):
     """How long a prefill worker holds KV blocks for a decode worker.
 
@@ -59,6 +66,29 @@ class LeaseConfig(SpecModel):
         False, "Accept a duration below 6 s and its heartbeat in every step."
     )
 
+    rules = (
+        Rule(
+            path="durationSeconds",
+            must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
+            cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
+            holds=lambda lease: (
+                lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
+            ),
+            text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
+            values=("self.durationSeconds",),
+            remedy="raise it or set acknowledgeShortLease: true",
+        ),
+        Rule(
+            path="decoderBlocksTtlSeconds",
+            must="decoderBlocksTtlSeconds is at least durationSeconds",
+            cel="self.decoderBlocksTtlSeconds >= self.durationSeconds",
+            holds=lambda lease: lease.decoder_blocks_ttl_seconds >= lease.duration_seconds,
+            text="%d s is below the lease of %d s, which a turn of the conversation may take",
+            values=("self.decoderBlocksTtlSeconds", "self.durationSeconds"),
+            remedy="raise it or lower durationSeconds",
+        ),
+    )
+
 
 class LeaseOverride(SpecModel):
     """What one service has in place of the graph's lease."""
@@ -71,6 +101,25 @@ class LeaseOverride(SpecModel):
     decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = entry(
         None, "Life of blocks kept for the next turn; seconds. null: the graph's."
     )
+
+
+def _unknown_profile(section: Any) -> Iterator[Breach]:
+    name = section.profile
+    if name is None or name in PROFILES or name.endswith(PROFILE_SUFFIX):
+        return
+    close = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.75)
+    yield Breach(remedy=f"did you mean {close[0]}?" if close else None)
+
+
+PROFILE_RULE: Rule[Any] = Rule(
+    key="profile",
+    must=f"a profile is one that comes with Penstock, or the name of a file ending in {PROFILE_SUFFIX}",
+    cel=f"self.endsWith('{PROFILE_SUFFIX}') || self in [{', '.join(map(repr, PROFILES))}]",
+    find=_unknown_profile,
+    text="%s is no latency profile",
+    values=("self",),
+    remedy=f"choose one of {', '.join(PROFILES)}",
+)
 
 
 class PreemptionConfig(SpecModel):
@@ -122,3 +171,5 @@ class EngineConfig(SpecModel):
     )
     max_batch_tokens: Count | None = entry(None, "Most tokens in one step; null: the runtime's default.")
     stream_interval_tokens: Count = entry(1, "Tokens between two streamed events.")
+
+    rules = (PROFILE_RULE,)

@@ -22,7 +22,7 @@ from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfi
 from penstock.api.enums import PlannerMode, Role
 from penstock.api.planner import PlannerConfig
 from penstock.api.router import RouterConfig
-from penstock.api.rule import Rule
+from penstock.api.rule import Rule, immutable
 from penstock.api.runtimes import DEFAULT_RUNTIME, PENSTOCK_IMAGE, RuntimeTraits, traits_of
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.api.status import AdapterStatus, GraphStatus
@@ -57,6 +57,8 @@ class ModelSpec(SpecModel):
     context_tokens: Tokens | None = entry(
         None, "Most tokens of prompt plus output; null: the model's own limit."
     )
+
+    rules = (immutable("name", "model"),)
 
 
 class GraphSpec(SpecModel):

@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
 
-from penstock.api.base import DNS_LABEL_PATTERN, SpecModel, give_rules
+from penstock.api.base import DNS_LABEL_PATTERN, SpecModel
 from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
-from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
+from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.router import RetriesConfig, RouterConfig, TiersConfig
-from penstock.api.rule import Breach, KeyPath, Rule, literal, quoted
-from penstock.api.rules import immutable
+from penstock.api.rule import Breach, KeyPath, Rule, immutable, literal, quoted
 from penstock.api.runtimes import (
     DEFAULT_RUNTIME,
     HAS_MOCKER,
@@ -133,8 +132,6 @@ PLANNER_SERVICE = "planner"
 
 _LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
 
-give_rules(ModelSpec, immutable("name", "model"))
-
 
 def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
     name = graph.metadata.name
@@ -145,8 +142,7 @@ def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
             yield Breach((name, service, length), path, (("metadata", "name"),))
 
 
-give_rules(
-    GraphDeployment,
+GraphDeployment.rules = (
     Rule(
         path="metadata.name",
         must="a graph's name is a DNS label",
@@ -434,8 +430,7 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
 )
 
-give_rules(
-    GraphSpec,
+GraphSpec.rules = (
     *_ROLE_RULES,
     *_NAME_RULES,
     *BUDGET_RULES,

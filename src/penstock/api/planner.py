@@ -7,8 +7,8 @@ takes them from the graph or from where the planner runs. All durations are simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ from penstock.api.base import (
     one_of,
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
+from penstock.api.rule import Rule
 from penstock.core.plugins import registered
 
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
@@ -85,6 +86,42 @@ class PlannerMetricsConfig(SpecModel):
         None, "Prometheus to query; null: none."
     )
     max_age_seconds: Seconds = entry(10, "Age above which a reading is stale and decides nothing; seconds.")
+
+    rules = (
+        Rule(
+            path="prometheusUrl",
+            must="source prometheus needs prometheusUrl",
+            cel="self.source != 'prometheus' || has(self.prometheusUrl)",
+            holds=lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None,
+            text="null, yet source is prometheus",
+            remedy="give its URL or choose router or scrape",
+        ),
+    )
+
+
+def _below(pool: str, holds: Callable[[Any], bool]) -> Rule[Any]:
+    down, up = f"{pool}ScaleDownThreshold", f"{pool}ScaleUpThreshold"
+    return Rule(
+        path=down,
+        must=f"{down} is below {up}",
+        cel=f"self.{down} < self.{up}",
+        holds=holds,
+        text=f"%s is not below {up} %s",
+        values=(f"self.{down}", f"self.{up}"),
+        remedy="lower it, or the pool would flap",
+    )
+
+
+def _within_budget(key: str, least: Callable[[Any], int]) -> Rule[Any]:
+    return Rule(
+        path=key,
+        must=f"{key} is at most maxGpuBudget",
+        cel=f"!has(self.maxGpuBudget) || self.{key} <= self.maxGpuBudget",
+        holds=lambda p: p.max_gpu_budget is None or least(p) <= p.max_gpu_budget,
+        text="%d exceeds maxGpuBudget %d",
+        values=(f"self.{key}", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
+    )
 
 
 class PlannerConfig(SpecModel):
@@ -172,6 +209,52 @@ class PlannerConfig(SpecModel):
     )
     sla: SlaConfig = entry(SlaConfig(), "Targets, mode sla.")
     metrics: PlannerMetricsConfig = entry(PlannerMetricsConfig(), "Where metrics come from.")
+
+    rules = (
+        _below("decodeKv", lambda p: p.decode_kv_scale_down_threshold < p.decode_kv_scale_up_threshold),
+        _below(
+            "prefillQueue",
+            lambda p: p.prefill_queue_scale_down_threshold < p.prefill_queue_scale_up_threshold,
+        ),
+        Rule(
+            path="metricPullingIntervalSeconds",
+            must="metricPullingIntervalSeconds is at most adjustmentIntervalSeconds",
+            cel="self.metricPullingIntervalSeconds <= self.adjustmentIntervalSeconds",
+            holds=lambda p: p.metric_pulling_interval_seconds <= p.adjustment_interval_seconds,
+            text="%s s exceeds adjustmentIntervalSeconds %s s",
+            values=("self.metricPullingIntervalSeconds", "self.adjustmentIntervalSeconds"),
+            remedy="pull at least once per adjustment",
+        ),
+        _within_budget("minGpuBudget", lambda p: p.min_gpu_budget),
+        _within_budget("minTotalGpus", lambda p: p.min_total_gpus),
+        Rule(
+            path="scaleToZeroAfterSeconds",
+            must="scaleToZeroAfterSeconds needs mode adaptive or sla",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.mode != PlannerMode.LOAD,
+            text="%s s, but mode %s has no signal to come back on without a worker",
+            values=("self.scaleToZeroAfterSeconds", "self.mode"),
+            remedy="choose mode adaptive or sla, or remove it",
+        ),
+        Rule(
+            path="minGpuBudget",
+            must="scaleToZeroAfterSeconds needs minGpuBudget 0",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.minGpuBudget == 0",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0,
+            text="%d GPUs of each role stay, so scaleToZeroAfterSeconds %s s has no effect",
+            values=("self.minGpuBudget", "self.scaleToZeroAfterSeconds"),
+            remedy="set it to 0",
+        ),
+        Rule(
+            path="minTotalGpus",
+            must="scaleToZeroAfterSeconds needs minTotalGpus 0",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.minTotalGpus == 0",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0,
+            text="%d GPUs stay, so scaleToZeroAfterSeconds %s s has no effect",
+            values=("self.minTotalGpus", "self.scaleToZeroAfterSeconds"),
+            remedy="set it to 0",
+        ),
+    )
 
 
 _LOAD = (PlannerMode.LOAD,)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
@@ -19,8 +20,16 @@ from penstock.api.base import (
 )
 from penstock.api.enums import ProfilePhase
 from penstock.api.graph import KubernetesObject
+from penstock.api.rule import Breach, Rule
+from penstock.api.service import POD_TEMPLATE_RULE
 from penstock.api.status import Condition
 from penstock.kube.objects.names import OPERATOR_CLASS
+
+
+def _too_large(spec: Any) -> Iterator[Breach]:
+    above = [size for size in spec.tensor_parallel if size > spec.max_gpus]
+    if above:
+        yield Breach((above[0], spec.max_gpus))
 
 
 class ProfileRequestSpec(SpecModel):
@@ -63,6 +72,27 @@ class ProfileRequestSpec(SpecModel):
         {}, "Strategic-merge overlay on the Job's pod, whose container is `main`."
     )
 
+    rules = (
+        Rule(
+            path="graph",
+            must="a ProfileRequest has graph or template, not both",
+            cel="has(self.graph) != has(self.template)",
+            holds=lambda spec: (spec.graph is None) == bool(spec.template),
+            text="both or neither of graph and template",
+            remedy="name a GraphDeployment of the namespace, or write the specification of one",
+        ),
+        Rule(
+            path="tensorParallel",
+            must="tensorParallel is at most maxGpus",
+            cel="!has(self.tensorParallel) || self.tensorParallel.all(n, n <= self.maxGpus)",
+            find=_too_large,
+            text="%d exceeds maxGpus %d",
+            values=("self.tensorParallel.filter(n, n > self.maxGpus)[0]", "self.maxGpus"),
+            remedy="leave the size out or raise maxGpus",
+        ),
+        POD_TEMPLATE_RULE,
+    )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tensor-parallel sizes to measure, ascending, without repetition."""
@@ -92,12 +122,41 @@ class ProfileRequestStatus(SpecModel):
     recommendation: ProfileRecommendation = entry(ProfileRecommendation(), "What the profile recommends.")
 
 
+MAX_REQUEST_NAME: Final = 52
+"""The Job appends ``-profile``, and its name is a label's value of 63 characters on its pods; as for graphs."""
+
+
+def _long_name(request: Any) -> Iterator[Breach]:
+    name = request.metadata.name
+    if len(name) > MAX_REQUEST_NAME:
+        yield Breach((name, len(name)))
+
+
 class ProfileRequest(KubernetesObject):
     """Measures a graph's performance by a Job and keeps the profile in a ConfigMap; short name gpr."""
 
     kind: Literal["ProfileRequest"] = entry("ProfileRequest", "Kind.")
     spec: ProfileRequestSpec = Field(description="What to measure; immutable.")
     status: ProfileRequestStatus | None = entry(None, "Written by the operator.")
+
+    rules = (
+        Rule(
+            path="metadata.name",
+            must=f"a ProfileRequest's name has at most {MAX_REQUEST_NAME} characters",
+            cel=f"size(self.metadata.name) <= {MAX_REQUEST_NAME}",
+            find=_long_name,
+            text="%s has %d characters, which is too long for its Job's",
+            values=("self.metadata.name", "size(self.metadata.name)"),
+            remedy=f"use at most {MAX_REQUEST_NAME}",
+        ),
+        Rule(
+            path="spec",
+            must="the spec of a ProfileRequest is immutable",
+            cel="self.spec == oldSelf.spec",
+            text="a request is measured once",
+            remedy="delete it and apply it again, or give it another name",
+        ),
+    )
 
     @property
     def config_map(self) -> str:

@@ -6,7 +6,8 @@ must bound. Seconds are simulated seconds unless the name says real.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue, StringConstraints
 
@@ -26,8 +27,10 @@ from penstock.api.base import (
     one_of,
 )
 from penstock.api.enums import AdmissionMode, GatewayFailureMode, QueueOrder, Tier
+from penstock.api.rule import Breach, Rule
 from penstock.core.plugins import registered
 from penstock.core.worker_metrics import STALL_REAL_S
+from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 
 _TTFT = "p99 of the time from arrival to first token; seconds. null: no target."
 _TPOT = "p99 of the mean time between a request's further tokens; seconds. null: no target."
@@ -90,6 +93,19 @@ class SheddingConfig(SpecModel):
     recover_fraction: Share = entry(0.8, "Well within: at most this fraction of the target.")
 
 
+_ROUNDING = 1e-9
+"""Above the error of adding three fractions."""
+
+
+def _incomplete_shares(tiers: Any) -> Iterator[Breach]:
+    total = tiers.shares.premium + tiers.shares.standard + tiers.shares.background
+    if abs(total - 1) > _ROUNDING:
+        yield Breach(values=(total,))
+
+
+_SHARES = "self.shares.premium + self.shares.standard + self.shares.background"
+
+
 class TiersConfig(SpecModel):
     """Priority tiers of requests."""
 
@@ -133,6 +149,27 @@ class TiersConfig(SpecModel):
     )
     slo: TierSlos = entry(TierSlos(), "What each tier is promised.")
     shedding: SheddingConfig = entry(SheddingConfig(), "Refusal of lower tiers by SLO.")
+
+    rules = (
+        Rule(
+            path="shares",
+            must="the tiers' shares add up to 1",
+            cel=f"{_SHARES} <= {1 + _ROUNDING} && {_SHARES} >= {1 - _ROUNDING}",
+            find=_incomplete_shares,
+            text="sum %s is not 1",
+            values=(_SHARES,),
+            remedy="change one of the shares",
+        ),
+        Rule(
+            path="default",
+            must="the default tier is not system",
+            cel=f"self.default != '{Tier.SYSTEM}'",
+            holds=lambda tiers: tiers.default is not Tier.SYSTEM,
+            text="%s goes before all others and is for keys alone",
+            values=("self.default",),
+            remedy="choose premium, standard or background",
+        ),
+    )
 
 
 ROUTING_POLICIES: Final = "penstock.routing_policies"
@@ -306,6 +343,10 @@ class GatewayConfig(SpecModel):
     )
 
 
+_TAKEN = (SIDE_CHANNEL_PORT, WORKER_PORT)
+_KV_EVENTS_CLASHES = sorted({port - below for port in _TAKEN for below in (0, 1)})
+
+
 class RouterConfig(SpecModel):
     """The graph's router."""
 
@@ -350,3 +391,24 @@ class RouterConfig(SpecModel):
     breaker: BreakerConfig = entry(BreakerConfig(), "Circuit breaker of each worker.")
     retries: RetriesConfig = entry(RetriesConfig(), "Retries and their budget.")
     health: HealthConfig = entry(HealthConfig(), "Checks of the workers.")
+
+    rules = (
+        Rule(
+            key="kvEventsPort",
+            must=f"kvEventsPort and the port after it are none of {SIDE_CHANNEL_PORT} and {WORKER_PORT}",
+            cel=f"!(self in {_KV_EVENTS_CLASHES})",
+            holds=lambda router: router.kv_events_port not in _KV_EVENTS_CLASHES,
+            text=f"%d, or the port after it for replays, is one of {SIDE_CHANNEL_PORT} and {WORKER_PORT}, which workers have",
+            values=("self",),
+            remedy="choose another, such as 5557",
+        ),
+        Rule(
+            path="gateway.port",
+            must=f"gateway.port is not {WORKER_PORT}",
+            cel=f"self.gateway.port != {WORKER_PORT}",
+            holds=lambda router: router.gateway.port != WORKER_PORT,
+            text="%d is the router's HTTP port in its pods",
+            values=("self.gateway.port",),
+            remedy="choose another, such as 9002",
+        ),
+    )

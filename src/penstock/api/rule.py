@@ -1,6 +1,6 @@
 """One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
-`penstock.api.base.give_rules` gives each model its rows; `penstock.api.crd` emits them,
+Each model has its rows, ``rules``; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or
@@ -139,6 +139,18 @@ class Rule(Generic[ModelT]):
         values = ("k", *self.values) if "%s" in self.at else self.values
         made = f"{said}.format([{', '.join(values)}])" if values else said
         return f"[{self.first}[0]].map(k, {made})[0]" if self.first else made
+
+
+def immutable(key: str, what: str) -> Rule[Any]:
+    """Return the rule that a key keeps its value; only an API server sees both versions."""
+    return Rule(
+        key=key,
+        must=f"the {what} is immutable",
+        cel="self == oldSelf",
+        text="%s was %s and is immutable",
+        values=("self", "oldSelf"),
+        remedy="keep it, or make a new graph",
+    )
 
 
 def dotted(path: KeyPath) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
@@ -20,8 +21,10 @@ from penstock.api.base import (
     Text,
     entry,
 )
-from penstock.api.engine import LeaseOverride
+from penstock.api.engine import PROFILE_RULE, LeaseOverride
 from penstock.api.enums import ManagedBy, Role
+from penstock.api.rule import Breach, Rule, immutable
+from penstock.kube.objects.pod_template import unknown_fields
 
 
 class EnvVar(SpecModel):
@@ -31,6 +34,17 @@ class EnvVar(SpecModel):
     value: str | None = entry(None, "Literal value; null with valueFrom.")
     value_from: dict[str, JsonValue] | None = entry(
         None, "Kubernetes source such as secretKeyRef {name, key}; excludes value."
+    )
+
+    rules = (
+        Rule(
+            path="valueFrom",
+            must="a variable has value or valueFrom, not both",
+            cel="!has(self.value) || !has(self.valueFrom)",
+            holds=lambda variable: variable.value is None or variable.value_from is None,
+            text="value is set too",
+            remedy="keep one of value and valueFrom",
+        ),
     )
 
 
@@ -48,6 +62,16 @@ class EnvFrom(SpecModel):
     secret_ref: ObjectReference | None = entry(None, "Secret to read; excludes configMapRef.")
     config_map_ref: ObjectReference | None = entry(None, "ConfigMap to read; excludes secretRef.")
 
+    rules = (
+        Rule(
+            must="envFrom has one of secretRef and configMapRef",
+            cel="has(self.secretRef) != has(self.configMapRef)",
+            holds=lambda source: (source.secret_ref is None) != (source.config_map_ref is None),
+            text="both or neither of secretRef and configMapRef",
+            remedy="give exactly one of secretRef and configMapRef",
+        ),
+    )
+
 
 class ScalingConfig(SpecModel):
     """Bounds within which a planner or another autoscaler may set a service's replicas."""
@@ -61,6 +85,22 @@ class ScalingConfig(SpecModel):
         ManagedBy.PLANNER,
         "Who sets the number: planner; or external, an HPA, KEDA or a person, whom the planner leaves it to.",
     )
+
+
+def _unknown_pod_keys(section: Any) -> Iterator[Breach]:
+    for each in unknown_fields(section.pod_template):
+        remedy = f"did you mean {each.meant}?" if each.meant else None
+        yield Breach(values=(each.kind,), path=("podTemplate", *each.path), remedy=remedy)
+
+
+POD_TEMPLATE_RULE: Rule[Any] = Rule(
+    path="podTemplate",
+    must="podTemplate has only keys of Kubernetes' PodTemplateSpec",
+    cel=None,
+    find=_unknown_pod_keys,
+    text="unknown key of Kubernetes' %s",
+    remedy="remove it",
+)
 
 
 class ServiceSpec(SpecModel):
@@ -110,6 +150,68 @@ class ServiceSpec(SpecModel):
         {}, "Strategic-merge overlay on the pod, whose container is `main`; not used by the local backend."
     )
 
+    rules = (
+        Rule(
+            path="scaling.minReplicas",
+            must="minReplicas is at most maxReplicas",
+            cel="!has(self.scaling) || self.scaling.minReplicas <= self.scaling.maxReplicas",
+            holds=lambda s: s.scaling is None or s.scaling.min_replicas <= s.scaling.max_replicas,
+            text="%d exceeds maxReplicas %d",
+            values=("self.scaling.minReplicas", "self.scaling.maxReplicas"),
+            remedy="lower it or raise maxReplicas",
+        ),
+        Rule(
+            path="replicas",
+            must="replicas lie within scaling's minReplicas to maxReplicas",
+            cel=(
+                "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
+                "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
+            ),
+            holds=lambda s: (
+                s.scaling is None
+                or s.scaling.min_replicas > s.scaling.max_replicas
+                or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
+            ),
+            text="%d lies outside scaling's %d to %d",
+            values=("self.replicas", "self.scaling.minReplicas", "self.scaling.maxReplicas"),
+            remedy="move it or widen the bounds",
+        ),
+        Rule(
+            path="gpusPerReplica",
+            must="gpusPerReplica is a multiple of nodesPerReplica",
+            cel="self.nodesPerReplica < 1 || self.gpusPerReplica % self.nodesPerReplica == 0",
+            holds=lambda s: s.gpus_per_replica % s.nodes_per_replica == 0,
+            text="%d GPUs do not divide over %d nodes",
+            values=("self.gpusPerReplica", "self.nodesPerReplica"),
+            remedy="make gpusPerReplica a multiple of nodesPerReplica",
+        ),
+        POD_TEMPLATE_RULE,
+        Rule(
+            path="lease",
+            must="lease stands at prefill and decode services",
+            cel="!has(self.lease) || self.role == 'prefill' || self.role == 'decode'",
+            holds=lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE},
+            text="a service of role %s hands no KV over",
+            values=("self.role",),
+            remedy="remove it",
+        ),
+        Rule(
+            path="lease.decoderBlocksTtlSeconds",
+            must="a service's lease.decoderBlocksTtlSeconds needs role decode",
+            cel="!has(self.lease) || !has(self.lease.decoderBlocksTtlSeconds) || self.role != 'prefill'",
+            holds=lambda service: (
+                service.lease is None
+                or service.lease.decoder_blocks_ttl_seconds is None
+                or service.role is not Role.PREFILL
+            ),
+            text="%d s, but it is decode that keeps blocks for the next turn",
+            values=("self.lease.decoderBlocksTtlSeconds",),
+            remedy="set it at the decode service",
+        ),
+        PROFILE_RULE,
+        immutable("role", "role of a service that stays"),
+    )
+
     @property
     def gpus(self) -> int:
         """GPUs that one replica holds; 0 for a router."""
@@ -154,4 +256,16 @@ class NodePool(SpecModel):
     cache_claim: DnsLabel | None = entry(
         None,
         "PersistentVolumeClaim that holds the cache in place of the nodes' own folder; needs cacheMount.",
+    )
+
+    rules = (
+        Rule(
+            path="cacheClaim",
+            must="cacheClaim needs cacheMount",
+            cel="!has(self.cacheClaim) || has(self.cacheMount)",
+            holds=lambda pool: pool.cache_claim is None or pool.cache_mount is not None,
+            text="%s is given, but no cacheMount",
+            values=("self.cacheClaim",),
+            remedy="say where to mount it",
+        ),
     )
