@@ -78,20 +78,18 @@ class Component:
     def __post_init__(self) -> None:
         spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", self.key)
         self.name = re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-") or "service"
-        self.type_key = "type" if self.is_beta else "componentType"
         if self.is_beta:
             template = self.source.at("podTemplate")
             self.pod, self.metadata = template.at("spec"), template.at("metadata")
-        else:
-            self.pod, self.metadata = self.source.at("extraPodSpec"), self.source.at("extraPodMetadata")
-        self.container = self.pod.at("mainContainer")
-        if self.is_beta:
             mains = [each for each in self.pod.elements("containers") if each.peek("name") == MAIN]
             self.container = mains[-1] if mains else self.pod.at("containers", MAIN)
             self.container.take("name")
+            self.resources, self.gpu_key, self.type_key = self.container.at("resources"), GPU_RESOURCE, "type"
+        else:
+            self.pod, self.metadata = self.source.at("extraPodSpec"), self.source.at("extraPodMetadata")
+            self.container = self.pod.at("mainContainer")
+            self.resources, self.gpu_key, self.type_key = self.source.at("resources"), "gpu", "componentType"
         self.args = self.container.at("args")
-        self.resources = (self.container if self.is_beta else self.source).at("resources")
-        self.gpu_key = GPU_RESOURCE if self.is_beta else "gpu"
 
     @property
     def kind(self) -> str | None:
@@ -195,17 +193,23 @@ class Component:
             self.service["scaling"] = {key: each for key, each in bounds.items() if isinstance(each, int)}
 
 
+def places_of(source: ManifestSource) -> tuple[ManifestSource, ManifestSource]:
+    """Return where a deployment's version has its components, and the variables of all of them."""
+    keys = ("components", "env") if source.peek("apiVersion") == BETA else ("services", "envs")
+    listed, env = (source.at("spec", key) for key in keys)
+    return listed, env
+
+
 def components_of(source: ManifestSource) -> Iterator[Component]:
-    """Yield a deployment's components, read from where its version has them."""
-    spec = source.at("spec")
+    """Yield a deployment's components."""
+    listed, env = places_of(source)
     if source.peek("apiVersion") == BETA:
-        for index, each in enumerate(spec.elements("components")):
+        for index, each in enumerate(listed.elements()):
             if isinstance(each.peek(), dict):
-                name = str(each.take("name") or f"component-{index}")
-                yield Component(each, name, spec.at("env"), is_beta=True)
+                yield Component(each, str(each.take("name") or f"component-{index}"), env, is_beta=True)
     else:
-        for key in spec.names("services"):
-            yield Component(spec.at("services", key), key, spec.at("envs"), is_beta=False)
+        for key in listed.names():
+            yield Component(listed.at(key), key, env, is_beta=False)
 
 
 def number_of(text: str) -> float | int | str:

@@ -24,6 +24,7 @@ from penstock.runtimes.dynamo.importer.component import (
     GROUP,
     Component,
     components_of,
+    places_of,
     refuse_what_no_graph_runs,
     why_left_out,
 )
@@ -141,7 +142,7 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
     _settle_names(kept, str(metadata.get("name", "")))
     _fill(source, spec, kept)
     workers = [each for each in kept if each.role is not Role.ROUTER]
-    everything = source.at("spec", "components" if source.peek("apiVersion") == BETA else "services")
+    everything, _ = places_of(source)
     if not source.problems and "name" not in spec["model"]:
         if workers:
             workers[0].args.refuse("names no model, nor does another worker; add --model to its arguments")
@@ -194,7 +195,7 @@ def _settle_names(components: list[Component], graph: str) -> None:
 
 def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Component]) -> None:
     """Fill each component's service, and the sections of the graph that follow from them."""
-    env = read_env(source.at("spec", "env" if source.peek("apiVersion") == BETA else "envs"))
+    env = read_env(places_of(source)[1])
     if env:
         spec["env"] = env
     claims = _claims(source)
