@@ -73,23 +73,19 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
         return secret(spelling.removeprefix("--"), said.key_variable, said.help)
     arms = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     kind = next(arm for arm in arms if arm is not NoneType)
-    is_many = get_origin(kind) in {tuple, Sequence}
+    is_many, has_no = get_origin(kind) in {tuple, Sequence}, "/" in spelling
     if is_many:
         kind = get_args(kind)[0]
-    details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable}
+    read = _reader(kind, said, spelling, default, is_many=is_many)
+    details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable, "callback": read}
     if default is dataclasses.MISSING:
         details["required"] = not is_many
-    elif default is not None and default != () and (kind is not bool or "/" in spelling):
+    elif default is not None and default != () and (kind is not bool or has_no):
         details |= {"default": _as_text(default), "show_default": True}
     if kind is bool:
-        details |= _switch(spelling, is_on=default is True)
-    elif said.is_separated:
-        details["callback"] = _callback(lambda text: _separated(text, kind, said), unset=default)
-    else:
+        details |= {} if has_no else {"is_flag": True}
+    elif not said.is_separated:
         details |= {"type": _type(kind, said), "multiple": is_many}
-        details["callback"] = _callback(
-            lambda value: _converted(value, kind, said, spelling), is_many=is_many
-        )
     if said.bare is not None:
         details |= {"is_flag": False, "flag_value": said.bare}
     text = said.help if said.unset is None else f"{said.help}  [default: {said.unset}]"
@@ -98,13 +94,19 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
     )
 
 
-def _switch(spelling: str, *, is_on: bool) -> dict[str, Any]:
-    """Return the click declaration of a switch; ``--no-itl`` alone turns off what is on."""
-    if "/" in spelling:
-        return {}
-    if not is_on:
-        return {"is_flag": True}
-    return {"is_flag": True, "callback": lambda _context, _parameter, value: not value}
+def _reader(kind: Any, said: Flag, spelling: str, default: Any, *, is_many: bool) -> Callable[..., Any]:
+    """Return click's callback, which makes the field's value of the flag's."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if kind is bool:  # ``--no-itl`` turns off what is on; ``--on/--off`` say it themselves
+            return value if "/" in spelling else value is not (default is True)
+        if said.is_separated:
+            return default if value is None else _separated(value, kind, said)
+        if is_many:
+            return tuple(_converted(one, kind, said, spelling) for one in value)
+        return None if value is None else _converted(value, kind, said, spelling)
+
+    return read
 
 
 def _type(kind: Any, said: Flag) -> Any:
@@ -126,17 +128,6 @@ def _as_text(default: Any) -> Any:
     if isinstance(default, tuple):
         return ",".join(map(str, default))
     return default.value if isinstance(default, Enum) else default
-
-
-def _callback(
-    convert: Callable[[Any], Any], *, is_many: bool = False, unset: Any = None
-) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def call(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if is_many:
-            return tuple(map(convert, value))
-        return unset if value is None else convert(value)
-
-    return call
 
 
 def _converted(value: Any, kind: Any, said: Flag, spelling: str) -> Any:
