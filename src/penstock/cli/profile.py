@@ -22,7 +22,7 @@ from penstock.cli.terminal import run_interruptible
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag, flag_of, flags
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
-from penstock.performance.profile import PROFILE_FILE, read_profile
+from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
@@ -86,12 +86,11 @@ def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]
     """Return the data of a result's ConfigMap: profile, graph and what is recommended, one line each.
 
     Raises:
-        ConfigError: a file cannot be read, the profile is none, or all together are too large.
+        ConfigError: no profile was written, or all together are too large.
     """
-    data = {each.name: _text(each) for each in files if each.name in KEYS}
+    data = {each.name: each.read_text(encoding="utf-8") for each in files if each.name in KEYS}
     if PROFILE_KEY not in data:
         raise ConfigError(f"--config-map: no {PROFILE_KEY} was written; give --output-dir")
-    read_profile(data[PROFILE_KEY], origin=PROFILE_KEY)
     data[SUMMARY_KEY] = "".join(f"{line}\n" for line in summary)
     size = sum(len(key) + len(text.encode()) for key, text in data.items())
     if size > MAX_BYTES:
@@ -126,14 +125,6 @@ async def apply_result(client: KubeClient, name: str, namespace: str, data: Mapp
         "data": dict(data),
     }
     await client.apply(obj, field_manager=PROFILER)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigError(f"--config-map: {file} cannot be read: {why}; profile once more") from exc
 
 
 @contextmanager
