@@ -18,6 +18,7 @@ from penstock.api import GraphDeployment
 from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.kube.objects.names import SERVICE_LABEL
@@ -216,20 +217,11 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        write_text(f"--output {output}", output, text)
     for each in () if as_json else result.unconverted:
         click.echo(f"{file}: not carried: {each}", err=True)
     if strict and result.unconverted:
         sys.exit(1)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"--output: {path}: its folder does not exist; create it") from None
-    except OSError as exc:
-        raise ConfigError(f"--output: {path} cannot be written: {exc.strerror}; choose another file") from exc
 
 
 def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:

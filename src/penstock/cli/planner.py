@@ -16,11 +16,12 @@ import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, GraphDeployment, PlannerMode
-from penstock.api.manifests import load_graph
+from penstock.api.manifests import load_graph, read_text
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
-from penstock.core.errors import ConfigError, NotFoundError, unwritable
+from penstock.cli.terminal import write_text
+from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag, flag_of, flags, time_scale
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
@@ -191,12 +192,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
     if file is None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
+    text = sys.stdin.read() if str(file) == "-" else read_text(file)
     inputs = decision_input.parse(
         text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
     )
@@ -229,11 +225,9 @@ def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
     """Write what was learnt to FILE, for the planner of another graph of the same model."""
-    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
-    try:
-        file.write_bytes(text)
-    except OSError as exc:
-        raise ConfigError(unwritable(f"FILE {file}", exc)) from exc
+    write_text(
+        f"FILE {file}", file, learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace))).decode()
+    )
 
 
 @memory.command()

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from penstock.core.errors import ConfigError, unwritable
+
 PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
 
@@ -38,6 +40,14 @@ def tensorboard_hint(log_dir: Path | str) -> str:
     TensorBoard opens on *Time series*, whatever the log says; only the fragment of the URL chooses the tab.
     """
     return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/#custom_scalars"
+
+
+def write_text(what: str, path: Path, text: str) -> None:
+    """Write a file that ``what`` names on the command line."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(unwritable(what, exc)) from exc
 
 
 _T = TypeVar("_T")

@@ -181,7 +181,7 @@ def test_import_writes_a_file(run, tmp_path):
     assert output.read_text() == run("import", file)[1]
     status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
     assert status == 2
-    assert "its folder does not exist" in err
+    assert "out.yaml: cannot be written to: No such file or directory; create its folder" in err
 
 
 EVERYTHING = """\
