@@ -349,6 +349,13 @@ def test_a_runtime_that_is_not_installed_is_refused():
         runtime_of("absent")
 
 
+def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
+    """Penstock's router stands there."""
+    spec = build().spec
+    with pytest.raises(NotImplementedError):
+        runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
+
+
 def test_secrets_are_masked_by_name():
     """Values of variables and flags whose name says secret are hidden, token counts are not."""
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}
