@@ -5,38 +5,38 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from penstock.runtimes.dynamo.importer.command import Command, parse_command
 from penstock.runtimes.dynamo.importer.component import Component
 from penstock.runtimes.dynamo.importer.source import ManifestSource
+
+_SAME = (
+    "max_gpu_budget",
+    "min_gpu_budget",
+    "decode_kv_scale_up_threshold",
+    "decode_kv_scale_down_threshold",
+    "prefill_queue_scale_up_threshold",
+    "prefill_queue_scale_down_threshold",
+    "decode_engine_num_gpu",
+    "prefill_engine_num_gpu",
+)
+"""Numbers that have the same name here."""
 
 _NUMBERS = {
     "adjustment_interval": "adjustmentIntervalSeconds",
     "throughput_adjustment_interval": "adjustmentIntervalSeconds",
     "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
     "metric_pulling_interval": "metricPullingIntervalSeconds",
-    "max_gpu_budget": "maxGpuBudget",
-    "min_gpu_budget": "minGpuBudget",
-    "decode_kv_scale_up_threshold": "decodeKvScaleUpThreshold",
-    "decode_kv_scale_down_threshold": "decodeKvScaleDownThreshold",
-    "prefill_queue_scale_up_threshold": "prefillQueueScaleUpThreshold",
-    "prefill_queue_scale_down_threshold": "prefillQueueScaleDownThreshold",
-    "decode_engine_num_gpu": "decodeEngineNumGpu",
-    "prefill_engine_num_gpu": "prefillEngineNumGpu",
+    **{name: to_camel(name) for name in _SAME},
 }
 """A later one of the same key wins; the first two of an interval are older names."""
 
-_MILLISECONDS = {
-    "ttft": "ttftSeconds",
-    "ttft_ms": "ttftSeconds",
-    "itl": "itlSeconds",
-    "itl_ms": "itlSeconds",
-}
+_MILLISECONDS = {f"{name}{unit}": f"{name}Seconds" for name in ("ttft", "itl") for unit in ("", "_ms")}
 """Targets, by their older names and those of 1.6."""
 
 _PROFILE = "profile_results_dir"
-_TARGET = "optimization_target"
 _SAID_BY_GRAPH = ("environment", "backend", "namespace")
-_HIERARCHY = "global-planner"
 _OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
 
 
@@ -70,7 +70,9 @@ def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
         if planner.get(key, 0) < 0:
             planner[key] = unlimited
     targets = _numbers(args, config, _MILLISECONDS, factor=0.001)
-    is_sla = config.pop(_TARGET, None) == "sla" or (command.module or "").endswith("planner_sla")
+    is_sla = config.pop("optimization_target", None) == "sla" or (command.module or "").endswith(
+        "planner_sla"
+    )
     if targets or is_sla:
         targets |= _read_profile(args, command, config)
         planner |= {"mode": "sla"} if "profile" in targets else {}
@@ -78,7 +80,7 @@ def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
     for key, value in config.items():
-        if value == _HIERARCHY:
+        if value == "global-planner":
             args.note(f"{key}: this graph's planner decides alone", value)
         elif key not in _SAID_BY_GRAPH:
             args.note(f"{key} is no option of this planner", json.dumps(value))
@@ -114,11 +116,7 @@ def _read_profile(args: ManifestSource, command: Command, config: dict[str, Any]
 
 
 def _numbers(
-    args: ManifestSource,
-    config: dict[str, Any],
-    keys: dict[str, str],
-    *,
-    factor: float = 1,
+    args: ManifestSource, config: dict[str, Any], keys: dict[str, str], *, factor: float = 1
 ) -> dict[str, Any]:
     """Take the numbers out of a planner's settings, by the keys that they have here."""
     found: dict[str, Any] = {}
