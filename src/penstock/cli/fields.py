@@ -58,6 +58,14 @@ def take(model: type[T], given: dict[str, Any], /, **others: Any) -> T:
     return model(**values)
 
 
+def refuse_given(*parts: Any, needs: str) -> None:
+    """Refuse the flags of dataclasses that were given, because they have no effect without ``needs``."""
+    for part in parts:
+        for name in flags(part):
+            if getattr(part, name):
+                raise ConfigError(f"{flag_of(name)}: only with {needs}; add that or leave it out")
+
+
 def _hints(model: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = get_type_hints(model)
     return [(each, hints[each.name]) for each in dataclasses.fields(model)]

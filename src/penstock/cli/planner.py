@@ -22,7 +22,7 @@ from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, NotFoundError
-from penstock.core.flags import flag, flag_of, flags, time_scale
+from penstock.core.flags import flag, flag_of, time_scale
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
 from penstock.kube.objects.names import OPERATOR_CLASS
@@ -80,15 +80,6 @@ class ClusterFlags:
         metavar="SECONDS",
         unset=f"{UNSCHEDULABLE_S:g}",
     )
-
-    def refuse(self) -> None:
-        """Refuse them, if any was given, for another backend."""
-        for part in (self, self.connection):
-            for name in flags(part):
-                if getattr(part, name):
-                    raise ConfigError(
-                        f"{flag_of(name)}: only with --environment kubernetes; add that or leave it out"
-                    )
 
 
 def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
@@ -287,7 +278,7 @@ def run(**given: Any) -> None:
             )
         _run_on_cluster(flags, cluster, said)
         return
-    cluster.refuse()
+    fields.refuse_given(cluster, cluster.connection, needs="--environment kubernetes")
     graph = load_graph(graph_file) if graph_file is not None else None
     options = join(given=named, file=flags.config_file, graph=graph)
     if options.prometheus_url is not None:

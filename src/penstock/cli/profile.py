@@ -20,7 +20,7 @@ from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.terminal import run_interruptible
 from penstock.core.errors import ConfigError, NotFoundError
-from penstock.core.flags import flag, flag_of, flags
+from penstock.core.flags import flag, flag_of
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
 from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.quality import Severity, sweep_findings
@@ -63,13 +63,6 @@ class ConfigMapFlags:
     )
     namespace: str | None = flag("Of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's")
     connection: Connection = field(default_factory=Connection)
-
-    def refuse_unused(self) -> None:
-        """Refuse those that were given without a ConfigMap, and have no effect."""
-        given = [(self, "namespace"), *((self.connection, name) for name in flags(Connection))]
-        for part, name in given if self.config_map is None else ():
-            if getattr(part, name) is not None:
-                raise ConfigError(f"{flag_of(name)}: only with --config-map; add that or leave it out")
 
     def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
         """Write what was measured to the ConfigMap, if one is named."""
@@ -184,7 +177,8 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
             f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give another"
             " folder"
         )
-    flags.refuse_unused()
+    if flags.config_map is None:
+        fields.refuse_given(flags, flags.connection, needs="--config-map")
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]
