@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
@@ -13,7 +14,7 @@ from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
-from penstock.api.router import RetriesConfig, RouterConfig, TiersConfig
+from penstock.api.router import RouterConfig
 from penstock.api.rule import Breach, KeyPath, Rule, immutable, literal, quoted
 from penstock.api.runtimes import (
     DEFAULT_RUNTIME,
@@ -41,15 +42,11 @@ _WITHOUT_EFFECT = (
     "breaker",
     "health",
     "gateway",
+    "tiers.enabled",
+    "retries.budget_fraction",
+    "retries.min_per_second",
 )
 """Keys of ``spec.router`` that configure Penstock's router alone; ``kvEventsPort`` needs ``tokenizer``."""
-
-_WITHIN = (
-    ("tiers", TiersConfig, "enabled"),
-    ("retries", RetriesConfig, "budget_fraction"),
-    ("retries", RetriesConfig, "min_per_second"),
-)
-"""Keys of its sections likewise."""
 
 
 def _is_default(path: str, value: Any, annotation: Any) -> str:
@@ -88,7 +85,6 @@ def frontend_rules(runtime: str, frontend: OwnFrontend) -> tuple[Rule[Any], ...]
     url = "planner.metrics.prometheusUrl"
     return (
         *(_unused(runtime, frontend, name) for name in _WITHOUT_EFFECT),
-        *(_unused(runtime, frontend, name, kind, section) for section, kind, name in _WITHIN),
         Rule(
             path=url,
             must=f"{url} is null under runtime {runtime}",
@@ -100,25 +96,18 @@ def frontend_rules(runtime: str, frontend: OwnFrontend) -> tuple[Rule[Any], ...]
     )
 
 
-def _unused(
-    runtime: str,
-    frontend: OwnFrontend,
-    name: str,
-    kind: type[SpecModel] = RouterConfig,
-    section: str = "",
-) -> Rule[Any]:
-    field = kind.model_fields[name]
-    path = ".".join(("router", *filter(None, (section, to_camel(name)))))
-
-    def holds(spec: Any) -> bool:
-        within = getattr(spec.router, section) if section else spec.router
-        return bool(spec.runtime != runtime or getattr(within, name) == field.default)
-
+def _unused(runtime: str, frontend: OwnFrontend, name: str) -> Rule[Any]:
+    *sections, key = name.split(".")
+    kind: Any = RouterConfig
+    for section in sections:
+        kind = kind.model_fields[section].annotation
+    field, read = kind.model_fields[key], attrgetter(f"router.{name}")
+    path = ".".join(("router", *map(to_camel, (*sections, key))))
     return Rule(
         path=path,
         must=f"{path} keeps its default under runtime {runtime}, whose own frontend routes",
         cel=f"self.runtime != '{runtime}' || {_is_default(f'self.{path}', field.default, field.annotation)}",
-        holds=holds,
+        holds=lambda spec: spec.runtime != runtime or read(spec) == field.default,
         text=f"has no effect: {frontend.name}'s own frontend takes the requests, not Penstock's router",
         remedy=f"remove it, or choose runtime {DEFAULT_RUNTIME}",
     )
