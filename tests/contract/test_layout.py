@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.engine import PROFILES
+from penstock.engine import profiles
+
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench/house"))
 from source import Source
 
@@ -75,3 +78,8 @@ def test_no_file_or_function_of_the_product_is_too_long():
     product = Source(ROOT, "src")
 
     assert product.long_files() + product.long_functions() == []
+
+
+def test_the_api_knows_every_profile_that_comes_with_penstock():
+    """A profile that is added is added in both places."""
+    assert list(PROFILES) == profiles.names()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.api import GraphDeployment, ScalingAdapter
 from penstock.api.fields import sections
 from penstock.api.manifests import parse_manifests
-from penstock.api.rule import Rule, unless
+from penstock.api.rule import Rule
 
 sys.path.append(str(Path(__file__).parent))
 from manifest_table import (
@@ -101,7 +101,7 @@ def test_a_row_reads_its_values_and_what_it_depends_on_from_its_cel():
         path="low",
         must="low is at most highEnd",
         cel="!has(self.part) || self.low <= self.highEnd && self.part.names.all(n, n != '')",
-        find=unless(lambda bounds: bounds.low <= bounds.high_end),
+        holds=lambda bounds: bounds.low <= bounds.high_end,
         text="%d exceeds %s",
         values=("self.low", "self.highEnd"),
         remedy="lower it",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.manifests import load_graph
-from penstock.api.rule import Rule, unless
+from penstock.api.rule import Rule
 from penstock.api.runtimes import traits_of
 from penstock.core.errors import InvalidSpecError
 from penstock.core.plugins import registered
@@ -87,7 +87,7 @@ def test_its_rules_hold_where_its_package_is_installed(graph, monkeypatch):
         path="image",
         must="acme needs an image",
         cel=None,
-        find=unless(lambda spec: spec.image is not None),
+        holds=lambda spec: spec.image is not None,
         text="null",
         remedy="give it",
     )

@@ -2,7 +2,7 @@
 
 import penstock.api.graph_rules  # noqa: F401  (gives the models their rules)
 from penstock.api.base import RULE_ERROR, SpecModel
-from penstock.api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, LeaseOverride, PreemptionConfig
+from penstock.api.engine import DEFAULT_PROFILE, LeaseConfig, PreemptionConfig
 from penstock.api.enums import (
     WORKER_ROLES,
     AdmissionMode,
@@ -19,55 +19,21 @@ from penstock.api.enums import (
     Role,
     Tier,
 )
-from penstock.api.graph import (
-    API_VERSION,
-    GraphDeployment,
-    GraphSpec,
-    ModelSpec,
-    ObjectMeta,
-    ScalingAdapter,
-    ScalingAdapterSpec,
-)
-from penstock.api.planner import PlannerConfig, PlannerMetricsConfig, SlaConfig
-from penstock.api.profile_request import (
-    ProfileRecommendation,
-    ProfileRequest,
-    ProfileRequestSpec,
-    ProfileRequestStatus,
-)
+from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
+from penstock.api.planner import PlannerConfig
+from penstock.api.profile_request import ProfileRequest
 from penstock.api.router import (
     AdmissionConfig,
-    AuthConfig,
     BreakerConfig,
-    DecodeQueueConfig,
-    DualmapConfig,
     HealthConfig,
-    LimitsConfig,
     PrefillQueueConfig,
-    RetriesConfig,
     RouterConfig,
     SheddingConfig,
     TiersConfig,
-    TierShares,
 )
-from penstock.api.rule import KeyPath, Violation, dotted
-from penstock.api.service import (
-    EnvFrom,
-    EnvVar,
-    NodePool,
-    ObjectReference,
-    ScalingConfig,
-    ServiceSpec,
-    Toleration,
-)
-from penstock.api.status import (
-    AdapterStatus,
-    Condition,
-    GraphStatus,
-    PlannerStatus,
-    ServiceStatus,
-    StatusSummary,
-)
+from penstock.api.rule import Violation, dotted
+from penstock.api.service import EnvFrom, EnvVar, NodePool, ScalingConfig, ServiceSpec, Toleration
+from penstock.api.status import AdapterStatus, Condition, GraphStatus
 
 __all__ = [
     "API_VERSION",
@@ -77,12 +43,8 @@ __all__ = [
     "AdapterStatus",
     "AdmissionConfig",
     "AdmissionMode",
-    "AuthConfig",
     "BreakerConfig",
     "Condition",
-    "DecodeQueueConfig",
-    "DualmapConfig",
-    "EngineConfig",
     "EnvFrom",
     "EnvVar",
     "Environment",
@@ -92,44 +54,27 @@ __all__ = [
     "GraphSpec",
     "GraphStatus",
     "HealthConfig",
-    "KeyPath",
     "KvBufferDevice",
     "LeaseConfig",
-    "LeaseOverride",
-    "LimitsConfig",
     "ManagedBy",
     "MetricsSource",
-    "ModelSpec",
     "NodePool",
-    "ObjectMeta",
-    "ObjectReference",
     "PlannerConfig",
-    "PlannerMetricsConfig",
     "PlannerMode",
-    "PlannerStatus",
     "Predictor",
     "PreemptionConfig",
     "PrefillQueueConfig",
     "ProfilePhase",
-    "ProfileRecommendation",
     "ProfileRequest",
-    "ProfileRequestSpec",
-    "ProfileRequestStatus",
     "QueueOrder",
-    "RetriesConfig",
     "Role",
     "RouterConfig",
     "ScalingAdapter",
-    "ScalingAdapterSpec",
     "ScalingConfig",
     "ServiceSpec",
-    "ServiceStatus",
     "SheddingConfig",
-    "SlaConfig",
     "SpecModel",
-    "StatusSummary",
     "Tier",
-    "TierShares",
     "TiersConfig",
     "Toleration",
     "Violation",

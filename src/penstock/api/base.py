@@ -6,9 +6,10 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -31,6 +32,13 @@ ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_l
 Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Replicas = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
+EngineGpus = Annotated[int, Field(strict=True, ge=1, le=512)]
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=86400)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
@@ -69,9 +77,18 @@ class SpecModel(BaseModel):
         return self
 
 
-_SpecT = TypeVar("_SpecT", bound=SpecModel)
+def entry(default: Any, text: str, **bounds: Any) -> Any:
+    """Return an optional key of a manifest: its default, its meaning with the unit, and pydantic's bounds of its values."""
+    return Field(default, description=text, **bounds)
 
 
-def give_rules(model: type[_SpecT], *rules: Rule[_SpecT]) -> None:
-    """Give a model its cross-field rules; `penstock.api` imports all that call this, so that no model is used without them."""
-    model.rules = rules
+def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Return what refuses text that is none of ``names``, which installed distributions may add to."""
+
+    def check(value: str) -> str:
+        known = tuple(names())
+        if value not in known:
+            raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
+        return value
+
+    return AfterValidator(check)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from pydantic.alias_generators import to_snake
+
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphSpec
-from penstock.api.rule import Breach, KeyPath, Rule, quoted, unless
+from penstock.api.rule import Breach, KeyPath, Rule, quoted
 from penstock.api.runtimes import OWN_FRONTEND, PENSTOCK_ROUTER
 from penstock.api.service import ServiceSpec
 
@@ -22,11 +24,7 @@ def _engine_gpus(key: str, roles: tuple[Role, ...]) -> Rule[GraphSpec]:
     differs = f"self.services[k].role in [{', '.join(map(quoted, roles))}] && self.services[k].gpusPerReplica != self.planner.{key}"
 
     def find(spec: GraphSpec) -> Iterator[Breach]:
-        value = (
-            spec.planner.prefill_engine_num_gpu
-            if Role.PREFILL in roles
-            else spec.planner.decode_engine_num_gpu
-        )
+        value: int | None = getattr(spec.planner, to_snake(key))
         for name, service in spec.services.items():
             if value is not None and service.role in roles and service.gpus != value:
                 yield Breach((value, name, service.gpus), related=(("services", name, "gpusPerReplica"),))
@@ -56,34 +54,30 @@ def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
     return fewest * service.gpus
 
 
-def _floors(spec: GraphSpec) -> dict[str, int]:
-    return {name: role_floor_gpus(each, spec.planner.min_gpu_budget) for name, each in spec.workers.items()}
-
-
-def _starts(spec: GraphSpec) -> dict[str, int]:
-    return {name: each.replicas * each.gpus for name, each in spec.workers.items()}
+def _of_workers(spec: GraphSpec, *paths: KeyPath) -> tuple[KeyPath, ...]:
+    """Return the paths of keys of every worker service."""
+    return tuple(("services", name, *keys) for name in spec.workers for keys in paths)
 
 
 def _above_budget(spec: GraphSpec, gpus: Mapping[str, int], *read: KeyPath) -> Iterator[Breach]:
     budget = spec.planner.max_gpu_budget
     if not spec.planner.enabled or budget is None or sum(gpus.values()) <= budget:
         return
-    related = tuple(
-        ("services", name, *keys)
-        for name in spec.workers
-        for keys in (("replicas",), ("gpusPerReplica",), ("scaling", "minReplicas"))
-    )
+    related = _of_workers(spec, ("replicas",), ("gpusPerReplica",), ("scaling", "minReplicas"))
     parts = " + ".join(f"{name} {count}" for name, count in gpus.items())
     yield Breach((budget, parts, sum(gpus.values())), related=(*related, *read))
 
 
 def _floors_above_budget(spec: GraphSpec) -> Iterator[Breach]:
-    yield from _above_budget(spec, _floors(spec), ("planner", "minGpuBudget"))
+    least = spec.planner.min_gpu_budget
+    floors = {name: role_floor_gpus(each, least) for name, each in spec.workers.items()}
+    yield from _above_budget(spec, floors, ("planner", "minGpuBudget"))
 
 
 def _starts_above_budget(spec: GraphSpec) -> Iterator[Breach]:
     if not any(_floors_above_budget(spec)):
-        yield from _above_budget(spec, _starts(spec))
+        starts = {name: each.replicas * each.gpus for name, each in spec.workers.items()}
+        yield from _above_budget(spec, starts)
 
 
 def most_gpus(service: ServiceSpec) -> int:
@@ -95,11 +89,7 @@ def _total_floor_out_of_reach(spec: GraphSpec) -> Iterator[Breach]:
     reach = sum(most_gpus(each) for each in spec.workers.values())
     if not spec.planner.enabled or spec.planner.min_total_gpus <= reach:
         return
-    related = tuple(
-        ("services", name, *keys)
-        for name in spec.workers
-        for keys in (("replicas",), ("gpusPerReplica",), ("scaling", "maxReplicas"))
-    )
+    related = _of_workers(spec, ("replicas",), ("gpusPerReplica",), ("scaling", "maxReplicas"))
     yield Breach((spec.planner.min_total_gpus, reach), related=related)
 
 
@@ -195,9 +185,7 @@ _STAYS = (
     "(!has(self.services[k].scaling) || self.services[k].scaling.minReplicas > 0)"
 )
 _EXTERNAL = "has(self.services[k].scaling) && self.services[k].scaling.managedBy == 'external'"
-_ONE_OF_EACH = (
-    "self.services.filter(k, self.services[k].role != 'router').map(k, self.services[k].gpusPerReplica).sum()"
-)
+_ONE_OF_EACH = _sum("self.services[k].gpusPerReplica")
 
 
 def _is_off(spec: GraphSpec) -> bool:
@@ -218,15 +206,10 @@ def _external_services(spec: GraphSpec) -> Iterator[Breach]:
             return
 
 
-def _one_of_each_gpus(spec: GraphSpec) -> int:
-    return sum(service.gpus for service in spec.workers.values())
-
-
 def _cannot_wake(spec: GraphSpec) -> Iterator[Breach]:
-    budget, needed = spec.planner.max_gpu_budget, _one_of_each_gpus(spec)
+    budget, needed = spec.planner.max_gpu_budget, sum(each.gpus for each in spec.workers.values())
     if not _is_off(spec) and budget is not None and needed > budget:
-        related = tuple(("services", name, "gpusPerReplica") for name in spec.workers)
-        yield Breach((budget, needed), related=related)
+        yield Breach((budget, needed), related=_of_workers(spec, ("gpusPerReplica",)))
 
 
 ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
@@ -254,7 +237,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must="planner.scaleToZeroAfterSeconds needs a router service, which counts requests without a worker",
         cel=f"{_ABSENT} || {exists(Role.ROUTER)}",
-        find=unless(lambda spec: _is_off(spec) or bool(spec.services_of(Role.ROUTER))),
+        holds=lambda spec: _is_off(spec) or bool(spec.services_of(Role.ROUTER)),
         text="given, but no service of role router counts what arrives without a worker",
         remedy="declare a router, or remove it",
     ),
@@ -262,12 +245,10 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must="planner.scaleToZeroAfterSeconds needs router.prefillQueue.maxWakeSeconds",
         cel=f"{_ABSENT} || {OWN_FRONTEND.cel} || has(self.router.prefillQueue.maxWakeSeconds)",
-        find=unless(
-            lambda spec: (
-                _is_off(spec)
-                or OWN_FRONTEND(spec.runtime)
-                or spec.router.prefill_queue.max_wake_seconds is not None
-            )
+        holds=lambda spec: (
+            _is_off(spec)
+            or OWN_FRONTEND(spec.runtime)
+            or spec.router.prefill_queue.max_wake_seconds is not None
         ),
         text="given, but router.prefillQueue.maxWakeSeconds does not bound how long requests wait for a worker's start",
         remedy="give it, above the start-up of the slowest worker",
@@ -276,7 +257,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must=f"planner.scaleToZeroAfterSeconds needs runtime {' or '.join(PENSTOCK_ROUTER.names)}",
         cel=f"{_ABSENT} || {PENSTOCK_ROUTER.cel}",
-        find=unless(lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec.runtime)),
+        holds=lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec.runtime),
         text="given, but runtime %s has its own frontend, which holds no request without a worker",
         values=("self.runtime",),
         remedy="remove it",

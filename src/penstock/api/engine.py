@@ -6,12 +6,15 @@ the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLL
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import difflib
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from penstock.api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
+from penstock.api.base import Count, Flag, Integer, Number, ProfileText, Seconds, SpecModel, Text, entry
 from penstock.api.enums import KvBufferDevice
+from penstock.api.rule import Breach, Rule
 
 PROFILE_SUFFIX: Final = ".yaml"
 """A name that ends so is a file of the user's own, read where the worker runs."""
@@ -43,95 +46,130 @@ SIMULATED_BATCH_TOKENS = 8192
 DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
 
 
+SHORTEST_SAFE_LEASE_S: Final = 6
+"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
+
+
 class LeaseConfig(SpecModel):
     """How long a prefill worker holds KV blocks for a decode worker.
 
     ``acknowledgeShortLease`` is the explicit consent that a lease under 6 s needs.
     """
 
-    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] = Field(
-        default=30,
-        description="First lease; heartbeats come every sixth and extend by two thirds of it; seconds.",
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] = entry(
+        30, "First lease; heartbeats come every sixth and extend by two thirds of it; seconds."
     )
-    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] = Field(
-        default=480, description="Life of blocks cached on decode workers, bidirectional mode; seconds."
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] = entry(
+        480, "Life of blocks cached on decode workers, bidirectional mode; seconds."
     )
-    acknowledge_short_lease: Flag = Field(
-        default=False, description="Accept a duration below 6 s and its heartbeat in every step."
+    acknowledge_short_lease: Flag = entry(
+        False, "Accept a duration below 6 s and its heartbeat in every step."
+    )
+
+    rules = (
+        Rule(
+            path="durationSeconds",
+            must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
+            cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
+            holds=lambda lease: (
+                lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
+            ),
+            text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
+            values=("self.durationSeconds",),
+            remedy="raise it or set acknowledgeShortLease: true",
+        ),
+        Rule(
+            path="decoderBlocksTtlSeconds",
+            must="decoderBlocksTtlSeconds is at least durationSeconds",
+            cel="self.decoderBlocksTtlSeconds >= self.durationSeconds",
+            holds=lambda lease: lease.decoder_blocks_ttl_seconds >= lease.duration_seconds,
+            text="%d s is below the lease of %d s, which a turn of the conversation may take",
+            values=("self.decoderBlocksTtlSeconds", "self.durationSeconds"),
+            remedy="raise it or lower durationSeconds",
+        ),
     )
 
 
 class LeaseOverride(SpecModel):
     """What one service has in place of the graph's lease."""
 
-    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] | None = Field(
-        default=None,
-        description="First lease of a prefill service, or what a decode service's heartbeats follow from; seconds. "
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] | None = entry(
+        None,
+        "First lease of a prefill service, or what a decode service's heartbeats follow from; seconds. "
         "null: the graph's.",
     )
-    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = Field(
-        default=None, description="Life of blocks kept for the next turn; seconds. null: the graph's."
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = entry(
+        None, "Life of blocks kept for the next turn; seconds. null: the graph's."
     )
+
+
+def _unknown_profile(section: Any) -> Iterator[Breach]:
+    name = section.profile
+    if name is None or name in PROFILES or name.endswith(PROFILE_SUFFIX):
+        return
+    close = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.75)
+    yield Breach(remedy=f"did you mean {close[0]}?" if close else None)
+
+
+PROFILE_RULE: Rule[Any] = Rule(
+    key="profile",
+    must=f"a profile is one that comes with Penstock, or the name of a file ending in {PROFILE_SUFFIX}",
+    cel=f"self.endsWith('{PROFILE_SUFFIX}') || self in [{', '.join(map(repr, PROFILES))}]",
+    find=_unknown_profile,
+    text="%s is no latency profile",
+    values=("self",),
+    remedy=f"choose one of {', '.join(PROFILES)}",
+)
 
 
 class PreemptionConfig(SpecModel):
     """Bounds of preemption between tiers; vLLM preempts by priority without any of them."""
 
-    max_per_request: Annotated[Integer, Field(ge=0, le=100)] | None = Field(
-        default=None,
-        description="Most preemptions of one request; then it may not be a victim. null: 3 on simulated workers.",
+    max_per_request: Annotated[Integer, Field(ge=0, le=100)] | None = entry(
+        None, "Most preemptions of one request; then it may not be a victim. null: 3 on simulated workers."
     )
-    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
-        default=None,
-        description="Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.3 on simulated workers.",
+    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = entry(
+        None,
+        "Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.3 on simulated workers.",
     )
-    swap_gigabytes: Annotated[Number, Field(ge=0, le=1_000_000)] | None = Field(
-        default=None,
-        description="Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped.",
+    swap_gigabytes: Annotated[Number, Field(ge=0, le=1_000_000)] | None = entry(
+        None, "Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped."
     )
-    drop_above_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
-        default=None,
-        description="A victim whose return would cost more ends with an error; seconds. null: none does.",
+    drop_above_seconds: Seconds | None = entry(
+        None, "A victim whose return would cost more ends with an error; seconds. null: none does."
     )
 
 
 class EngineConfig(SpecModel):
     """The graph's workers."""
 
-    request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None,
-        description="Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated.",
+    request_limit: Count | None = entry(
+        None, "Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated."
     )
-    request_queue: Annotated[Integer, Field(ge=2)] = Field(
-        default=16, description="Requests that may wait beyond requestLimit; then refused. At least 2."
+    request_queue: Annotated[Integer, Field(ge=2)] = entry(
+        16, "Requests that may wait beyond requestLimit; then refused. At least 2."
     )
-    preemption: PreemptionConfig = Field(
-        default=PreemptionConfig(), description="Bounds of preemption between tiers."
+    preemption: PreemptionConfig = entry(PreemptionConfig(), "Bounds of preemption between tiers.")
+    profile: ProfileText = entry(DEFAULT_PROFILE, "Latency profile of simulated workers.")
+    mocker: Flag = entry(False, "Run Dynamo's mocker in place of its vLLM worker; runtime dynamo only.")
+    kv_buffer_device: KvBufferDevice | None = entry(
+        None, "Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
     )
-    profile: ProfileText = Field(default=DEFAULT_PROFILE, description="Latency profile of simulated workers.")
-    mocker: Flag = Field(
-        default=False, description="Run Dynamo's mocker in place of its vLLM worker; runtime dynamo only."
-    )
-    kv_buffer_device: KvBufferDevice | None = Field(
-        default=None, description="Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
-    )
-    python_environment: Text | None = Field(
-        default=None,
-        description="Folder of the Python environment whose bin/ holds the runtime's programs, where the workers run; "
+    python_environment: Text | None = entry(
+        None,
+        "Folder of the Python environment whose bin/ holds the runtime's programs, where the workers run; "
         "null: vllm from PATH, Dynamo from Penstock's own environment.",
     )
-    block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Tokens of one KV block; null: the runtime's default, 16."
+    block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = entry(
+        None, "Tokens of one KV block; null: the runtime's default, 16."
     )
-    kv_blocks: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="KV blocks of one worker; null: as many as its memory or profile holds."
+    kv_blocks: Count | None = entry(
+        None, "KV blocks of one worker; null: as many as its memory or profile holds."
     )
-    max_running_requests: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="Most requests in one batch; null: the runtime's default."
+    max_running_requests: Count | None = entry(
+        None, "Most requests in one batch; null: the runtime's default."
     )
-    max_batch_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="Most tokens in one step; null: the runtime's default."
-    )
-    stream_interval_tokens: Annotated[Integer, Field(ge=1)] = Field(
-        default=1, description="Tokens between two streamed events."
-    )
+    max_batch_tokens: Count | None = entry(None, "Most tokens in one step; null: the runtime's default.")
+    stream_interval_tokens: Count = entry(1, "Tokens between two streamed events.")
+
+    rules = (PROFILE_RULE,)

@@ -1,7 +1,4 @@
-"""The models' fields as a tree: the model at a key path, and every field with its bounds.
-
-Used by the loader (suggestions for unknown keys) and by the reference document.
-"""
+"""The models' fields as a tree: the model at a key path, and every field with its bounds."""
 
 from __future__ import annotations
 

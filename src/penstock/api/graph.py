@@ -6,12 +6,23 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Flag, Integer, OperatorClass, ServedName, SpecModel, Text
+from penstock.api.base import (
+    DnsLabel,
+    Flag,
+    Integer,
+    OperatorClass,
+    Replicas,
+    ServedName,
+    SpecModel,
+    Text,
+    Tokens,
+    entry,
+)
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role
 from penstock.api.planner import PlannerConfig
 from penstock.api.router import RouterConfig
-from penstock.api.rule import Rule
+from penstock.api.rule import Rule, immutable
 from penstock.api.runtimes import DEFAULT_RUNTIME, PENSTOCK_IMAGE, RuntimeTraits, traits_of
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.api.status import AdapterStatus, GraphStatus
@@ -24,77 +35,67 @@ class ObjectMeta(SpecModel):
     """Kubernetes metadata; what the API server fills in is accepted and ignored."""
 
     name: DnsLabel = Field(description="Object's name; a DNS label.")
-    namespace: DnsLabel | None = Field(default=None, description="Namespace; null: the caller's.")
-    labels: dict[str, str] = Field(default={}, description="Labels.")
-    annotations: dict[str, str] = Field(default={}, description="Annotations.")
-    uid: str | None = Field(default=None, description="Written by the API server.")
-    resource_version: str | None = Field(default=None, description="Written by the API server.")
-    generation: Integer | None = Field(default=None, description="Written by the API server.")
-    creation_timestamp: str | None = Field(default=None, description="Written by the API server.")
-    deletion_timestamp: str | None = Field(default=None, description="Written by the API server.")
-    deletion_grace_period_seconds: Integer | None = Field(
-        default=None, description="Written by the API server; seconds."
-    )
-    finalizers: tuple[str, ...] = Field(default=(), description="Written by operators.")
-    owner_references: tuple[dict[str, JsonValue], ...] = Field(
-        default=(), description="Written by operators."
-    )
-    managed_fields: tuple[dict[str, JsonValue], ...] = Field(
-        default=(), description="Written by the API server."
-    )
+    namespace: DnsLabel | None = entry(None, "Namespace; null: the caller's.")
+    labels: dict[str, str] = entry({}, "Labels.")
+    annotations: dict[str, str] = entry({}, "Annotations.")
+    uid: str | None = entry(None, "Written by the API server.")
+    resource_version: str | None = entry(None, "Written by the API server.")
+    generation: Integer | None = entry(None, "Written by the API server.")
+    creation_timestamp: str | None = entry(None, "Written by the API server.")
+    deletion_timestamp: str | None = entry(None, "Written by the API server.")
+    deletion_grace_period_seconds: Integer | None = entry(None, "Written by the API server; seconds.")
+    finalizers: tuple[str, ...] = entry((), "Written by operators.")
+    owner_references: tuple[dict[str, JsonValue], ...] = entry((), "Written by operators.")
+    managed_fields: tuple[dict[str, JsonValue], ...] = entry((), "Written by the API server.")
 
 
 class ModelSpec(SpecModel):
     """The model that a graph serves."""
 
     name: Text = Field(description="Hugging Face id or path of the model; immutable.")
-    served_name: ServedName | None = Field(
-        default=None, description="Name that clients ask for; null: the model's name."
+    served_name: ServedName | None = entry(None, "Name that clients ask for; null: the model's name.")
+    context_tokens: Tokens | None = entry(
+        None, "Most tokens of prompt plus output; null: the model's own limit."
     )
-    context_tokens: Annotated[Integer, Field(ge=1, le=100_000_000)] | None = Field(
-        default=None, description="Most tokens of prompt plus output; null: the model's own limit."
-    )
+
+    rules = (immutable("name", "model"),)
 
 
 class GraphSpec(SpecModel):
     """What a graph runs."""
 
     model: ModelSpec = Field(description="The model to serve.")
-    runtime: DnsLabel = Field(
-        default=DEFAULT_RUNTIME,
-        description="Program of the workers: vllm, dynamo, simulated or one that an installed package adds; immutable.",
+    runtime: DnsLabel = entry(
+        DEFAULT_RUNTIME,
+        "Program of the workers: vllm, dynamo, simulated or one that an installed package adds; immutable.",
     )
-    operator_class: OperatorClass = Field(
-        default=OPERATOR_CLASS, description="Class of the operator and planner that work on it; immutable."
+    operator_class: OperatorClass = entry(
+        OPERATOR_CLASS, "Class of the operator and planner that work on it; immutable."
     )
-    image: Text | None = Field(
-        default=None, description="Container image of the workers; null: the runtime's default."
-    )
-    paused: Flag = Field(
-        default=False,
-        description="Leave the graph's children as they are; budget, scheduling gates and drains still hold. Annotation "
+    image: Text | None = entry(None, "Container image of the workers; null: the runtime's default.")
+    paused: Flag = entry(
+        False,
+        "Leave the graph's children as they are; budget, scheduling gates and drains still hold. Annotation "
         "penstock.dev/reconcile: disabled does the same.",
     )
-    inherited_annotations: tuple[Text, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Keys of the graph's annotations that its children carry too, but not its pods, as they do its labels. "
+    inherited_annotations: tuple[Text, ...] = entry(
+        (),
+        "Keys of the graph's annotations that its children carry too, but not its pods, as they do its labels. "
         "Those of kubernetes.io, Helm, Argo CD and Flux stay with the graph.",
+        max_length=64,
     )
-    env: tuple[EnvVar, ...] = Field(default=(), description="Environment of every worker.")
-    env_from: tuple[EnvFrom, ...] = Field(
-        default=(), description="Secrets and ConfigMaps whose keys every worker gets as environment."
+    env: tuple[EnvVar, ...] = entry((), "Environment of every worker.")
+    env_from: tuple[EnvFrom, ...] = entry(
+        (), "Secrets and ConfigMaps whose keys every worker gets as environment."
     )
     services: Annotated[dict[DnsLabel, ServiceSpec], Field(min_length=1, max_length=25)] = Field(
         description="Services by name, 1 to 25."
     )
-    node_pools: dict[DnsLabel, NodePool] = Field(
-        default={}, max_length=25, description="Node pools by name, at most 25."
-    )
-    router: RouterConfig = Field(default=RouterConfig(), description="The router.")
-    lease: LeaseConfig = Field(default=LeaseConfig(), description="KV leases between prefill and decode.")
-    engine: EngineConfig = Field(default=EngineConfig(), description="The workers.")
-    planner: PlannerConfig = Field(default=PlannerConfig(), description="The planner.")
+    node_pools: dict[DnsLabel, NodePool] = entry({}, "Node pools by name, at most 25.", max_length=25)
+    router: RouterConfig = entry(RouterConfig(), "The router.")
+    lease: LeaseConfig = entry(LeaseConfig(), "KV leases between prefill and decode.")
+    engine: EngineConfig = entry(EngineConfig(), "The workers.")
+    planner: PlannerConfig = entry(PlannerConfig(), "The planner.")
 
     @property
     def every_rule(self) -> tuple[Rule[Any], ...]:
@@ -191,7 +192,7 @@ class GraphSpec(SpecModel):
 class KubernetesObject(SpecModel):
     """What every kind has."""
 
-    api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
+    api_version: Literal["penstock.dev/v1alpha1"] = entry(API_VERSION, "API's version.")
     kind: str = Field(description="Kind.")
     metadata: ObjectMeta = Field(description="Name, namespace, labels.")
 
@@ -208,9 +209,9 @@ class KubernetesObject(SpecModel):
 class GraphDeployment(KubernetesObject):
     """A graph: router, workers and planner of one model; short name gd."""
 
-    kind: Literal["GraphDeployment"] = Field(default="GraphDeployment", description="Kind.")
+    kind: Literal["GraphDeployment"] = entry("GraphDeployment", "Kind.")
     spec: GraphSpec = Field(description="What to run.")
-    status: GraphStatus | None = Field(default=None, description="Written by the operator.")
+    status: GraphStatus | None = entry(None, "Written by the operator.")
 
 
 class ScalingAdapterSpec(SpecModel):
@@ -218,14 +219,12 @@ class ScalingAdapterSpec(SpecModel):
 
     graph: DnsLabel = Field(description="Graph's name.")
     service: DnsLabel = Field(description="Service's name within the graph.")
-    replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=1, description="Desired replicas; the /scale subresource writes it."
-    )
+    replicas: Replicas = entry(1, "Desired replicas; the /scale subresource writes it.")
 
 
 class ScalingAdapter(KubernetesObject):
     """The number of one service's replicas as an object of its own; short name gsa."""
 
-    kind: Literal["ScalingAdapter"] = Field(default="ScalingAdapter", description="Kind.")
+    kind: Literal["ScalingAdapter"] = entry("ScalingAdapter", "Kind.")
     spec: ScalingAdapterSpec = Field(description="Service and replicas.")
-    status: AdapterStatus | None = Field(default=None, description="Written by the operator.")
+    status: AdapterStatus | None = entry(None, "Written by the operator.")

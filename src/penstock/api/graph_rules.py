@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
 
-from penstock.api.base import DNS_LABEL_PATTERN, SpecModel, give_rules
+from penstock.api.base import DNS_LABEL_PATTERN, SpecModel
 from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
-from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
+from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
-from penstock.api.router import RetriesConfig, RouterConfig, TiersConfig
-from penstock.api.rule import Breach, KeyPath, Rule, literal, quoted, unless
-from penstock.api.rules import immutable
+from penstock.api.router import RouterConfig
+from penstock.api.rule import Breach, KeyPath, Rule, immutable, literal, quoted
 from penstock.api.runtimes import (
     DEFAULT_RUNTIME,
     HAS_MOCKER,
@@ -42,15 +42,11 @@ _WITHOUT_EFFECT = (
     "breaker",
     "health",
     "gateway",
+    "tiers.enabled",
+    "retries.budget_fraction",
+    "retries.min_per_second",
 )
 """Keys of ``spec.router`` that configure Penstock's router alone; ``kvEventsPort`` needs ``tokenizer``."""
-
-_WITHIN = (
-    ("tiers", TiersConfig, "enabled"),
-    ("retries", RetriesConfig, "budget_fraction"),
-    ("retries", RetriesConfig, "min_per_second"),
-)
-"""Keys of its sections likewise."""
 
 
 def _is_default(path: str, value: Any, annotation: Any) -> str:
@@ -77,7 +73,7 @@ def policy_rule(runtime: str, frontend: OwnFrontend) -> Rule[Any]:
         path="router.policy",
         must=f"under runtime {runtime}, whose own frontend routes, the policy is one of {known}",
         cel=f"self.runtime != '{runtime}' || self.router.policy in [{listed}]",
-        find=unless(lambda spec: spec.runtime != runtime or spec.router.policy in frontend.policies),
+        holds=lambda spec: spec.runtime != runtime or spec.router.policy in frontend.policies,
         text=f"%s is not known to {frontend.name}'s frontend, which routes here",
         values=("self.router.policy",),
         remedy=f"choose {known}",
@@ -89,37 +85,29 @@ def frontend_rules(runtime: str, frontend: OwnFrontend) -> tuple[Rule[Any], ...]
     url = "planner.metrics.prometheusUrl"
     return (
         *(_unused(runtime, frontend, name) for name in _WITHOUT_EFFECT),
-        *(_unused(runtime, frontend, name, kind, section) for section, kind, name in _WITHIN),
         Rule(
             path=url,
             must=f"{url} is null under runtime {runtime}",
             cel=f"self.runtime != '{runtime}' || !has(self.{url})",
-            find=unless(lambda spec: spec.runtime != runtime or spec.planner.metrics.prometheus_url is None),
+            holds=lambda spec: spec.runtime != runtime or spec.planner.metrics.prometheus_url is None,
             text=f"Prometheus is asked by the names of Penstock's router, which {frontend.name}'s frontend does not export",
             remedy=f"remove it: source router reads {frontend.name}'s frontends and workers",
         ),
     )
 
 
-def _unused(
-    runtime: str,
-    frontend: OwnFrontend,
-    name: str,
-    kind: type[SpecModel] = RouterConfig,
-    section: str = "",
-) -> Rule[Any]:
-    field = kind.model_fields[name]
-    path = ".".join(("router", *filter(None, (section, to_camel(name)))))
-
-    def holds(spec: Any) -> bool:
-        within = getattr(spec.router, section) if section else spec.router
-        return bool(spec.runtime != runtime or getattr(within, name) == field.default)
-
+def _unused(runtime: str, frontend: OwnFrontend, name: str) -> Rule[Any]:
+    *sections, key = name.split(".")
+    kind: Any = RouterConfig
+    for section in sections:
+        kind = kind.model_fields[section].annotation
+    field, read = kind.model_fields[key], attrgetter(f"router.{name}")
+    path = ".".join(("router", *map(to_camel, (*sections, key))))
     return Rule(
         path=path,
         must=f"{path} keeps its default under runtime {runtime}, whose own frontend routes",
         cel=f"self.runtime != '{runtime}' || {_is_default(f'self.{path}', field.default, field.annotation)}",
-        find=unless(holds),
+        holds=lambda spec: spec.runtime != runtime or read(spec) == field.default,
         text=f"has no effect: {frontend.name}'s own frontend takes the requests, not Penstock's router",
         remedy=f"remove it, or choose runtime {DEFAULT_RUNTIME}",
     )
@@ -133,8 +121,6 @@ PLANNER_SERVICE = "planner"
 
 _LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
 
-give_rules(ModelSpec, immutable("name", "model"))
-
 
 def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
     name = graph.metadata.name
@@ -145,8 +131,7 @@ def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
             yield Breach((name, service, length), path, (("metadata", "name"),))
 
 
-give_rules(
-    GraphDeployment,
+GraphDeployment.rules = (
     Rule(
         path="metadata.name",
         must="a graph's name is a DNS label",
@@ -296,7 +281,7 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
             path=path,
             must=f"{path} needs router.tiers.enabled",
             cel=f"{absent} || self.router.tiers.enabled",
-            find=unless(lambda spec: not _is_given(spec, key) or spec.router.tiers.enabled),
+            holds=lambda spec: not _is_given(spec, key) or spec.router.tiers.enabled,
             text="%s, but router.tiers is not enabled, so that no request has a tier",
             values=(f"self.{path}",),
             remedy="enable router.tiers or remove it",
@@ -305,7 +290,7 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
             path=path,
             must=f"{path} needs runtime {' or '.join(SIMULATED_ENGINE.names)}",
             cel=f"{absent} || {SIMULATED_ENGINE.cel}",
-            find=unless(lambda spec: not _is_given(spec, key) or SIMULATED_ENGINE(spec.runtime)),
+            holds=lambda spec: not _is_given(spec, key) or SIMULATED_ENGINE(spec.runtime),
             text=f"%s, but workers of runtime %s {lacks}",
             values=(f"self.{path}", "self.runtime"),
             remedy="remove it; --scheduling-policy priority alone orders their requests by tier",
@@ -337,7 +322,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.mocker",
         must=f"engine.mocker needs runtime {' or '.join(HAS_MOCKER.names)}",
         cel=f"!self.engine.mocker || {HAS_MOCKER.cel}",
-        find=unless(lambda spec: not spec.engine.mocker or HAS_MOCKER(spec.runtime)),
+        holds=lambda spec: not spec.engine.mocker or HAS_MOCKER(spec.runtime),
         text="true, but runtime %s has no mocker",
         values=("self.runtime",),
         remedy=f"set runtime: {HAS_MOCKER.names[0]} or remove it",
@@ -346,7 +331,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.pythonEnvironment",
         must=f"engine.pythonEnvironment needs runtime {' or '.join(REAL_ENGINE.names)}",
         cel=f"!has(self.engine.pythonEnvironment) || {REAL_ENGINE.cel}",
-        find=unless(lambda spec: spec.engine.python_environment is None or REAL_ENGINE(spec.runtime)),
+        holds=lambda spec: spec.engine.python_environment is None or REAL_ENGINE(spec.runtime),
         text="%s, but workers of runtime simulated run in Penstock's own environment",
         values=("self.engine.pythonEnvironment",),
         remedy="remove it or choose another runtime",
@@ -355,7 +340,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.requestLimit",
         must=f"engine.requestLimit needs runtime {' or '.join(HAS_REQUEST_LIMIT.names)}",
         cel=f"!has(self.engine.requestLimit) || {HAS_REQUEST_LIMIT.cel}",
-        find=unless(lambda spec: spec.engine.request_limit is None or HAS_REQUEST_LIMIT(spec.runtime)),
+        holds=lambda spec: spec.engine.request_limit is None or HAS_REQUEST_LIMIT(spec.runtime),
         text="%d, but workers of runtime %s refuse nothing by number",
         values=("self.engine.requestLimit", "self.runtime"),
         remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
@@ -367,12 +352,10 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
             f"!has(self.router.admission.activePrefillTokensThresholdFrac) || {KNOWN_BATCH_LIMIT.cel} || "
             "has(self.engine.maxBatchTokens)"
         ),
-        find=unless(
-            lambda spec: (
-                spec.router.admission.active_prefill_tokens_threshold_frac is None
-                or KNOWN_BATCH_LIMIT(spec.runtime)
-                or spec.engine.max_batch_tokens is not None
-            )
+        holds=lambda spec: (
+            spec.router.admission.active_prefill_tokens_threshold_frac is None
+            or KNOWN_BATCH_LIMIT(spec.runtime)
+            or spec.engine.max_batch_tokens is not None
         ),
         text="a multiple of the batch token limit, which the router does not know of vLLM's own default",
         remedy="set engine.maxBatchTokens, or activePrefillTokensThreshold",
@@ -382,11 +365,9 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="router.gateway.enabled",
         must="router.gateway.enabled needs a router service",
         cel="!self.router.gateway.enabled || self.services.exists(k, self.services[k].role == 'router')",
-        find=unless(
-            lambda spec: (
-                not spec.router.gateway.enabled
-                or any(each.role is Role.ROUTER for each in spec.services.values())
-            )
+        holds=lambda spec: (
+            not spec.router.gateway.enabled
+            or any(each.role is Role.ROUTER for each in spec.services.values())
         ),
         text="true, but no service of role router answers a Gateway",
         remedy="declare a router, or remove it",
@@ -395,7 +376,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="router.tokenizer",
         must=f"router.tokenizer {SIMULATED} needs runtime simulated",
         cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || {SIMULATED_ENGINE.cel}",
-        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or SIMULATED_ENGINE(spec.runtime)),
+        holds=lambda spec: spec.router.tokenizer != SIMULATED or SIMULATED_ENGINE(spec.runtime),
         text=f"{SIMULATED}, but workers of runtime %s have their model's",
         values=("self.runtime",),
         remedy="give its tokenizer.json",
@@ -408,12 +389,10 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
             f"{REAL_ENGINE.cel} || !has(self.router.kvEventsPort) || !has(self.router.tokenizer) || "
             f"self.router.tokenizer == '{SIMULATED}'"
         ),
-        find=unless(
-            lambda spec: (
-                REAL_ENGINE(spec.runtime)
-                or spec.router.kv_events_port is None
-                or spec.router.tokenizer in {None, SIMULATED}
-            )
+        holds=lambda spec: (
+            REAL_ENGINE(spec.runtime)
+            or spec.router.kv_events_port is None
+            or spec.router.tokenizer in {None, SIMULATED}
         ),
         text="%s, but the events of simulated workers name tokens of their own",
         values=("self.router.tokenizer",),
@@ -429,12 +408,10 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
             "!self.planner.enabled || self.planner.mode != 'sla' || has(self.planner.sla.profile) || "
             f"{SIMULATED_ENGINE.cel}"
         ),
-        find=unless(
-            lambda spec: (
-                not spec.needs_performance_profile
-                or spec.planner.sla.profile is not None
-                or SIMULATED_ENGINE(spec.runtime)
-            )
+        holds=lambda spec: (
+            not spec.needs_performance_profile
+            or spec.planner.sla.profile is not None
+            or SIMULATED_ENGINE(spec.runtime)
         ),
         text="null, but mode sla plans by a performance profile, which runtime %s does not have",
         values=("self.runtime",),
@@ -442,8 +419,7 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
 )
 
-give_rules(
-    GraphSpec,
+GraphSpec.rules = (
     *_ROLE_RULES,
     *_NAME_RULES,
     *BUDGET_RULES,

@@ -5,69 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.api.base import give_rules
-from penstock.api.engine import LeaseConfig
+from penstock.api.engine import SHORTEST_SAFE_LEASE_S
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
-from penstock.api.rule import Breach, Rule, unless
-from penstock.api.service import ServiceSpec
-
-SHORTEST_SAFE_LEASE_S: Final = 6
-"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
+from penstock.api.rule import Breach, Rule
 
 HAND_OVER_FRACTION: Final = 0.8
 """Chosen: share of a lease within which decode must have the request; a lease begins before the router learns of it."""
-
-give_rules(
-    LeaseConfig,
-    Rule(
-        path="durationSeconds",
-        must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
-        cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
-        find=unless(
-            lambda lease: lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
-        ),
-        text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
-        values=("self.durationSeconds",),
-        remedy="raise it or set acknowledgeShortLease: true",
-    ),
-    Rule(
-        path="decoderBlocksTtlSeconds",
-        must="decoderBlocksTtlSeconds is at least durationSeconds",
-        cel="self.decoderBlocksTtlSeconds >= self.durationSeconds",
-        find=unless(lambda lease: lease.decoder_blocks_ttl_seconds >= lease.duration_seconds),
-        text="%d s is below the lease of %d s, which a turn of the conversation may take",
-        values=("self.decoderBlocksTtlSeconds", "self.durationSeconds"),
-        remedy="raise it or lower durationSeconds",
-    ),
-)
-
-SERVICE_LEASE_RULES: tuple[Rule[ServiceSpec], ...] = (
-    Rule(
-        path="lease",
-        must="lease stands at prefill and decode services",
-        cel="!has(self.lease) || self.role == 'prefill' || self.role == 'decode'",
-        find=unless(lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE}),
-        text="a service of role %s hands no KV over",
-        values=("self.role",),
-        remedy="remove it",
-    ),
-    Rule(
-        path="lease.decoderBlocksTtlSeconds",
-        must="a service's lease.decoderBlocksTtlSeconds needs role decode",
-        cel="!has(self.lease) || !has(self.lease.decoderBlocksTtlSeconds) || self.role != 'prefill'",
-        find=unless(
-            lambda service: (
-                service.lease is None
-                or service.lease.decoder_blocks_ttl_seconds is None
-                or service.role is not Role.PREFILL
-            )
-        ),
-        text="%d s, but it is decode that keeps blocks for the next turn",
-        values=("self.lease.decoderBlocksTtlSeconds",),
-        remedy="set it at the decode service",
-    ),
-)
 
 _OWN = "has(self.services[k].lease) && has(self.services[k].lease.durationSeconds)"
 

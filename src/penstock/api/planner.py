@@ -7,44 +7,33 @@ takes them from the graph or from where the planner runs. All durations are simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from penstock.api.base import (
     DnsLabel,
+    EngineGpus,
     Flag,
     Integer,
     Number,
+    Seconds,
     ServedName,
+    Share,
     SpecModel,
     Text,
+    entry,
+    one_of,
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
+from penstock.api.rule import Rule
 from penstock.core.plugins import registered
 
-Seconds = Annotated[Number, Field(gt=0, le=86400)]
-KvThreshold = Annotated[Number, Field(gt=0, le=1)]
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
-EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
 
 POLICIES = "penstock.planner_policies"
 """Entry points of the planner policies that a manifest can name."""
-
-FITTED_PREDICTORS = ("arima", "holt-winters", "kalman", "prophet")
-"""Predictors of other planners that fit a model to past demand."""
-
-
-def _refuse_fitted(value: Any) -> Any:
-    if value in FITTED_PREDICTORS:
-        raise PydanticCustomError(
-            "fitted_predictor",
-            "a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant"
-            " where demand has no slope",
-        )
-    return value
 
 
 def known_modes() -> tuple[str, ...]:
@@ -52,162 +41,219 @@ def known_modes() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(mode.value for mode in PlannerMode), *registered(POLICIES))))
 
 
-def _installed(name: str) -> str:
-    known = known_modes()
-    if name not in known:
-        raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
-    return name
-
-
-PolicyName = Annotated[DnsLabel, AfterValidator(_installed)]
+PolicyName = Annotated[DnsLabel, one_of(known_modes)]
 """One of `PlannerMode`, or of an installed distribution that registers a planner policy."""
-
-DemandPredictor = Annotated[Predictor, BeforeValidator(_refuse_fitted)]
 
 
 class SlaConfig(SpecModel):
     """Targets of the planner's SLA mode."""
 
-    ttft_seconds: Seconds = Field(default=0.5, description="TTFT to hold; seconds.")
-    itl_seconds: Seconds = Field(default=0.05, description="ITL to hold; seconds.")
-    attainment: Annotated[Number, Field(ge=0.5, lt=1)] = Field(
-        default=0.99, description="Share of the requests to hold the TTFT for; a fraction, 0.5 to below 1."
+    ttft_seconds: Seconds = entry(0.5, "TTFT to hold; seconds.")
+    itl_seconds: Seconds = entry(0.05, "ITL to hold; seconds.")
+    attainment: Annotated[Number, Field(ge=0.5, lt=1)] = entry(
+        0.99, "Share of the requests to hold the TTFT for; a fraction, 0.5 to below 1."
     )
-    profile: Text | None = Field(
-        default=None,
-        description="Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
+    profile: Text | None = entry(
+        None,
+        "Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
         "the name of a ConfigMap with the key profile.json; null: engine.profile, runtime simulated alone.",
     )
-    predictor: DemandPredictor = Field(
-        default=Predictor.TREND,
-        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
+    predictor: Predictor = entry(
+        Predictor.TREND,
+        "How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
     )
 
 
 class ObjectiveConfig(SpecModel):
     """What the planner weighs, modes adaptive and sla: requests in time against GPU-hours."""
 
-    in_time: Annotated[Number, Field(ge=0.5, lt=1)] = Field(
-        default=0.99,
-        description="Share of the requests to serve within the TTFT target; nothing is spent on more. A fraction, 0.5 to below 1.",
+    in_time: Annotated[Number, Field(ge=0.5, lt=1)] = entry(
+        0.99,
+        "Share of the requests to serve within the TTFT target; nothing is spent on more. A fraction, 0.5 to below 1.",
     )
-    gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = Field(
-        default=10,
-        description="Percent more GPU-hours that one more percentage point in time may cost.",
+    gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = entry(
+        10, "Percent more GPU-hours that one more percentage point in time may cost."
     )
 
 
 class PlannerMetricsConfig(SpecModel):
     """Where the planner reads, and how old a reading may be."""
 
-    source: MetricsSource = Field(
-        default=MetricsSource.ROUTER,
-        description="First source: router, prometheus or scrape; others back it up.",
+    source: MetricsSource = entry(
+        MetricsSource.ROUTER, "First source: router, prometheus or scrape; others back it up."
     )
-    prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = Field(
-        default=None, description="Prometheus to query; null: none."
+    prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = entry(
+        None, "Prometheus to query; null: none."
     )
-    max_age_seconds: Seconds = Field(
-        default=10, description="Age above which a reading is stale and decides nothing; seconds."
+    max_age_seconds: Seconds = entry(10, "Age above which a reading is stale and decides nothing; seconds.")
+
+    rules = (
+        Rule(
+            path="prometheusUrl",
+            must="source prometheus needs prometheusUrl",
+            cel="self.source != 'prometheus' || has(self.prometheusUrl)",
+            holds=lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None,
+            text="null, yet source is prometheus",
+            remedy="give its URL or choose router or scrape",
+        ),
+    )
+
+
+def _below(pool: str, holds: Callable[[Any], bool]) -> Rule[Any]:
+    down, up = f"{pool}ScaleDownThreshold", f"{pool}ScaleUpThreshold"
+    return Rule(
+        path=down,
+        must=f"{down} is below {up}",
+        cel=f"self.{down} < self.{up}",
+        holds=holds,
+        text=f"%s is not below {up} %s",
+        values=(f"self.{down}", f"self.{up}"),
+        remedy="lower it, or the pool would flap",
+    )
+
+
+def _within_budget(key: str, least: Callable[[Any], int]) -> Rule[Any]:
+    return Rule(
+        path=key,
+        must=f"{key} is at most maxGpuBudget",
+        cel=f"!has(self.maxGpuBudget) || self.{key} <= self.maxGpuBudget",
+        holds=lambda p: p.max_gpu_budget is None or least(p) <= p.max_gpu_budget,
+        text="%d exceeds maxGpuBudget %d",
+        values=(f"self.{key}", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
     )
 
 
 class PlannerConfig(SpecModel):
     """The graph's planner."""
 
-    enabled: Flag = Field(default=True, description="Run a planner for this graph.")
-    mode: PolicyName = Field(
-        default=PlannerMode.ADAPTIVE.value,
-        description="adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
+    enabled: Flag = entry(True, "Run a planner for this graph.")
+    mode: PolicyName = entry(
+        PlannerMode.ADAPTIVE.value,
+        "adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
         "sla: TTFT and ITL targets by a performance profile; any other: a planner policy that is installed beside the planner.",
     )
-    no_operation: Flag = Field(default=False, description="Observe, decide and log, but change nothing.")
-    namespace: DnsLabel | None = Field(
-        default=None, description="Namespace that the planner observes; null: the graph's."
+    no_operation: Flag = entry(False, "Observe, decide and log, but change nothing.")
+    namespace: DnsLabel | None = entry(None, "Namespace that the planner observes; null: the graph's.")
+    environment: Environment | None = entry(
+        None, "Backend to scale; null: where the planner was started. No key of the CRD."
     )
-    environment: Environment | None = Field(
-        default=None, description="Backend to scale; null: where the planner was started. No key of the CRD."
+    served_model_name: ServedName | None = entry(
+        None, "Model whose metrics are read; null: model.servedName."
     )
-    served_model_name: ServedName | None = Field(
-        default=None, description="Model whose metrics are read; null: model.servedName."
+    log_dir: Text | None = entry(
+        None, "Folder for dashboard, ledger and state; null: the backend's default. No key of the CRD."
     )
-    log_dir: Text | None = Field(
-        default=None,
-        description="Folder for dashboard, ledger and state; null: the backend's default. No key of the CRD.",
-    )
-    adjustment_interval_seconds: Seconds = Field(
-        default=30,
-        description="Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
+    adjustment_interval_seconds: Seconds = entry(
+        30,
+        "Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
         "it is less, and take from it only the pause after a replica that never became ready. Seconds.",
     )
-    metric_pulling_interval_seconds: Seconds = Field(
-        default=1, description="Time between two metric pulls; seconds."
+    metric_pulling_interval_seconds: Seconds = entry(1, "Time between two metric pulls; seconds.")
+    max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(
+        8,
+        "Most GPUs of prefill plus decode; null: no ceiling (kubectl apply needs --server-side to keep a null).",
     )
-    max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = Field(
-        default=8,
-        description="Most GPUs of prefill plus decode; null: no ceiling (kubectl apply needs --server-side to keep a null).",
+    min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = entry(
+        1, "Fewest GPUs of each role, prefill and decode."
     )
-    min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
-        default=1, description="Fewest GPUs of each role, prefill and decode."
+    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = entry(
+        0, "Fewest GPUs of prefill plus decode; 0: each role's floor alone."
     )
-    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
-        default=0, description="Fewest GPUs of prefill plus decode; 0: each role's floor alone."
-    )
-    max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
-        default=1,
-        description="Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
+    max_step: Annotated[Integer, Field(ge=1, le=1000)] = entry(
+        1,
+        "Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
         "grow.",
     )
-    scale_to_zero_after_seconds: Seconds | None = Field(
-        default=None,
-        description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
+    scale_to_zero_after_seconds: Seconds | None = entry(
+        None,
+        "Time without any request after which the last replica of every role goes, modes adaptive and sla; "
         "the next request brings one of each back. Seconds; null: never.",
     )
-    memory: Text | None = Field(
-        default=None,
-        description="What a planner of the same model and workers had learnt, to start from, modes adaptive and sla: the file "
+    memory: Text | None = entry(
+        None,
+        "What a planner of the same model and workers had learnt, to start from, modes adaptive and sla: the file "
         "that `penstock planner memory export` writes, on Kubernetes the name of a ConfigMap with the key memory.json; null: "
         "nothing. A ledger that remembers something wins.",
     )
-    objective: ObjectiveConfig = Field(
-        default=ObjectiveConfig(),
-        description="What requests in time may cost, modes adaptive and sla: floors are chosen by it.",
+    objective: ObjectiveConfig = entry(
+        ObjectiveConfig(), "What requests in time may cost, modes adaptive and sla: floors are chosen by it."
     )
-    decode_kv_scale_up_threshold: KvThreshold = Field(
-        default=0.9,
-        description="Mean KV usage above which decode grows, mode load; a fraction, above 0 to 1.",
+    decode_kv_scale_up_threshold: Share = entry(
+        0.9, "Mean KV usage above which decode grows, mode load; a fraction, above 0 to 1."
     )
-    decode_kv_scale_down_threshold: KvThreshold = Field(
-        default=0.5,
-        description="Mean KV usage below which decode shrinks, mode load; a fraction, above 0 to 1.",
+    decode_kv_scale_down_threshold: Share = entry(
+        0.5, "Mean KV usage below which decode shrinks, mode load; a fraction, above 0 to 1."
     )
-    prefill_queue_per_worker: Flag = Field(
-        default=False,
-        description="Divide the prefill queue by the ready prefill workers before it is compared, mode load.",
+    prefill_queue_per_worker: Flag = entry(
+        False, "Divide the prefill queue by the ready prefill workers before it is compared, mode load."
     )
-    prefill_queue_scale_up_threshold: QueueThreshold = Field(
-        default=0.5, description="Queued requests above which prefill grows, mode load; may exceed 1."
+    prefill_queue_scale_up_threshold: QueueThreshold = entry(
+        0.5, "Queued requests above which prefill grows, mode load; may exceed 1."
     )
-    prefill_queue_scale_down_threshold: QueueThreshold = Field(
-        default=0.2, description="Queued requests below which prefill shrinks, mode load."
+    prefill_queue_scale_down_threshold: QueueThreshold = entry(
+        0.2, "Queued requests below which prefill shrinks, mode load."
     )
-    decode_engine_num_gpu: EngineGpus | None = Field(
-        default=None, description="GPUs of one decode engine; null: the service's gpusPerReplica."
+    decode_engine_num_gpu: EngineGpus | None = entry(
+        None, "GPUs of one decode engine; null: the service's gpusPerReplica."
     )
-    prefill_engine_num_gpu: EngineGpus | None = Field(
-        default=None, description="GPUs of one prefill engine; null: the service's gpusPerReplica."
+    prefill_engine_num_gpu: EngineGpus | None = entry(
+        None, "GPUs of one prefill engine; null: the service's gpusPerReplica."
     )
-    new_decode_worker_grace_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=3,
-        description="Adjustment intervals after a new decode worker without a decode scale-down, mode load.",
+    new_decode_worker_grace_intervals: Annotated[Integer, Field(ge=0, le=1000)] = entry(
+        3, "Adjustment intervals after a new decode worker without a decode scale-down, mode load."
     )
-    new_prefill_worker_queue_buffer_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=3,
-        description="Intervals ahead in which a queue falling below its threshold needs no new prefill worker, mode load.",
+    new_prefill_worker_queue_buffer_intervals: Annotated[Integer, Field(ge=0, le=1000)] = entry(
+        3,
+        "Intervals ahead in which a queue falling below its threshold needs no new prefill worker, mode load.",
     )
-    sla: SlaConfig = Field(default=SlaConfig(), description="Targets, mode sla.")
-    metrics: PlannerMetricsConfig = Field(
-        default=PlannerMetricsConfig(), description="Where metrics come from."
+    sla: SlaConfig = entry(SlaConfig(), "Targets, mode sla.")
+    metrics: PlannerMetricsConfig = entry(PlannerMetricsConfig(), "Where metrics come from.")
+
+    rules = (
+        _below("decodeKv", lambda p: p.decode_kv_scale_down_threshold < p.decode_kv_scale_up_threshold),
+        _below(
+            "prefillQueue",
+            lambda p: p.prefill_queue_scale_down_threshold < p.prefill_queue_scale_up_threshold,
+        ),
+        Rule(
+            path="metricPullingIntervalSeconds",
+            must="metricPullingIntervalSeconds is at most adjustmentIntervalSeconds",
+            cel="self.metricPullingIntervalSeconds <= self.adjustmentIntervalSeconds",
+            holds=lambda p: p.metric_pulling_interval_seconds <= p.adjustment_interval_seconds,
+            text="%s s exceeds adjustmentIntervalSeconds %s s",
+            values=("self.metricPullingIntervalSeconds", "self.adjustmentIntervalSeconds"),
+            remedy="pull at least once per adjustment",
+        ),
+        _within_budget("minGpuBudget", lambda p: p.min_gpu_budget),
+        _within_budget("minTotalGpus", lambda p: p.min_total_gpus),
+        Rule(
+            path="scaleToZeroAfterSeconds",
+            must="scaleToZeroAfterSeconds needs mode adaptive or sla",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.mode != PlannerMode.LOAD,
+            text="%s s, but mode %s has no signal to come back on without a worker",
+            values=("self.scaleToZeroAfterSeconds", "self.mode"),
+            remedy="choose mode adaptive or sla, or remove it",
+        ),
+        Rule(
+            path="minGpuBudget",
+            must="scaleToZeroAfterSeconds needs minGpuBudget 0",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.minGpuBudget == 0",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0,
+            text="%d GPUs of each role stay, so scaleToZeroAfterSeconds %s s has no effect",
+            values=("self.minGpuBudget", "self.scaleToZeroAfterSeconds"),
+            remedy="set it to 0",
+        ),
+        Rule(
+            path="minTotalGpus",
+            must="scaleToZeroAfterSeconds needs minTotalGpus 0",
+            cel="!has(self.scaleToZeroAfterSeconds) || self.minTotalGpus == 0",
+            holds=lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0,
+            text="%d GPUs stay, so scaleToZeroAfterSeconds %s s has no effect",
+            values=("self.minTotalGpus", "self.scaleToZeroAfterSeconds"),
+            remedy="set it to 0",
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
-`penstock.api.base.give_rules` gives each model its rows; `penstock.api.crd` emits them,
+Each model has its rows, ``rules``; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or
@@ -71,7 +71,8 @@ class Rule(Generic[ModelT]):
         text: What is wrong, with ``%d`` or ``%s`` for each of `values`.
         remedy: What to do, said after the text.
         cel: True for a valid object, ``self`` being the model or the value at `key`; None: CEL cannot express it.
-        find: Yields a model's breaches; None: the field's own type refuses them, or they compare two versions.
+        holds: Whether a model obeys it; with neither this nor `find` the field's own type refuses, or two versions are compared.
+        find: Yields a model's breaches, where there may be several or other places to blame.
         values: CEL of the values that the text names; plain key paths are read from the model too.
         path: Key to blame, dotted, below the model; empty: the model itself.
         key: The one key that the rule checks, where the rule belongs to that key and not to its model.
@@ -84,6 +85,7 @@ class Rule(Generic[ModelT]):
     text: str
     remedy: str
     cel: str | None
+    holds: Callable[[ModelT], bool] | None = None
     find: Callable[[ModelT], Iterable[Breach]] | None = None
     values: tuple[str, ...] = ()
     path: str = ""
@@ -94,7 +96,8 @@ class Rule(Generic[ModelT]):
 
     def violations(self, model: ModelT) -> Iterator[Violation]:
         """Yield what is wrong with a model, each with a path relative to it."""
-        for breach in self.find(model) if self.find else ():
+        breaches = self.find(model) if self.find else ()
+        for breach in breaches if self.holds is None or self.holds(model) else (Breach(),):
             values = breach.values
             if values is None:
                 values = tuple(_read(model, self.key or each.removeprefix("self.")) for each in self.values)
@@ -138,9 +141,16 @@ class Rule(Generic[ModelT]):
         return f"[{self.first}[0]].map(k, {made})[0]" if self.first else made
 
 
-def unless(holds: Callable[[ModelT], bool]) -> Callable[[ModelT], Iterable[Breach]]:
-    """Return a finder of the one breach of a model for which ``holds`` is false."""
-    return lambda model: () if holds(model) else (Breach(),)
+def immutable(key: str, what: str) -> Rule[Any]:
+    """Return the rule that a key keeps its value; only an API server sees both versions."""
+    return Rule(
+        key=key,
+        must=f"the {what} is immutable",
+        cel="self == oldSelf",
+        text="%s was %s and is immutable",
+        values=("self", "oldSelf"),
+        remedy="keep it, or make a new graph",
+    )
 
 
 def dotted(path: KeyPath) -> str:
@@ -154,12 +164,7 @@ def quoted(text: str) -> str:
 
 
 def literal(value: object, annotation: Any) -> str:
-    """Return a scalar as CEL.
-
-    Args:
-        value: The scalar.
-        annotation: Its field's type; tells a number's CEL type, which a whole number does not.
-    """
+    """Return a scalar as CEL; its field's type tells whether a whole number is CEL's int or double."""
     if isinstance(value, Enum):
         return quoted(str(value.value))
     if isinstance(value, bool):

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
 from penstock.api.base import (
     DnsLabel,
+    EngineGpus,
     EnvName,
     Flag,
     Integer,
     Number,
     ProfileText,
+    Replicas,
+    Seconds,
     SpecModel,
     Text,
+    entry,
 )
-from penstock.api.engine import LeaseOverride
+from penstock.api.engine import PROFILE_RULE, LeaseOverride
 from penstock.api.enums import ManagedBy, Role
+from penstock.api.rule import Breach, Rule, immutable
+from penstock.kube.objects.pod_template import unknown_fields
 
 
 class EnvVar(SpecModel):
     """One environment variable; ``valueFrom`` takes Kubernetes' own forms."""
 
     name: EnvName = Field(description="Variable's name.")
-    value: str | None = Field(default=None, description="Literal value; null with valueFrom.")
-    value_from: dict[str, JsonValue] | None = Field(
-        default=None,
-        description="Kubernetes source such as secretKeyRef {name, key}; excludes value.",
+    value: str | None = entry(None, "Literal value; null with valueFrom.")
+    value_from: dict[str, JsonValue] | None = entry(
+        None, "Kubernetes source such as secretKeyRef {name, key}; excludes value."
+    )
+
+    rules = (
+        Rule(
+            path="valueFrom",
+            must="a variable has value or valueFrom, not both",
+            cel="!has(self.value) || !has(self.valueFrom)",
+            holds=lambda variable: variable.value is None or variable.value_from is None,
+            text="value is set too",
+            remedy="keep one of value and valueFrom",
+        ),
     )
 
 
@@ -35,37 +52,55 @@ class ObjectReference(SpecModel):
     """Names a Secret or ConfigMap of the graph's namespace."""
 
     name: Text = Field(description="Object's name.")
-    optional: Flag = Field(default=False, description="Start even if the object does not exist.")
+    optional: Flag = entry(False, "Start even if the object does not exist.")
 
 
 class EnvFrom(SpecModel):
     """Takes every key of one Secret or ConfigMap as an environment variable."""
 
-    prefix: str = Field(default="", description="Text put before each key.")
-    secret_ref: ObjectReference | None = Field(
-        default=None, description="Secret to read; excludes configMapRef."
-    )
-    config_map_ref: ObjectReference | None = Field(
-        default=None, description="ConfigMap to read; excludes secretRef."
+    prefix: str = entry("", "Text put before each key.")
+    secret_ref: ObjectReference | None = entry(None, "Secret to read; excludes configMapRef.")
+    config_map_ref: ObjectReference | None = entry(None, "ConfigMap to read; excludes secretRef.")
+
+    rules = (
+        Rule(
+            must="envFrom has one of secretRef and configMapRef",
+            cel="has(self.secretRef) != has(self.configMapRef)",
+            holds=lambda source: (source.secret_ref is None) != (source.config_map_ref is None),
+            text="both or neither of secretRef and configMapRef",
+            remedy="give exactly one of secretRef and configMapRef",
+        ),
     )
 
 
 class ScalingConfig(SpecModel):
     """Bounds within which a planner or another autoscaler may set a service's replicas."""
 
-    min_replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=1, description="Fewest replicas, 0 to 1000."
+    min_replicas: Replicas = entry(1, "Fewest replicas, 0 to 1000.")
+    max_replicas: Annotated[Integer, Field(ge=1, le=1000)] = entry(8, "Most replicas, 1 to 1000.")
+    priority: Annotated[Integer, Field(ge=-1000, le=1000)] = entry(
+        0, "Who gets GPUs first when the budget is short; higher first."
     )
-    max_replicas: Annotated[Integer, Field(ge=1, le=1000)] = Field(
-        default=8, description="Most replicas, 1 to 1000."
+    managed_by: ManagedBy = entry(
+        ManagedBy.PLANNER,
+        "Who sets the number: planner; or external, an HPA, KEDA or a person, whom the planner leaves it to.",
     )
-    priority: Annotated[Integer, Field(ge=-1000, le=1000)] = Field(
-        default=0, description="Who gets GPUs first when the budget is short; higher first."
-    )
-    managed_by: ManagedBy = Field(
-        default=ManagedBy.PLANNER,
-        description="Who sets the number: planner; or external, an HPA, KEDA or a person, whom the planner leaves it to.",
-    )
+
+
+def _unknown_pod_keys(section: Any) -> Iterator[Breach]:
+    for each in unknown_fields(section.pod_template):
+        remedy = f"did you mean {each.meant}?" if each.meant else None
+        yield Breach(values=(each.kind,), path=("podTemplate", *each.path), remedy=remedy)
+
+
+POD_TEMPLATE_RULE: Rule[Any] = Rule(
+    path="podTemplate",
+    must="podTemplate has only keys of Kubernetes' PodTemplateSpec",
+    cel=None,
+    find=_unknown_pod_keys,
+    text="unknown key of Kubernetes' %s",
+    remedy="remove it",
+)
 
 
 class ServiceSpec(SpecModel):
@@ -76,51 +111,105 @@ class ServiceSpec(SpecModel):
     """
 
     role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
-    replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=1, description="Replicas; only the starting value once a ScalingAdapter owns the number."
+    replicas: Replicas = entry(1, "Replicas; only the starting value once a ScalingAdapter owns the number.")
+    gpus_per_replica: EngineGpus = entry(
+        1, "GPUs of one replica over all its nodes; tensor parallelism follows. A router holds none."
     )
-    gpus_per_replica: Annotated[Integer, Field(ge=1, le=512)] = Field(
-        default=1,
-        description="GPUs of one replica over all its nodes; tensor parallelism follows. A router holds none.",
+    nodes_per_replica: Annotated[Integer, Field(ge=1, le=64)] = entry(
+        1, "Nodes that one replica spans; above 1 it becomes a LeaderWorkerSet."
     )
-    nodes_per_replica: Annotated[Integer, Field(ge=1, le=64)] = Field(
-        default=1, description="Nodes that one replica spans; above 1 it becomes a LeaderWorkerSet."
+    node_pool: DnsLabel | None = entry(None, "Key of nodePools that places the replicas; null: any node.")
+    image: Text | None = entry(None, "Container image; null: the graph's.")
+    profile: ProfileText | None = entry(None, "Latency profile of simulated workers; null: engine.profile.")
+    args: tuple[str, ...] = entry((), "Arguments appended to the runtime's own.")
+    env: tuple[EnvVar, ...] = entry((), "Environment; wins over the graph's.")
+    env_from: tuple[EnvFrom, ...] = entry(
+        (), "Secrets and ConfigMaps whose keys become environment variables."
     )
-    node_pool: DnsLabel | None = Field(
-        default=None, description="Key of nodePools that places the replicas; null: any node."
+    lease: LeaseOverride | None = entry(
+        None, "Lease of this service alone; null: the graph's. Prefill and decode."
     )
-    image: Text | None = Field(default=None, description="Container image; null: the graph's.")
-    profile: ProfileText | None = Field(
-        default=None, description="Latency profile of simulated workers; null: engine.profile."
+    scaling: ScalingConfig | None = entry(
+        None, "Bounds for autoscaling; null: the number of replicas is fixed."
     )
-    args: tuple[str, ...] = Field(default=(), description="Arguments appended to the runtime's own.")
-    env: tuple[EnvVar, ...] = Field(default=(), description="Environment; wins over the graph's.")
-    env_from: tuple[EnvFrom, ...] = Field(
-        default=(), description="Secrets and ConfigMaps whose keys become environment variables."
+    startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = entry(
+        0, "Seconds that a simulated worker takes to load its model."
     )
-    lease: LeaseOverride | None = Field(
-        default=None, description="Lease of this service alone; null: the graph's. Prefill and decode."
+    startup_timeout_seconds: Seconds = entry(
+        600, "Seconds that a replica may take to answer its first health check."
     )
-    scaling: ScalingConfig | None = Field(
-        default=None, description="Bounds for autoscaling; null: the number of replicas is fixed."
-    )
-    startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = Field(
-        default=0, description="Seconds that a simulated worker takes to load its model."
-    )
-    startup_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
-        default=600, description="Seconds that a replica may take to answer its first health check."
-    )
-    liveness_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
-        default=None,
-        description="Real seconds without a healthy answer after which a replica that served is killed and started "
+    liveness_timeout_seconds: Seconds | None = entry(
+        None,
+        "Real seconds without a healthy answer after which a replica that served is killed and started "
         "again. null: 60; 600 for real engines, which may stall for minutes and live.",
     )
-    termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = Field(
-        default=900, description="Seconds that a replica may take to finish its requests when it leaves."
+    termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = entry(
+        900, "Seconds that a replica may take to finish its requests when it leaves."
     )
-    pod_template: dict[str, JsonValue] = Field(
-        default={},
-        description="Strategic-merge overlay on the pod, whose container is `main`; not used by the local backend.",
+    pod_template: dict[str, JsonValue] = entry(
+        {}, "Strategic-merge overlay on the pod, whose container is `main`; not used by the local backend."
+    )
+
+    rules = (
+        Rule(
+            path="scaling.minReplicas",
+            must="minReplicas is at most maxReplicas",
+            cel="!has(self.scaling) || self.scaling.minReplicas <= self.scaling.maxReplicas",
+            holds=lambda s: s.scaling is None or s.scaling.min_replicas <= s.scaling.max_replicas,
+            text="%d exceeds maxReplicas %d",
+            values=("self.scaling.minReplicas", "self.scaling.maxReplicas"),
+            remedy="lower it or raise maxReplicas",
+        ),
+        Rule(
+            path="replicas",
+            must="replicas lie within scaling's minReplicas to maxReplicas",
+            cel=(
+                "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
+                "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
+            ),
+            holds=lambda s: (
+                s.scaling is None
+                or s.scaling.min_replicas > s.scaling.max_replicas
+                or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
+            ),
+            text="%d lies outside scaling's %d to %d",
+            values=("self.replicas", "self.scaling.minReplicas", "self.scaling.maxReplicas"),
+            remedy="move it or widen the bounds",
+        ),
+        Rule(
+            path="gpusPerReplica",
+            must="gpusPerReplica is a multiple of nodesPerReplica",
+            cel="self.nodesPerReplica < 1 || self.gpusPerReplica % self.nodesPerReplica == 0",
+            holds=lambda s: s.gpus_per_replica % s.nodes_per_replica == 0,
+            text="%d GPUs do not divide over %d nodes",
+            values=("self.gpusPerReplica", "self.nodesPerReplica"),
+            remedy="make gpusPerReplica a multiple of nodesPerReplica",
+        ),
+        POD_TEMPLATE_RULE,
+        Rule(
+            path="lease",
+            must="lease stands at prefill and decode services",
+            cel="!has(self.lease) || self.role == 'prefill' || self.role == 'decode'",
+            holds=lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE},
+            text="a service of role %s hands no KV over",
+            values=("self.role",),
+            remedy="remove it",
+        ),
+        Rule(
+            path="lease.decoderBlocksTtlSeconds",
+            must="a service's lease.decoderBlocksTtlSeconds needs role decode",
+            cel="!has(self.lease) || !has(self.lease.decoderBlocksTtlSeconds) || self.role != 'prefill'",
+            holds=lambda service: (
+                service.lease is None
+                or service.lease.decoder_blocks_ttl_seconds is None
+                or service.role is not Role.PREFILL
+            ),
+            text="%d s, but it is decode that keeps blocks for the next turn",
+            values=("self.lease.decoderBlocksTtlSeconds",),
+            remedy="set it at the decode service",
+        ),
+        PROFILE_RULE,
+        immutable("role", "role of a service that stays"),
     )
 
     @property
@@ -144,31 +233,39 @@ class ServiceSpec(SpecModel):
 class Toleration(SpecModel):
     """A Kubernetes toleration, field for field."""
 
-    key: str | None = Field(default=None, description="Taint's key; null with operator Exists: all taints.")
-    operator: Text = Field(default="Equal", description="Equal, Exists, Lt or Gt.")
-    value: str | None = Field(default=None, description="Taint's value.")
-    effect: str | None = Field(
-        default=None, description="NoSchedule, PreferNoSchedule, NoExecute or null: all."
-    )
-    toleration_seconds: Integer | None = Field(
-        default=None, description="Seconds to stay after a NoExecute taint appears; null: for ever."
+    key: str | None = entry(None, "Taint's key; null with operator Exists: all taints.")
+    operator: Text = entry("Equal", "Equal, Exists, Lt or Gt.")
+    value: str | None = entry(None, "Taint's value.")
+    effect: str | None = entry(None, "NoSchedule, PreferNoSchedule, NoExecute or null: all.")
+    toleration_seconds: Integer | None = entry(
+        None, "Seconds to stay after a NoExecute taint appears; null: for ever."
     )
 
 
 class NodePool(SpecModel):
     """Nodes of one GPU model and how to ask for them."""
 
-    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
-    tolerations: tuple[Toleration, ...] = Field(default=(), description="Taints that replicas accept.")
-    gpu_resource_name: Text = Field(
-        default="nvidia.com/gpu", description="Extended resource that counts the nodes' GPUs."
-    )
-    cache_mount: Annotated[str, Field(pattern=r"^/.*$")] | None = Field(
-        default=None,
-        description="Absolute path of a model cache on the nodes, mounted at the same path. It must exist, be "
+    node_selector: dict[str, str] = entry({}, "Labels that a node must carry.")
+    tolerations: tuple[Toleration, ...] = entry((), "Taints that replicas accept.")
+    gpu_resource_name: Text = entry("nvidia.com/gpu", "Extended resource that counts the nodes' GPUs.")
+    cache_mount: Annotated[str, Field(pattern=r"^/.*$")] | None = entry(
+        None,
+        "Absolute path of a model cache on the nodes, mounted at the same path. It must exist, be "
         "writable for user 1000, and the namespace must allow hostPath; or give cacheClaim.",
     )
-    cache_claim: DnsLabel | None = Field(
-        default=None,
-        description="PersistentVolumeClaim that holds the cache in place of the nodes' own folder; needs cacheMount.",
+    cache_claim: DnsLabel | None = entry(
+        None,
+        "PersistentVolumeClaim that holds the cache in place of the nodes' own folder; needs cacheMount.",
+    )
+
+    rules = (
+        Rule(
+            path="cacheClaim",
+            must="cacheClaim needs cacheMount",
+            cel="!has(self.cacheClaim) || has(self.cacheMount)",
+            holds=lambda pool: pool.cache_claim is None or pool.cache_mount is not None,
+            text="%s is given, but no cacheMount",
+            values=("self.cacheClaim",),
+            remedy="say where to mount it",
+        ),
     )

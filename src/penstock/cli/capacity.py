@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from penstock.cli import fields, option
+from penstock.cli.terminal import table
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import (
     CapacityPlan,
@@ -55,8 +55,8 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     targets, load = fields.take(Targets, options), fields.take(Load, options)
     plan: CapacityPlan | None = None
     try:
-        plan = planned = plan_capacity(sweep, targets, load)
-        miss = _over_budget(planned, options["max_gpus"])
+        plan = plan_capacity(sweep, targets, load)
+        miss = _over_budget(plan, options["max_gpus"])
     except UnreachableError as exc:
         miss = str(exc)
     price, cores = options["gpu_hour_price"], router_cores(load.rps, targets.osl)
@@ -64,7 +64,10 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if as_json:
         option.echo_json({**_plain(plan, miss, price), "routers": routers})
     else:
-        _print(plan, miss, price)
+        if plan is not None:
+            _print(plan, price)
+        if miss is not None:
+            click.echo(f"penstock: {miss}", err=True)
         click.echo(f"routers: {routers['replicas']}, which keep {cores:.2f} cores busy")
     if miss is not None:
         sys.exit(1)
@@ -104,24 +107,12 @@ def _plain(plan: CapacityPlan | None, miss: str | None, price: float | None) -> 
     }
 
 
-def _print(plan: CapacityPlan | None, miss: str | None, price: float | None) -> None:
-    if plan is not None:
-        Console().print(_table(plan))
-        cost = f", {plan.gpus * price:,.2f} an hour" if price is not None else ""
-        click.echo(f"{plan.gpus} GPUs{cost}")
-    if miss is not None:
-        click.echo(f"penstock: {miss}", err=True)
-
-
-def _table(plan: CapacityPlan) -> Table:
-    table = Table(box=None)
-    for heading in ("role", "TP", "replicas", "expected", "in use", "bound by"):
-        table.add_column(heading)
+def _print(plan: CapacityPlan, price: float | None) -> None:
     pools = [("prefill", "TTFT", plan.prefill), ("decode", "ITL", plan.decode)]
     if plan.is_aggregated:
         pools = [("aggregated", "TTFT", plan.prefill)]
-    for role, what, pool in pools:
-        table.add_row(
+    rows = [
+        (
             role,
             str(pool.gpus),
             str(pool.replicas),
@@ -129,4 +120,8 @@ def _table(plan: CapacityPlan) -> Table:
             f"{pool.utilisation:.0%}",
             pool.binds,
         )
-    return table
+        for role, what, pool in pools
+    ]
+    Console().print(table(("role", "TP", "replicas", "expected", "in use", "bound by"), rows))
+    cost = f", {plan.gpus * price:,.2f} an hour" if price is not None else ""
+    click.echo(f"{plan.gpus} GPUs{cost}")

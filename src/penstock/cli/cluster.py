@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def require_packages(what: str, *names: str) -> None:
-    """Refuse ``what``, a flag or a command, where one of the packages ``names`` is not installed.
-
-    Raises:
-        ConfigError: it says what to install.
-    """
+    """Refuse ``what``, a flag or a command, where one of the packages ``names`` is not installed."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -40,11 +36,7 @@ class Connection:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[KubeClient]:
-        """Give a client; call `require_packages` before.
-
-        Raises:
-            ConfigError: there are no credentials, or they cannot be used.
-        """
+        """Give a client; call `require_packages` before."""
         from penstock.kube.client import KubeClient  # noqa: PLC0415 - optional extra
 
         client = await KubeClient.connect(kubeconfig=self.kubeconfig, context=self.context)

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, Self
 import click
 import orjson
 import yaml
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -89,14 +90,11 @@ class DemoOptions:
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
-    """Run all steps; the graph is always stopped.
+    """Run all steps; the graph is always stopped. Return whether the demo came to its own end.
 
     Args:
         options: What to do.
         stop: Set by a signal: the load ends there, and what it measured is reported.
-
-    Returns:
-        Whether the demo came to its own end.
 
     Raises:
         PenstockError: a step failed, or the load run had no successful request.
@@ -114,8 +112,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
         return False
     ledger = options.output_dir / "log" / "planner"
     graph = load_graph(options.manifest)
-    found = analyse(options.output_dir / "run", ledger=ledger)
-    found = with_graph(found, graph)
+    found = with_graph(analyse(options.output_dir / "run", ledger=ledger), graph)
     if not stop.is_set():
         # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL_CPU_S, console)
@@ -139,11 +136,7 @@ def _has_results(run_dir: Path) -> bool:
 
 
 def clear(output_dir: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-    """
+    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run."""
     for part in _PARTS:
         shutil.rmtree(output_dir / part, ignore_errors=True)
     try:
@@ -186,11 +179,11 @@ async def _graph(
 async def _load_and_watch(
     options: DemoOptions, started: StartedGraph, console: Console, stop: asyncio.Event
 ) -> None:
+    run_dir = options.output_dir / "run"
     replay = await _start_load(options, started)
-    progress = _LoadProgress(options.output_dir / "run" / "results.jsonl")
     try:
         async with StatusReader(started.state.arbiter.namespace) as reader:
-            with _Display(console, progress) as display:
+            with _Display(console, run_dir / "results.jsonl") as display:
                 ended = asyncio.create_task(replay.wait())
                 while replay.returncode is None and not stop.is_set():
                     display.show(await reader.read(), "replaying")
@@ -203,24 +196,20 @@ async def _load_and_watch(
     finally:
         await end_load(replay)
     if replay.returncode and not stop.is_set():
-        words = (options.output_dir / "run" / "load.log").read_text().strip().splitlines()
+        words = (run_dir / "load.log").read_text().strip().splitlines()
         raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
 
 
 async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
     """Start the load generator as a separate process, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
-    arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
-    arguments += ["--speed", f"{options.speed:g}"]
-    arguments += [] if options.rate_rps is None else ["--rate", f"{options.rate_rps:g}"]
+    argv = [sys.executable, "-m", "penstock.cli", "load", "--trace", options.trace, "--json"]
+    argv += ["--url", started.state.arbiter.router_url, "--speed", f"{options.speed:g}"]
+    argv += ["--output-dir", str(run_dir)]
+    argv += [] if options.rate_rps is None else ["--rate", f"{options.rate_rps:g}"]
     with (run_dir / "load.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "penstock.cli",
-            *arguments,
-            "--output-dir",
-            str(run_dir),
+            *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
@@ -250,28 +239,13 @@ async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: fl
         stopped.cancel()
 
 
-class _LoadProgress:
-    """Counts outcomes in results.jsonl as the load generator appends to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = LineFollower(path)
-        self.counts: dict[str, int] = {"ok": 0, "failed": 0, "rejected": 0}
-
-    def update(self) -> None:
-        for line in self._lines.new_lines():
-            status = orjson.loads(line)["status"]
-            self.counts[status] = self.counts.get(status, 0) + 1
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in self.counts.items())
-
-
 class _Display:
-    """The live table on a terminal; elsewhere a line now and then."""
+    """The live table on a terminal, elsewhere a line now and then; counts outcomes as the load generator appends them."""
 
-    def __init__(self, console: Console, progress: _LoadProgress) -> None:
+    def __init__(self, console: Console, results: Path) -> None:
         self._console = console
-        self._progress = progress
+        self._lines = LineFollower(results)
+        self._counts: Counter[str] = Counter(ok=0, failed=0, rejected=0)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._next_line_s = 0.0
 
@@ -285,14 +259,13 @@ class _Display:
             self._live.stop()
 
     def show(self, status: LocalGraphStatus, doing: str) -> None:
-        self._progress.update()
-        head = Text(f"{doing}: {self._progress}", style="bold")
+        self._counts.update(orjson.loads(line)["status"] for line in self._lines.new_lines())
+        head = f"{doing}: {', '.join(f'{count} {name}' for name, count in self._counts.items())}"
         if self._live is not None:
-            shown: RenderableType = Group(head, render(status))
-            self._live.update(shown, refresh=True)
+            self._live.update(Group(Text(head, style="bold"), render(status)), refresh=True)
         elif time.monotonic() >= self._next_line_s:
             self._next_line_s = time.monotonic() + _PLAIN_PERIOD_REAL_S
-            self._console.print(f"{head.plain}; {_line(status)}", soft_wrap=True)
+            self._console.print(f"{head}; {_line(status)}", soft_wrap=True)
 
 
 def _line(status: LocalGraphStatus) -> str:
@@ -334,11 +307,7 @@ def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
 
 
 def with_policy(manifest: Path, policy: str, folder: Path) -> Path:
-    """Write the graph of ``manifest`` with another router policy into ``folder``; return the new file.
-
-    Raises:
-        InvalidSpecError: the manifest has problems.
-    """
+    """Write the graph of ``manifest`` with another router policy into ``folder``; return the new file."""
     plain = load_graph(manifest).to_manifest()
     plain["spec"].setdefault("router", {})["policy"] = policy
     path = folder / manifest.name

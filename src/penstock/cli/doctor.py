@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +21,13 @@ from penstock.operator.doctor.facts import Finding, Severity, counts, is_healthy
 if TYPE_CHECKING:
     from penstock.operator.doctor.facts import Facts
 
-_COLOURS = {
-    Severity.PROBLEM: "red",
-    Severity.WARNING: "yellow",
-    Severity.UNKNOWN: "cyan",
-    Severity.OK: "green",
+_SHOWN = {
+    Severity.PROBLEM: ("red", "problem(s)"),
+    Severity.WARNING: ("yellow", "warning(s)"),
+    Severity.UNKNOWN: ("cyan", "unknown"),
+    Severity.OK: ("green", "ok"),
 }
-
-_SUMMARY = {
-    Severity.PROBLEM: "problem(s)",
-    Severity.WARNING: "warning(s)",
-    Severity.UNKNOWN: "unknown",
-    Severity.OK: "ok",
-}
+"""Colour, and word of the last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +69,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
     else:
         findings = asyncio.run(doctor_local.diagnose(said.namespace))
     if as_json:
-        report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
-        click.echo(json.dumps(report, indent=2))
+        option.echo_json({"healthy": is_healthy(findings), "findings": findings})
     else:
         _print(findings)
     if not is_healthy(findings):
@@ -101,9 +93,9 @@ def _of_cluster(said: DoctorOptions) -> list[Finding]:
 
 def _print(findings: Sequence[Finding]) -> None:
     for each in findings:
-        word = click.style(f"{each.severity:<8}", fg=_COLOURS[each.severity])
+        word = click.style(f"{each.severity:<8}", fg=_SHOWN[each.severity][0])
         click.echo(f"{word} {each.subject}: {each.message}")
         if each.remedy:
             click.echo(f"{'':<8}   -> {each.remedy}")
     found = counts(findings)
-    click.echo(", ".join(f"{found[word]} {text}" for word, text in _SUMMARY.items()))
+    click.echo(", ".join(f"{found[word]} {text}" for word, (_, text) in _SHOWN.items()))

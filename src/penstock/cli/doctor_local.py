@@ -1,8 +1,4 @@
-"""`penstock doctor --local`: this machine's programs, GPUs and graphs to findings.
-
-`diagnose` reads; what it hands to `machine_findings`, `gpu_findings` and `graph_findings`, these judge alone. A graph is read
-as `penstock status` reads it.
-"""
+"""`penstock doctor --local`: `diagnose` reads this machine's programs, GPUs and graphs; the rest judges what was read."""
 
 from __future__ import annotations
 
@@ -40,9 +36,7 @@ _COMMAND_CHARACTERS: Final = 120
 def orphans(folder: Path, only: str | None = None) -> list[Finding]:
     """Return the leaked processes of every graph of a state folder, or of one namespace, by pid.
 
-    Args:
-        folder: Where the statefiles are, or were: processes of a graph whose file is missing are found by their mark.
-        only: The namespace.
+    Those of a graph whose statefile is missing are found by their mark.
     """
     by_file: dict[Path, set[int]] = {path: set() for path in folder.glob("*.json")}
     for process in psutil.process_iter():
@@ -87,36 +81,35 @@ def _descendants(arbiter: int) -> set[int]:
 
 async def hung(state: StateFile) -> list[Finding]:
     """Return the processes of a running graph that are stopped, entirely or in part, or do not answer."""
-    arbiter, entries = state.arbiter, state.entries
+    arbiter = state.arbiter
     leaders = {"arbiter": ProcessId(arbiter.pid, arbiter.started)}
-    leaders |= {
-        name: ProcessId(entry.pid, entry.started)
-        for name, entry in entries.items()
-        if entry.pid is not None and entry.started is not None
-    }
-    reasons: dict[str, str] = {}
-    probed: dict[str, str] = {}
-    for name, leader in leaders.items():
-        member, entry = liveness.stopped_in_group(leader), entries.get(name)
-        if member is not None:
-            reasons[name] = liveness.stopped_words(leader, member)
-        elif entry is not None and entry.state is EntryState.READY and entry.url and entry.health_path:
-            probed[name] = entry.url + entry.health_path
+    for name, entry in state.entries.items():
+        if entry.pid is not None and entry.started is not None:
+            leaders[name] = ProcessId(entry.pid, entry.started)
     probes = Probes()
+
+    async def reason(name: str, leader: ProcessId) -> str | None:
+        member, entry = liveness.stopped_in_group(leader), state.entries.get(name)
+        if member is not None:
+            return liveness.stopped_words(leader, member)
+        if entry is None or entry.state is not EntryState.READY or not (entry.url and entry.health_path):
+            return None
+        url = entry.url + entry.health_path
+        answer = await probes.health(url)
+        return None if answer is None else f"probed at {url}: {answer}"
+
     try:
-        answers = await asyncio.gather(*map(probes.health, probed.values()))
+        reasons = await asyncio.gather(*(reason(*each) for each in leaders.items()))
     finally:
         await probes.close()
-    for (name, url), answer in zip(probed.items(), answers, strict=True):
-        if answer is not None:
-            reasons[name] = f"probed at {url}: {answer}"
     return [
         problem(
             f"graph {arbiter.namespace}",
-            f"{name} (process {leaders[name].pid}) hangs: {reason}",
-            f"kill -9 {leaders[name].pid}, after which it is started again",
+            f"{name} (process {leader.pid}) hangs: {why}",
+            f"kill -9 {leader.pid}, after which it is started again",
         )
-        for name, reason in reasons.items()
+        for (name, leader), why in zip(leaders.items(), reasons, strict=True)
+        if why is not None
     ]
 
 
@@ -139,11 +132,7 @@ FOREIGN_MIB: Final = 1024
 LAG_S: Final = 0.1
 """Chosen: a process that runs this late measures the machine in place of the graph; simulated seconds."""
 
-_NVIDIA_SMI: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,name,memory.total,memory.used",
-    "--format=csv,noheader,nounits",
-)
+_QUERY: Final = ("--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits")
 _SMI_S: Final = 20.0
 
 
@@ -165,9 +154,13 @@ async def diagnose(only: str | None) -> list[Finding]:
     """Look at this machine, and at the graph of one namespace or at all of them."""
     folder = state_dir()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
-    names = namespaces() if only is None else [only]
-    graphs: Graphs = {namespace: await _graph(namespace) for namespace in names}
-    hanging = [found for namespace in names for found in await _hung(namespace)]
+    graphs: Graphs = {}
+    hanging: list[Finding] = []
+    for namespace in namespaces() if only is None else [only]:
+        graphs[namespace] = await _graph(namespace)
+        with contextlib.suppress(PenstockError):
+            state = StateStore.of(namespace).running()
+            hanging += [] if state is None else await hung(state)
     return [
         *machine_findings(
             [each for each in EXTRAS if not _is_installed(each)],
@@ -197,17 +190,17 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def _is_installed(package: str) -> bool:
     try:
-        version(package)
+        return bool(version(package))
     except PackageNotFoundError:
         return False
-    return True
 
 
 def _gpus() -> tuple[Gpu, ...] | str | None:
-    if shutil.which(_NVIDIA_SMI[0]) is None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
         return None
     try:
-        done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_SMI_S, check=False)  # noqa: S603 - fixed words
+        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=_SMI_S, check=False)  # noqa: S603 - fixed words
     except (OSError, subprocess.TimeoutExpired) as exc:
         return str(exc)
     if done.returncode:
@@ -226,14 +219,6 @@ async def _graph(namespace: str) -> LocalGraphStatus | str:
         return str(exc)
 
 
-async def _hung(namespace: str) -> list[Finding]:
-    try:
-        state = StateStore.of(namespace).running()
-    except PenstockError:
-        return []
-    return [] if state is None else await hung(state)
-
-
 def machine_findings(
     absent: Iterable[str], *, open_files: int, folder: Path, is_writable: bool
 ) -> Iterator[Finding]:
@@ -243,7 +228,7 @@ def machine_findings(
         absent: Those of `EXTRAS` that are not installed.
         open_files: Most files that a process here may open; -1: any number.
         folder: Of the local state.
-        is_writable: Whether it can be written, or made.
+        is_writable: Whether the folder can be written, or made.
     """
     yield ok("programs", f"Penstock {version('penstock')} on Python {platform.python_version()}")
     for package in absent:
@@ -291,32 +276,29 @@ def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
         yield ok("graphs", "none runs here; penstock up manifests/samples/disaggregated.yaml starts one")
     for namespace, graph in graphs.items():
         subject = f"graph {namespace}"
+        down = f"penstock down --namespace {namespace}"
         if isinstance(graph, str):
             yield problem(subject, graph, f"see which there are: ls {folder}")
+        elif not graph.running:
+            message = "its arbiter is gone, so nothing is restarted or scaled"
+            yield problem(subject, message, f"{down}, then penstock up FILE")
+        elif graph.stopping:
+            yield warning(subject, "it is being stopped", f"penstock status --namespace {namespace} --watch")
         else:
-            yield from _of_graph(subject, graph)
+            yield from _of_graph(subject, graph, down)
 
 
-def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
-    if not graph.running:
-        message = "its arbiter is gone, so nothing is restarted or scaled"
-        yield problem(subject, message, f"penstock down --namespace {graph.namespace}, then penstock up FILE")
-        return
-    if graph.stopping:
-        yield warning(
-            subject, "it is being stopped", f"penstock status --namespace {graph.namespace} --watch"
-        )
-        return
+def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Finding]:
     yield ok(subject, f"serves {graph.model} at {graph.router_url}")
     if graph.queue is None:
-        log = f"tail {graph.log_dir}/*"
-        yield problem(subject, f"its router does not answer at {graph.router_url}", log)
+        message = f"its router does not answer at {graph.router_url}"
+        yield problem(subject, message, f"tail {graph.log_dir}/*")
     yield from _of_traffic(subject, graph)
     for each in graph.processes:
-        yield from _of_process(subject, each, graph)
+        yield from _of_process(subject, each, graph, down)
     if graph.gpus_used > graph.gpu_budget:
         message = f"{graph.gpus_used} GPUs are held, the budget is {graph.gpu_budget}"
-        yield problem(subject, message, f"penstock down --namespace {graph.namespace}, and report it")
+        yield problem(subject, message, f"{down}, and report it")
     yield from _of_planner(subject, graph)
     for name, lag_s in graph.lag_p99_s.items():
         if lag_s > LAG_S:
@@ -349,21 +331,18 @@ def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
         yield ok(subject, message)
 
 
-def _of_process(subject: str, process: ProcessStatus, graph: LocalGraphStatus) -> Iterator[Finding]:
+_LIVING = (EntryState.READY, EntryState.STARTING, EntryState.REQUESTED, EntryState.DRAINING)
+
+
+def _of_process(
+    subject: str, process: ProcessStatus, graph: LocalGraphStatus, down: str
+) -> Iterator[Finding]:
     reason = process.reason or "no reason given"
     log = f"tail {log_path(graph.log_dir, process.name)}"
     if process.state == EntryState.FAILED:
-        remedy = (
-            f"{log}; mend the cause, then penstock down --namespace {graph.namespace} and penstock up FILE: "
-            "it is not started again by itself"
-        )
+        remedy = f"{log}; mend the cause, then {down} and penstock up FILE: it is not started again by itself"
         yield problem(subject, f"{process.name} failed: {reason}", remedy)
-    elif process.state not in {
-        EntryState.READY,
-        EntryState.STARTING,
-        EntryState.REQUESTED,
-        EntryState.DRAINING,
-    }:
+    elif process.state not in _LIVING:
         yield problem(subject, f"{process.name} is {process.state}: {reason}", log)
     elif process.restarts:
         yield warning(subject, f"{process.name} was restarted {process.restarts} times", log)

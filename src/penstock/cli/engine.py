@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from penstock.cli import fields, option
+from penstock.cli.terminal import table
 from penstock.core.http import loop
 from penstock.core.tracing import open_tracing
 from penstock.engine import profiles
@@ -47,23 +46,18 @@ def list_profiles(as_json: bool) -> None:
     """List the latency profiles with their sources and errors."""
     rows = [_row(profiles.load(name)) for name in profiles.names()]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        option.echo_json(rows)
         return
-    table = Table(box=None)
-    for heading in ("name", "gpu", "model", "tp", "KV tokens", "prefill", "decode"):
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        capacity = f"{row['kv_capacity_tokens']}{'' if row['kv_capacity_is_measured'] else ' (derived)'}"
-        table.add_row(
-            row["name"],
-            row["gpu"],
-            row["model"],
-            str(row["tensor_parallel"]),
-            capacity,
-            _quality(row["prefill"]),
-            _quality(row["decode"]),
-        )
-    Console(width=max(shutil.get_terminal_size().columns, _LIST_WIDTH)).print(table)
+    found = table(
+        ("name", "gpu", "model", "tp", "KV tokens", "prefill", "decode"), map(_cells, rows), no_wrap=True
+    )
+    Console(width=max(shutil.get_terminal_size().columns, _LIST_WIDTH)).print(found)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    capacity = f"{row['kv_capacity_tokens']}{'' if row['kv_capacity_is_measured'] else ' (derived)'}"
+    quality = (_quality(row["prefill"]), _quality(row["decode"]))
+    return (row["name"], row["gpu"], row["model"], str(row["tensor_parallel"]), capacity, *quality)
 
 
 def _row(profile: profiles.Profile) -> dict[str, Any]:

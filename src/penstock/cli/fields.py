@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from penstock.cli.option import Option, choice, group, secret
+from penstock.cli.option import Option, choice, group, secret, span
 from penstock.core.errors import ConfigError
 from penstock.core.flags import Flag, bounds_text, flag_of, flags, is_within
 
@@ -58,6 +58,14 @@ def take(model: type[T], given: dict[str, Any], /, **others: Any) -> T:
     return model(**values)
 
 
+def refuse_given(*parts: Any, needs: str) -> None:
+    """Refuse the flags of dataclasses that were given, because they have no effect without ``needs``."""
+    for part in parts:
+        for name in flags(part):
+            if getattr(part, name):
+                raise ConfigError(f"{flag_of(name)}: only with {needs}; add that or leave it out")
+
+
 def _hints(model: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = get_type_hints(model)
     return [(each, hints[each.name]) for each in dataclasses.fields(model)]
@@ -73,23 +81,19 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
         return secret(spelling.removeprefix("--"), said.key_variable, said.help)
     arms = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     kind = next(arm for arm in arms if arm is not NoneType)
-    is_many = get_origin(kind) in {tuple, Sequence}
+    is_many, has_no = get_origin(kind) in {tuple, Sequence}, "/" in spelling
     if is_many:
         kind = get_args(kind)[0]
-    details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable}
+    read = _reader(kind, said, spelling, default, is_many=is_many)
+    details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable, "callback": read}
     if default is dataclasses.MISSING:
         details["required"] = not is_many
-    elif default is not None and default != () and (kind is not bool or "/" in spelling):
+    elif default is not None and default != () and (kind is not bool or has_no):
         details |= {"default": _as_text(default), "show_default": True}
     if kind is bool:
-        details |= _switch(spelling, is_on=default is True)
-    elif said.is_separated:
-        details["callback"] = _callback(lambda text: _separated(text, kind, said), unset=default)
-    else:
+        details |= {} if has_no else {"is_flag": True}
+    elif not said.is_separated:
         details |= {"type": _type(kind, said), "multiple": is_many}
-        details["callback"] = _callback(
-            lambda value: _converted(value, kind, said, spelling), is_many=is_many
-        )
     if said.bare is not None:
         details |= {"is_flag": False, "flag_value": said.bare}
     text = said.help if said.unset is None else f"{said.help}  [default: {said.unset}]"
@@ -98,13 +102,19 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
     )
 
 
-def _switch(spelling: str, *, is_on: bool) -> dict[str, Any]:
-    """Return the click declaration of a switch; ``--no-itl`` alone turns off what is on."""
-    if "/" in spelling:
-        return {}
-    if not is_on:
-        return {"is_flag": True}
-    return {"is_flag": True, "callback": lambda _context, _parameter, value: not value}
+def _reader(kind: Any, said: Flag, spelling: str, default: Any, *, is_many: bool) -> Callable[..., Any]:
+    """Return click's callback, which makes the field's value of the flag's."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if kind is bool:  # ``--no-itl`` turns off what is on; ``--on/--off`` say it themselves
+            return value if "/" in spelling else value is not (default is True)
+        if said.is_separated:
+            return default if value is None else _separated(value, kind, said)
+        if is_many:
+            return tuple(_converted(one, kind, said, spelling) for one in value)
+        return None if value is None else _converted(value, kind, said, spelling)
+
+    return read
 
 
 def _type(kind: Any, said: Flag) -> Any:
@@ -116,28 +126,16 @@ def _type(kind: Any, said: Flag) -> Any:
         return click.Path(path_type=Path, **_PATHS[said.path])
     if kind not in {int, float} or said.form is not None:
         return str
-    least, most = said.gt if said.ge is None else said.ge, said.lt if said.le is None else said.le
-    if least is None and most is None:
-        return kind
-    span = click.IntRange if kind is int else click.FloatRange
-    return span(least, most, min_open=said.gt is not None, max_open=said.lt is not None)  # type: ignore[arg-type]
+    bounds = {
+        name: getattr(said, name) for name in ("ge", "gt", "le", "lt") if getattr(said, name) is not None
+    }
+    return span(kind, bounds) if bounds else kind
 
 
 def _as_text(default: Any) -> Any:
     if isinstance(default, tuple):
         return ",".join(map(str, default))
     return default.value if isinstance(default, Enum) else default
-
-
-def _callback(
-    convert: Callable[[Any], Any], *, is_many: bool = False, unset: Any = None
-) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def call(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if is_many:
-            return tuple(map(convert, value))
-        return unset if value is None else convert(value)
-
-    return call
 
 
 def _converted(value: Any, kind: Any, said: Flag, spelling: str) -> Any:

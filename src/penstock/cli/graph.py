@@ -18,6 +18,7 @@ from penstock.api import GraphDeployment
 from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.kube.objects.names import SERVICE_LABEL
@@ -48,13 +49,9 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
-        report = {
-            "valid": not problems,
-            "files": summaries,
-            "problems": [asdict(each) for each in problems],
-            "warnings": [asdict(each) for each in warned],
-        }
-        click.echo(json.dumps(report, indent=2))
+        option.echo_json(
+            {"valid": not problems, "files": summaries, "problems": problems, "warnings": warned}
+        )
     else:
         for problem in problems:
             click.echo(str(problem), err=True)
@@ -136,7 +133,7 @@ def render(file: Path, **given: Any) -> None:
             raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
     described = [_described(each) for each in specs]
     if layout == "json":
-        click.echo(json.dumps(described, indent=2))
+        option.echo_json(described)
     elif layout == "yaml":
         click.echo(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
     else:
@@ -220,35 +217,15 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        write_text(f"--output {output}", output, text)
     for each in () if as_json else result.unconverted:
         click.echo(f"{file}: not carried: {each}", err=True)
     if strict and result.unconverted:
         sys.exit(1)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"--output: {path}: its folder does not exist; create it") from None
-    except OSError as exc:
-        raise ConfigError(f"--output: {path} cannot be written: {exc.strerror}; choose another file") from exc
-
-
 def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
-    """Return what the operator would make of a graph that is new to the cluster.
-
-    They have no owner, because there is no graph in a cluster yet that could own them.
-
-    Args:
-        graph: A valid graph.
-        namespace: Where the objects would live.
-        service: Only the objects of this service; None: all.
-
-    Raises:
-        InvalidSpecError: a podTemplate cannot be laid over its pod template.
-    """
+    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
     context = BuildContext(
         owner_uid="", namespace=namespace, has_leader_worker_set=True, has_inference_pool=True
     )

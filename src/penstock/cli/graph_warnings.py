@@ -1,8 +1,4 @@
-"""Says which settings of a valid graph do nothing here: they need a package that is not installed, or another planner mode.
-
-`validate` and `up` call it. Such a graph is valid, because it may run elsewhere or in another mode; `up` refuses it if
-a process could not start.
-"""
+"""Says which settings of a valid graph do nothing here: they need a package that is not installed, or another planner mode."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from penstock.cli import fields, option
+from penstock.cli.terminal import table
 from penstock.core.errors import PenstockError
 from penstock.core.http.loop import run
 from penstock.report.text import load_summary, percent, seconds
@@ -36,11 +37,11 @@ def load(dry_run: bool, as_json: bool, **options: Any) -> None:
     """
     plan = plan_load(fields.take(LoadConfig, options))
     if dry_run:
-        _print_json({"dry_run": True, **describe_plan(plan)})
+        option.echo_json({"dry_run": True, **describe_plan(plan)})
         return
     summary = _run(plan, is_quiet=as_json)
     if as_json:
-        _print_json(summary)
+        option.echo_json(summary)
     else:
         Console().print(load_summary(summary))
     if summary["is_partial"] or summary["requests"]["ok"] == 0:
@@ -69,10 +70,6 @@ def _run(plan: LoadPlan, *, is_quiet: bool) -> dict[str, Any]:
         raise PenstockError(
             "stopped by a second signal; results so far are in --output-dir, without a summary"
         ) from exc
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    option.echo_json(value)
 
 
 _PERIOD_S = 0.25
@@ -120,20 +117,15 @@ def _draw(live: Live, progress: Progress, task: TaskID, seen: Snapshot) -> None:
 
 def tier_table(seen: Snapshot) -> Table:
     """Return what became of each tier's requests so far; latencies are of the newest of them."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("tier", "sent", "ok", "rejected", "failed", "served", "TTFT p50", "p99"):
-        table.add_column(heading, justify="left" if heading == "tier" else "right")
+    rows = []
     for tier, progress in seen.tiers.items():
-        ok, ended = progress.ends[RequestStatus.OK], progress.ends.total()
+        ends, ended = progress.ends, progress.ends.total()
         p50, p99 = percentiles(progress.ttfts_s, 50, 99) if progress.ttfts_s else (None, None)
-        table.add_row(
-            tier.value,
-            str(progress.sent),
-            str(ok),
-            str(progress.ends[RequestStatus.REJECTED]),
-            str(progress.ends[RequestStatus.FAILED]),
-            percent(ok / ended if ended else None),
-            seconds(p50),
-            seconds(p99),
+        counts = (
+            progress.sent,
+            *(ends[each] for each in (RequestStatus.OK, RequestStatus.REJECTED, RequestStatus.FAILED)),
         )
-    return table
+        served = percent(ends[RequestStatus.OK] / ended if ended else None)
+        rows.append((tier.value, *map(str, counts), served, seconds(p50), seconds(p99)))
+    headings = ("tier", "sent", "ok", "rejected", "failed", "served", "TTFT p50", "p99")
+    return table(headings, rows, justify="right")

@@ -143,11 +143,8 @@ def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json
 def load_command(context_tokens: int | None, *, speed: float, url: str) -> str:
     """Return a command that replays the built-in trace.
 
-    Args:
-        context_tokens: The model's; a shorter one than the trace needs cuts prompts to its fifth: `load` sends 4 bytes
-            for a token, of which a small vocabulary makes up to four. None: not known.
-        speed: Simulated seconds per real one.
-        url: The router's.
+    A shorter context than the trace needs cuts prompts to its fifth: `load` sends 4 bytes for a token, of which a small
+    vocabulary makes up to four.
     """
     cut = ""
     if context_tokens is not None and context_tokens < _TRACE_TOKENS:

@@ -27,11 +27,7 @@ __all__ = ["Comparison", "compare", "load_graph", "load_trace", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of a simulation.
-
-    Attributes:
-        result: What `penstock simulate --json` prints, as plain data.
-    """
+    """What `penstock simulate --json` prints, as plain data."""
 
     result: dict[str, Any]
 
@@ -97,14 +93,9 @@ def compare(
     planners: Sequence[str] = (),
     **options: Any,
 ) -> Comparison:
-    """Serve one trace under several router policies or planners; see `simulate`.
+    """Serve one trace under several router policies or planners, ``all`` of them unless named; else as with `simulate`.
 
-    Args:
-        graph: See `simulate`.
-        trace: See `simulate`.
-        policies: Of the router; empty: all, or with planners the graph's.
-        planners: Modes and other autoscalers, or ``all``; empty: nothing scales.
-        options: See `simulate`.
+    Without policies, planners are compared with the graph's policy; without planners, nothing scales.
     """
     if policies or not planners:
         options["policy"] = ",".join(policies) or "all"

@@ -84,7 +84,9 @@ def admission(*, without: Collection[str] = ()) -> Option:
     fields = {name: field for name, field in AdmissionConfig.model_fields.items() if name not in without}
 
     def shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
-        return "--admission-control" if name == "mode" else flag_of(name), {"type": typed(field)}
+        return "--admission-control" if name == "mode" else flag_of(name), {
+            "type": choices_of(field) or span(kind_of(field), bounds(field))
+        }
 
     return of_settings(fields, None, shape, or_else="the graph's, or ")
 
@@ -105,11 +107,10 @@ def choices_of(field: FieldInfo) -> click.Choice[str] | None:
     return choice(kind) if isinstance(kind, type) and issubclass(kind, Enum) else None
 
 
-def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
-    """Return the type of an enum's or a number's values, with the field's bounds."""
-    found, kind = bounds(field), kind_of(field)
-    span = click.IntRange if issubclass(kind, int) else click.FloatRange
-    return choices_of(field) or span(
+def span(kind: type, found: Mapping[str, float]) -> click.IntRange | click.FloatRange:
+    """Return a number's type with its bounds by ``gt``, ``ge``, ``lt`` and ``le``."""
+    made = click.IntRange if issubclass(kind, int) else click.FloatRange
+    return made(
         found.get("ge", found.get("gt")),  # type: ignore[arg-type]  # an integer's are integers
         found.get("le", found.get("lt")),  # type: ignore[arg-type]
         min_open="gt" in found,

@@ -16,12 +16,13 @@ import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, GraphDeployment, PlannerMode
-from penstock.api.manifests import load_graph
+from penstock.api.manifests import load_graph, read_text
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
-from penstock.core.errors import ConfigError, NotFoundError, unwritable
-from penstock.core.flags import flag, flag_of, flags, time_scale
+from penstock.cli.terminal import write_text
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.flags import flag, flag_of, time_scale
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
 from penstock.kube.objects.names import OPERATOR_CLASS
@@ -80,19 +81,6 @@ class ClusterFlags:
         unset=f"{UNSCHEDULABLE_S:g}",
     )
 
-    def refuse(self) -> None:
-        """Refuse them for another backend.
-
-        Raises:
-            ConfigError: one of them was given.
-        """
-        for part in (self, self.connection):
-            for name in flags(part):
-                if getattr(part, name):
-                    raise ConfigError(
-                        f"{flag_of(name)}: only with --environment kubernetes; add that or leave it out"
-                    )
-
 
 def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
     if cluster.all_namespaces and said.get("namespace") is not None:
@@ -107,21 +95,8 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> No
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 
 
-def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
-    """Plan all graphs until SIGTERM.
-
-    Args:
-        run: Its speed must be 1; a dry run prints what would be watched and overridden, and stops.
-        cluster: Of Kubernetes.
-        said: Options given explicitly, by kebab-case name; they override every graph's own.
-
-    Raises:
-        ConfigError: flags that exclude each other, or no way to the cluster.
-    """
-    namespace = said.get("namespace")
-    overrides = {
-        key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
-    }
+def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
+    """Plan all graphs until SIGTERM; options given explicitly, by kebab-case name, override every graph's own."""
     _refuse(run, cluster, said)
     if run.dry_run:
         watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
@@ -133,9 +108,9 @@ def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]
 
     folder = said.get("log-dir")
     service = ClusterService(
-        overrides=overrides,
+        overrides={key: said[key] for key in said if key not in {"namespace", "environment", "log-dir"}},
         engine_profile=graph_performance,
-        namespace=namespace,
+        namespace=said.get("namespace"),
         all_namespaces=cluster.all_namespaces,
         graph=cluster.graph_name,
         operator_class=cluster.operator_class or OPERATOR_CLASS,
@@ -163,11 +138,7 @@ _NAMESPACE: option.Option = click.option(
 
 
 def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
-    """Return ``log_dir``, or the folder of a running graph's planner.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """Return ``log_dir``, or the folder of a running graph's planner; with neither raise `ConfigError`."""
     if log_dir is not None:
         return log_dir
     from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
@@ -191,11 +162,7 @@ def planner() -> None:
 @planner.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@click.option(
-    "--mode",
-    type=click.Choice(EXAMPLES),
-    help="Mode of the example.  [default: load]",
-)
+@click.option("--mode", type=click.Choice(EXAMPLES), help="Mode of the example.  [default: load]")
 @click.option(
     "--profile",
     help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
@@ -209,27 +176,20 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     """
     if example:
         file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
-        click.echo(
-            resources.files("penstock.planner").joinpath("examples", file_name).read_text("utf-8"), nl=False
-        )
+        folder = resources.files("penstock.planner").joinpath("examples")
+        click.echo(folder.joinpath(file_name).read_text("utf-8"), nl=False)
         return
     if mode is not None:
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
     if file is None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
+    text = sys.stdin.read() if str(file) == "-" else read_text(file)
     inputs = decision_input.parse(
         text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
     )
     decision, state = decide_once(*inputs)
     if as_json:
-        answer = {"decision": to_plain(decision), "state": to_plain(state)}
-        option.echo_json(answer)
+        option.echo_json({"decision": to_plain(decision), "state": to_plain(state)})
         return
     record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
     click.echo(explaining.in_words(record))
@@ -256,11 +216,9 @@ def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
     """Write what was learnt to FILE, for the planner of another graph of the same model."""
-    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
-    try:
-        file.write_bytes(text)
-    except OSError as exc:
-        raise ConfigError(unwritable(f"FILE {file}", exc)) from exc
+    write_text(
+        f"FILE {file}", file, learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace))).decode()
+    )
 
 
 @memory.command()
@@ -308,7 +266,7 @@ def run(**given: Any) -> None:
     environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
     """
     flags, cluster = fields.take(RunFlags, given), fields.take(ClusterFlags, given)
-    graph_file, speed = flags.graph_file, flags.speed
+    graph_file = flags.graph_file
     if flags.operate:
         given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
@@ -318,9 +276,9 @@ def run(**given: Any) -> None:
             raise ConfigError(
                 "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
             )
-        run_on_cluster(flags, cluster, said)
+        _run_on_cluster(flags, cluster, said)
         return
-    cluster.refuse()
+    fields.refuse_given(cluster, cluster.connection, needs="--environment kubernetes")
     graph = load_graph(graph_file) if graph_file is not None else None
     options = join(given=named, file=flags.config_file, graph=graph)
     if options.prometheus_url is not None:
@@ -337,7 +295,7 @@ def run(**given: Any) -> None:
     service = PlannerService(
         options,
         graph,
-        speed=speed,
+        speed=flags.speed,
         host=flags.host,
         metrics_port=flags.metrics_port,
         graph_file=graph_file,

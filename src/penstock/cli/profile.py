@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -20,9 +20,9 @@ from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.terminal import run_interruptible
 from penstock.core.errors import ConfigError, NotFoundError
-from penstock.core.flags import flag, flag_of, flags
+from penstock.core.flags import flag, flag_of
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
-from penstock.performance.profile import PROFILE_FILE, read_profile
+from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.quality import sweep_warnings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
@@ -62,24 +62,8 @@ class ConfigMapFlags:
     namespace: str | None = flag("Of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's")
     connection: Connection = field(default_factory=Connection)
 
-    def refuse_unused(self) -> None:
-        """Refuse those without effect.
-
-        Raises:
-            ConfigError: one of them was given without a ConfigMap.
-        """
-        given = [(self, "namespace"), *((self.connection, name) for name in flags(Connection))]
-        for part, name in given if self.config_map is None else ():
-            if getattr(part, name) is not None:
-                raise ConfigError(f"{flag_of(name)}: only with --config-map; add that or leave it out")
-
     def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
-        """Write what was measured here to the ConfigMap, if one is named.
-
-        Raises:
-            ConfigError: the result cannot be read or is too large, or the ConfigMap holds other things.
-            ClusterError: the API server refused or failed.
-        """
+        """Write what was measured to the ConfigMap, if one is named."""
         if self.config_map is not None:
             run_interruptible(self._write(self.config_map, result_data(files, summary)))
 
@@ -90,19 +74,14 @@ class ConfigMapFlags:
 
 
 def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]:
-    """Return the data of a result's ConfigMap.
-
-    Args:
-        files: That `penstock profile` wrote; arrays and plots among them are left out.
-        summary: What it recommends, one line each.
+    """Return the data of a result's ConfigMap: profile, graph and what is recommended, one line each.
 
     Raises:
-        ConfigError: a file cannot be read, the profile is none, or all together are too large.
+        ConfigError: no profile was written, or all together are too large.
     """
-    data = {each.name: _text(each) for each in files if each.name in KEYS}
+    data = {each.name: each.read_text(encoding="utf-8") for each in files if each.name in KEYS}
     if PROFILE_KEY not in data:
         raise ConfigError(f"--config-map: no {PROFILE_KEY} was written; give --output-dir")
-    read_profile(data[PROFILE_KEY], origin=PROFILE_KEY)
     data[SUMMARY_KEY] = "".join(f"{line}\n" for line in summary)
     size = sum(len(key) + len(text.encode()) for key, text in data.items())
     if size > MAX_BYTES:
@@ -139,41 +118,20 @@ async def apply_result(client: KubeClient, name: str, namespace: str, data: Mapp
     await client.apply(obj, field_manager=PROFILER)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigError(f"--config-map: {file} cannot be read: {why}; profile once more") from exc
+@contextmanager
+def _shown_steps() -> Iterator[Callable[[Step], None]]:
+    """Give what shows a step: a bar on a terminal, elsewhere a line each."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
 
+        def show(step: Step) -> None:
+            progress.update(task, completed=step.finished, total=step.planned, description=step.doing)
+            if not console.is_terminal:
+                console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
 
-class ProfileProgress:
-    """Shows each step; a context manager."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def show(self, step: Step) -> None:
-        """Draw one step."""
-        self._progress.update(self._task, completed=step.finished, total=step.planned, description=step.doing)
-        if not self._console.is_terminal:
-            self._console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
+        yield show
 
 
 @click.command()
@@ -210,8 +168,13 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     graph = load_graph(graph_file) if graph_file is not None else None
     targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
-    _keep_config(graph_file, directory)
-    flags.refuse_unused()
+    if graph_file and directory and (directory / GRAPH_FILE).resolve() == graph_file.resolve():
+        raise ConfigError(
+            f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give another"
+            " folder"
+        )
+    if flags.config_map is None:
+        fields.refuse_given(flags, flags.connection, needs="--config-map")
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]
@@ -227,28 +190,12 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
 
 
-def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
-    if graph_file is not None and directory is not None:
-        written = directory / GRAPH_FILE
-        if written.resolve() == graph_file.resolve():
-            raise ConfigError(
-                f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give"
-                " another folder"
-            )
+_MEASURING = ("endpoint", "gpus", "max_gpus", "max_context", "max_concurrency", "kv_tokens", "speed", "model")
+"""Options that say how to measure."""
 
 
 def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
-    measuring = (
-        "endpoint",
-        "gpus",
-        "max_gpus",
-        "max_context",
-        "max_concurrency",
-        "kv_tokens",
-        "speed",
-        "model",
-    )
-    given = [flag_of(name) for name in measuring if options[name] is not None]
+    given = [flag_of(name) for name in _MEASURING if options[name] is not None]
     given += ["--dry-run"] if is_dry else []
     if given:
         raise ConfigError(f"{given[0]}: decides how to measure, and --from measures nothing; leave one out")
@@ -259,13 +206,8 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
 def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
     if plan.note:
         click.echo(plan.note, err=True)
-    shown: AbstractContextManager[ProfileProgress | None] = nullcontext() if is_quiet else ProfileProgress()
-
-    async def main() -> Measured:
-        with shown as progress:
-            return await run_profile(plan, progress.show if progress is not None else lambda _: None)
-
-    return run_interruptible(main())
+    with nullcontext(lambda _: None) if is_quiet else _shown_steps() as show:
+        return run_interruptible(run_profile(plan, show))
 
 
 def _conclude(
@@ -290,8 +232,7 @@ def _conclude(
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         result = plain_result(measured.sweep, recommendation, warnings)
-        files = [str(path) for path in paths]
-        option.echo_json({**result, "files": files})
+        option.echo_json({**result, "files": [str(path) for path in paths]})
     else:
         _print_result(measured.sweep, recommendation, paths)
     for miss in recommendation.misses:

@@ -95,14 +95,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 def with_counterfactual(
     found: RunReport, graph: GraphDeployment, cpu_s: float, console: Console
 ) -> RunReport:
-    """Return a report with service times and what other fleets would have done, or with a remark why not.
-
-    Args:
-        found: The run.
-        graph: That served it.
-        cpu_s: Bound of the simulations, processor seconds.
-        console: Shows which fleet is being simulated, where it is a terminal.
-    """
+    """Return a report with service times and what other fleets would have done, or with a remark why not."""
     found = with_graph(found, graph)
     if not console.is_terminal:
         console.print("simulating the same traffic on other fleets")

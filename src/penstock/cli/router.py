@@ -155,7 +155,9 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
     flags = fields.take(RouterFlags, given)
     manifest = load_graph(flags.graph) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
-    config = _with_policy(RouterConfig() if spec is None else spec.router, flags.policy)
+    config = RouterConfig() if spec is None else spec.router
+    if flags.policy is not None:
+        config = config.model_copy(update={"policy": flags.policy})
     static = parse_static_workers(flags.workers)
     graph_keys = Path(config.auth.api_keys_file) if config.auth.api_keys_file else None
     discovery = flags.discovery
@@ -221,7 +223,3 @@ def _lease_s(flag: float | None, spec: GraphSpec | None) -> float:
     if flag is not None:
         return flag
     return LeaseConfig().duration_seconds if spec is None else spec.lease_seconds
-
-
-def _with_policy(config: RouterConfig, policy: str | None) -> RouterConfig:
-    return config if policy is None else config.model_copy(update={"policy": policy})

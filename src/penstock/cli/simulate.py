@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from penstock.cli import fields, option
 from penstock.cli.terminal import printer
@@ -48,14 +48,6 @@ def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options
 
 def _run(plan: RunPlan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
     console = Console(stderr=True)
-    if is_quiet or not console.is_terminal:
-        return run_plan(plan, processes=jobs)
-    with Progress(
-        TextColumn("runs"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
+    with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
         task = progress.add_task("runs", total=len(plan.runs))
         return run_plan(plan, processes=jobs, on_done=lambda done: progress.update(task, completed=done))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rich.console import Console
+from rich.table import Table
+
+from penstock.core.errors import ConfigError, unwritable
 
 PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
@@ -21,12 +24,30 @@ def printer() -> Console:
     return console if console.is_terminal else Console(width=PIPED_WIDTH)
 
 
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **columns: Any) -> Table:
+    """Return a table without lines; ``columns`` go to each of rich's columns."""
+    made = Table(box=None)
+    for heading in headings:
+        made.add_column(heading, **columns)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def tensorboard_hint(log_dir: Path | str) -> str:
     """Return the command that serves a planner's dashboard, and where it is arranged.
 
     TensorBoard opens on *Time series*, whatever the log says; only the fragment of the URL chooses the tab.
     """
     return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/#custom_scalars"
+
+
+def write_text(what: str, path: Path, text: str) -> None:
+    """Write a file that ``what`` names on the command line."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(unwritable(what, exc)) from exc
 
 
 _T = TypeVar("_T")

@@ -14,6 +14,7 @@ _UNWRITABLE: Final = {
     **dict.fromkeys(FULL, "free some space"),
     errno.ENOTDIR: "one of its parents is a file; choose another folder",
     errno.EEXIST: "a file stands there; choose another folder",
+    errno.ENOENT: "create its folder",
 }
 
 

@@ -18,11 +18,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
+from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
 from penstock.api.base import RULE_ERROR
 from penstock.api.fields import bounds
 from penstock.api.manifests import read_text
-from penstock.api.planner import DemandPredictor, PlannerConfig, PolicyName
+from penstock.api.planner import PlannerConfig, PolicyName
 from penstock.api.rule import Violation
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
@@ -146,7 +146,7 @@ class PlannerOptions(BaseModel):
     attainment: float = _declared(
         "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
     )
-    predictor: DemandPredictor = _declared("sla.predictor", "predictor")
+    predictor: Predictor = _declared("sla.predictor", "predictor")
     profile: str | None = _declared(
         "sla.profile",
         description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "

@@ -3,14 +3,12 @@
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.protocol import (
     DISCOVERY_SUFFIX,
-    ENGINE_LIVENESS_S,
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
     KV_REPLAY_SUFFIX,
     LIVENESS_S,
     PLANNER_ROLE,
     PORT,
-    ClusterNeeds,
     ProcessSpec,
     Runtime,
     RuntimeContext,
@@ -25,14 +23,12 @@ from penstock.runtimes.protocol import (
 
 __all__ = [
     "DISCOVERY_SUFFIX",
-    "ENGINE_LIVENESS_S",
     "KV_EVENTS_PORT",
     "KV_EVENTS_SUFFIX",
     "KV_REPLAY_SUFFIX",
     "LIVENESS_S",
     "PLANNER_ROLE",
     "PORT",
-    "ClusterNeeds",
     "ProcessSpec",
     "Runtime",
     "RuntimeContext",

@@ -129,29 +129,20 @@ def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list
     """Return the settings whose packages the graph's router or planner would import and that are not installed here."""
     planner, router = graph.spec.planner, graph.spec.router
     has_router = graph.spec.traits.frontend is None  # else its router is the engine's frontend
-    needs = (
-        (
-            with_planner and planner.enabled and planner.metrics.prometheus_url is not None,
-            ("metrics.prometheusUrl", "planner", "prometheus", ("prometheus_api_client",)),
-        ),
-        (
-            has_router and router.tokenizer not in {None, SIMULATED},
-            ("tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")),
-        ),
-        (
-            has_router and router.kv_events_port is not None,
-            ("kvEventsPort", "router", "kv-events", ("zmq",)),
-        ),
-        (
-            has_router and router.gateway.enabled,
-            ("gateway.enabled", "router", "gateway", ("grpc", "envoy")),
-        ),
-    )
+    is_read = with_planner and planner.enabled and planner.metrics.prometheus_url is not None
+    has_tokenizer = has_router and router.tokenizer not in {None, SIMULATED}
+    has_events = has_router and router.kv_events_port is not None
+    needs = {
+        "planner.metrics.prometheusUrl": (is_read, "prometheus", ("prometheus_api_client",)),
+        "router.tokenizer": (has_tokenizer, "tokenizer", ("jinja2", "tokenizers")),
+        "router.kvEventsPort": (has_events, "kv-events", ("zmq",)),
+        "router.gateway.enabled": (has_router and router.gateway.enabled, "gateway", ("grpc", "envoy")),
+    }
     problems = []
-    for is_needed, (key, process, extra, modules) in needs:
-        missing = ", ".join(module for module in modules if find_spec(module) is None) if is_needed else ""
+    for path, (is_needed, extra, modules) in needs.items():
+        missing = ", ".join(module for module in modules if is_needed and find_spec(module) is None)
         if missing:
-            remedy = f"pip install 'penstock[{extra}]'"
+            process, remedy = path.partition(".")[0], f"pip install 'penstock[{extra}]'"
             message = f"the {process} needs {missing}, not installed here; {remedy}"
-            problems.append(Problem(path=f"spec.{process}.{key}", message=message))
+            problems.append(Problem(f"spec.{path}", message))
     return problems

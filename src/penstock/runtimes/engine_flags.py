@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.api.enums import Role
+from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
+from penstock.runtimes.protocol import RuntimeContext
 
 _KV_EVENTS = "--kv-events-config"
 _LAST_PORT = 65535
@@ -71,22 +72,26 @@ def node_flags(nodes: int, rank: str) -> list[str]:
     return flags if rank == LEADER_RANK else [*flags, "--headless"]
 
 
-def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: str) -> list[str]:
+def kv_event_flags(spec: GraphSpec, role: Role, context: RuntimeContext, local: tuple[str, str]) -> list[str]:
     """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
 
     Args:
         spec: Says whether.
         role: The worker's.
-        endpoint: What it binds.
-        replay_endpoint: What it binds to serve earlier events.
+        context: In a cluster workers have an address each, and bind the graph's port there and `kv_replay_port`.
+        local: What a worker of one host binds in its place, for events and to serve earlier ones.
     """
-    if spec.router.kv_events_port is None or role is Role.DECODE:
+    port = spec.router.kv_events_port
+    if port is None or role is Role.DECODE:
         return []
+    endpoint, replay = local
+    if context.environment is Environment.KUBERNETES:
+        endpoint, replay = f"tcp://*:{port}", f"tcp://*:{kv_replay_port(port)}"
     config = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": endpoint,
-        "replay_endpoint": replay_endpoint,
+        "replay_endpoint": replay,
     }
     return [_KV_EVENTS, json.dumps(config)]
 
@@ -94,11 +99,6 @@ def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: 
 def kv_replay_port(port: int) -> int:
     """Return the port on which workers serve earlier KV events: the one after the graph's, or before the last."""
     return port + 1 if port < _LAST_PORT else port - 1
-
-
-def kv_cluster_endpoints(port: int | None) -> tuple[str, str]:
-    """Return what workers with an address each bind for KV events and their replay; empty without a port."""
-    return ("", "") if port is None else (f"tcp://*:{port}", f"tcp://*:{kv_replay_port(port)}")
 
 
 def kv_events_endpoint(argv: Sequence[str]) -> str | None:
@@ -122,12 +122,8 @@ def _kv_endpoint(argv: Sequence[str], key: str) -> str | None:
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
 
-    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker.
-
-    Args:
-        spec: For the lease and the buffer's device.
-        service: The worker's.
-        kv_role: Overrides what the service's role implies.
+    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
+    overrides what the service's role implies.
     """
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:

@@ -93,11 +93,8 @@ class ProcessSpec:
         argv: Command with placeholders.
         env: Variables on top of the starter's own, with placeholders.
         env_sources: Variables whose values Kubernetes supplies.
-        env_from: Secrets and ConfigMaps whose keys become variables.
         ports: Placeholders that need a free TCP port each; empty for a process that does not listen.
-        gpus: GPUs of one replica.
-        nodes: Nodes that one replica spans.
-        replicas: Replicas to start with.
+        gpus: Of one replica, over all its nodes.
         bounds: Fewest and most replicas.
         health_path: Answers 200 once the process serves; None for a process that does not listen.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
@@ -128,13 +125,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """Command, variables and ports of one process, before the user's own are added.
-
-    Attributes:
-        argv: Command with placeholders.
-        ports: Placeholders that need a free TCP port each.
-        health_path: Answers 200 once the process serves.
-    """
+    """Command, variables and ports of one process, before the user's own are added; see `ProcessSpec`."""
 
     argv: tuple[str, ...]
     ports: tuple[str, ...] = (PORT,)
@@ -208,8 +199,6 @@ class Runtime(Protocol):
     """One runtime.
 
     Attributes:
-        traits: What manifests and policies depend on.
-        cluster: What it needs of Kubernetes.
         has_discovery_folder: On one machine its processes find each other in `RuntimeContext.discovery_folder`.
     """
 
@@ -218,13 +207,7 @@ class Runtime(Protocol):
     has_discovery_folder: ClassVar[bool] = False
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
-        """Return the command of one worker, without what the user adds.
-
-        Args:
-            spec: Of the graph.
-            service: The worker's.
-            context: Where and how fast it runs.
-        """
+        """Return the command of one worker, without what the user adds."""
         ...
 
     def frontend(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
@@ -241,7 +224,7 @@ class Runtime(Protocol):
 
         Args:
             spec: Of the graph.
-            nodes: Of the replica, > 1.
+            nodes: > 1.
             rank: This node's, 0 the leader's; may be ``$(LWS_WORKER_INDEX)``.
         """
         del spec, nodes, rank

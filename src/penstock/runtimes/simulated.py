@@ -10,7 +10,6 @@ from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
 from penstock.runtimes.engine_flags import (
     batch_flags,
-    kv_cluster_endpoints,
     kv_event_flags,
     kv_transfer_flags,
     preemption_config,
@@ -41,7 +40,10 @@ class Simulated(Runtime):
         argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
         if (preemption := preemption_config(spec)) is not None:
             argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
-        events = _kv_events(spec, service, context)
+        # Workers of one host need ports each; the router reads them in the statefile.
+        ports: tuple[str, ...] = (KV_EVENTS_PORT, KV_REPLAY_PORT)
+        endpoint, replay = (f"tcp://{context.host}:{{{port}}}" for port in ports)
+        events = kv_event_flags(spec, service.role, context, (endpoint, replay))
         argv += events
         if spec.engine.request_limit is not None:
             argv += ["--engine-request-limit", str(spec.engine.request_limit)]
@@ -50,15 +52,5 @@ class Simulated(Runtime):
             argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
         reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
         env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
-        has_own_port = events and context.environment is Environment.LOCAL
-        ports = (PORT, KV_EVENTS_PORT, KV_REPLAY_PORT) if has_own_port else (PORT,)
-        return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
-
-
-def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    if context.environment is Environment.KUBERNETES:
-        return kv_event_flags(spec, service.role, *kv_cluster_endpoints(spec.router.kv_events_port))
-    # Workers of one host need ports each; the router reads them in the statefile.
-    ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
-    events, replay = (f"tcp://{context.host}:{{{port}}}" for port in ports)
-    return kv_event_flags(spec, service.role, events, replay)
+        has_own_ports = events and context.environment is Environment.LOCAL
+        return WorkerCommand(argv=tuple(argv), ports=(PORT, *ports) if has_own_ports else (PORT,), env=env)

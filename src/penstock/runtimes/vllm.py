@@ -17,7 +17,6 @@ from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
     batch_flags,
-    kv_cluster_endpoints,
     kv_event_flags,
     kv_transfer_flags,
     node_flags,
@@ -48,19 +47,21 @@ class Vllm(Runtime):
         argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
         argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
         argv += kv_transfer_flags(spec, service)
-        events = kv_event_flags(spec, service.role, *_events_endpoints(spec, context))
+        # Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its
+        # whole network; there it gets sockets in the folder of the statefile, which its owner alone may enter.
+        socket = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
+        sockets = (f"{socket}{KV_EVENTS_SUFFIX}", f"{socket}{KV_REPLAY_SUFFIX}")
+        events = kv_event_flags(spec, service.role, context, sockets)
         argv += events
-        is_local = context.environment is Environment.LOCAL
-        ports = (PORT, KV_EVENTS_PORT) if events and is_local else (PORT,)
-        shared = _shared_cores(spec, context)
-        if service.role is Role.AGGREGATED:
-            return WorkerCommand(argv=tuple(argv), ports=ports, env=shared)
-        env = {
-            **shared,
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
-        }
-        return WorkerCommand(argv=tuple(argv), ports=(*ports, SIDE_CHANNEL_PORT), env=env)
+        ports: tuple[str, ...] = (
+            (PORT, KV_EVENTS_PORT) if events and context.environment is Environment.LOCAL else (PORT,)
+        )
+        env = _shared_cores(spec, context)
+        if service.role is not Role.AGGREGATED:
+            env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
+            env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{{SIDE_CHANNEL_PORT}}}"
+            ports = (*ports, SIDE_CHANNEL_PORT)
+        return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
 
     def pod_environment(self, role: Role) -> Mapping[str, str]:
         """Return the address at which a worker's nodes reach it."""
@@ -80,18 +81,6 @@ class Vllm(Runtime):
                 ".venv-vllm, which `make vllm-cpu` makes (docs/vllm.md)"
             )
             raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
-
-
-def _events_endpoints(spec: GraphSpec, context: RuntimeContext) -> tuple[str, str]:
-    """Return where a worker publishes KV events, and where it serves earlier ones.
-
-    Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its whole
-    network; there it gets sockets in the folder of the statefile, which its owner alone may enter.
-    """
-    if context.environment is Environment.KUBERNETES:
-        return kv_cluster_endpoints(spec.router.kv_events_port)
-    start = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
-    return f"{start}{KV_EVENTS_SUFFIX}", f"{start}{KV_REPLAY_SUFFIX}"
 
 
 def _shared_cores(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:

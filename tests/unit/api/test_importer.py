@@ -43,20 +43,11 @@ DISAGGREGATED = HEAD + textwrap.dedent("""\
     """)
 
 
-def worker(extra, name="Worker"):
-    """An aggregated graph whose worker component holds `extra`."""
-    body = {
-        "componentType": "worker",
-        "extraPodSpec": {"mainContainer": {"args": ["-m", "x"], "command": ["python3"]}},
-    }
-    body["extraPodSpec"]["mainContainer"]["args"] = ["-m", "dynamo.vllm", "--model", "Q"]
-    for key, value in extra.items():
-        if key == "extraPodSpec":
-            container = {**body["extraPodSpec"]["mainContainer"], **value.get("mainContainer", {})}
-            body["extraPodSpec"] = {**value, "mainContainer": container}
-        else:
-            body[key] = value
-    return HEAD + yaml.safe_dump({"spec": {"services": {name: body}}})
+def worker(container=None, pod=None, **extra):
+    """An aggregated graph of one worker, whose component, container and pod hold more."""
+    main = {"command": ["python3"], "args": ["-m", "dynamo.vllm", "--model", "Q"], **(container or {})}
+    body = {"componentType": "worker", **extra, "extraPodSpec": {"mainContainer": main, **(pod or {})}}
+    return HEAD + yaml.safe_dump({"spec": {"services": {"Worker": body}}})
 
 
 def converted(text):
@@ -121,20 +112,20 @@ def test_nothing_is_dropped_in_silence():
         ({"sharedMemory": {"disabled": True}}, "sharedMemory"),
         ({"envs": ["A=b"]}, "envs[0]"),
         ({"envs": {"A": "b"}}, "envs"),
-        ({"extraPodSpec": {"mainContainer": {"envFrom": [{"x": 1}]}}}, "extraPodSpec.mainContainer.envFrom[0]"),
-        ({"extraPodSpec": {"affinity": {"podAffinity": {"x": [{"matchLabels": {"nvidia.com/dynamo-component": "a"}}]}}}}, "extraPodSpec.affinity"),
-        ({"extraPodSpec": {"mainContainer": {"env": [{"name": "DYN_SYSTEM_PORT", "value": "9090"}]}}}, "extraPodSpec.mainContainer.env[0]"),
-        ({"extraPodSpec": {"mainContainer": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['grove.io/x']"}}}]}}}, "extraPodSpec.mainContainer.env[0]"),
-        ({"extraPodSpec": {"mainContainer": {"ports": [{"name": "system", "containerPort": 9090}]}}}, "extraPodSpec.mainContainer.ports"),
-        ({"extraPodSpec": {"mainContainer": {"livenessProbe": {"httpGet": {"port": 9090}}}}}, "extraPodSpec.mainContainer.livenessProbe"),
+        ({"container": {"envFrom": [{"x": 1}]}}, "extraPodSpec.mainContainer.envFrom[0]"),
+        ({"pod": {"affinity": {"podAffinity": {"x": [{"matchLabels": {"nvidia.com/dynamo-component": "a"}}]}}}}, "extraPodSpec.affinity"),
+        ({"container": {"env": [{"name": "DYN_SYSTEM_PORT", "value": "9090"}]}}, "extraPodSpec.mainContainer.env[0]"),
+        ({"container": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['grove.io/x']"}}}]}}, "extraPodSpec.mainContainer.env[0]"),
+        ({"container": {"ports": [{"name": "system", "containerPort": 9090}]}}, "extraPodSpec.mainContainer.ports"),
+        ({"container": {"livenessProbe": {"httpGet": {"port": 9090}}}}, "extraPodSpec.mainContainer.livenessProbe"),
         ({"extraPodMetadata": {"labels": {"nvidia.com/dynamo-x": "a"}}}, "extraPodMetadata.labels.nvidia.com/dynamo-x"),
-        ({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--load-format", "gms"]}}}, "extraPodSpec.mainContainer.args"),
-        ({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--store-kv", "mem"]}}}, "extraPodSpec.mainContainer.args"),
+        ({"container": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--load-format", "gms"]}}, "extraPodSpec.mainContainer.args"),
+        ({"container": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--store-kv", "mem"]}}, "extraPodSpec.mainContainer.args"),
     ],
 )  # fmt: skip
 def test_what_a_graph_cannot_hold_is_listed(extra, path):
     """Each setting without a counterpart is named once."""
-    _, notes = converted(worker(extra))
+    _, notes = converted(worker(**extra))
     assert [found for found, _ in notes] == [f"spec.services.Worker.{path}"]
 
 
@@ -170,11 +161,6 @@ def test_what_a_script_does_beside_its_command_is_listed():
 MAIN = "spec.services.Worker.extraPodSpec.mainContainer"
 
 
-def running(**container):
-    """An aggregated graph whose worker's container holds these."""
-    return worker({"extraPodSpec": {"mainContainer": container}})
-
-
 @pytest.mark.parametrize(
     ("text", "path", "part"),
     [
@@ -193,41 +179,46 @@ def running(**container):
         ),
         (HEAD + "spec: {services: {F: {componentType: frontend}}}\n", "spec.services", "hold no worker"),
         (HEAD + "spec: {services: {}}\n", "spec.services", "hold no worker"),
-        (worker({"subComponentType": "prefill"}), "(converted) spec.services", "no decode service"),
+        (worker(subComponentType="prefill"), "(converted) spec.services", "no decode service"),
         (
             DISAGGREGATED.replace("spec:\n", "spec:\n  backendFramework: trtllm\n", 1),
             "spec.backendFramework",
             "names another engine than vLLM",
         ),
         (
-            running(args=["-m", "dynamo.sglang", "--model", "Q"]),
+            worker({"args": ["-m", "dynamo.sglang", "--model", "Q"]}),
             f"{MAIN}.args",
             "names another engine than vLLM",
         ),
         (
-            running(image="nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1"),
+            worker({"image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1"}),
             f"{MAIN}.image",
             "names another engine than vLLM",
         ),
         (
-            running(command=["/bin/sh", "-c"], args=["python3 -m dynamo.trtllm --model-path Q"]),
+            worker({"command": ["/bin/sh", "-c"], "args": ["python3 -m dynamo.trtllm --model-path Q"]}),
             f"{MAIN}.args",
             "names another engine than vLLM",
         ),
-        (running(args=["-m", "dynamo.mine", "--model", "Q"]), f"{MAIN}.command", "starts dynamo.mine"),
+        (worker({"args": ["-m", "dynamo.mine", "--model", "Q"]}), f"{MAIN}.command", "starts dynamo.mine"),
         (
-            running(args=["-m", "dynamo.vllm.omni", "--model", "Q"]),
+            worker({"args": ["-m", "dynamo.vllm.omni", "--model", "Q"]}),
             f"{MAIN}.command",
             "starts dynamo.vllm.omni",
         ),
         (
-            running(command=["dynamo-vllm-sidecar"], args=["-x"]),
+            worker({"command": ["dynamo-vllm-sidecar"], "args": ["-x"]}),
             f"{MAIN}.command",
             "runs dynamo-vllm-sidecar",
         ),
-        (running(command=["sleep"], args=["infinity"]), f"{MAIN}.command", "runs sleep"),
+        (worker({"command": ["sleep"], "args": ["infinity"]}), f"{MAIN}.command", "runs sleep"),
         (
-            running(command=["sh", "-c"], args=["./start.sh; ./wait.sh"]),
+            DISAGGREGATED.replace('1.6"}', '1.6", args: [--active-decode-blocks-threshold, most]}', 1),
+            "(converted) spec.router.admission.activeDecodeBlocksThreshold",
+            "where a number is needed",
+        ),
+        (
+            worker({"command": ["sh", "-c"], "args": ["./start.sh; ./wait.sh"]}),
             f"{MAIN}.command",
             "is a script that starts Dynamo by no command",
         ),

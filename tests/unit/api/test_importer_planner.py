@@ -34,60 +34,67 @@ def planner(*args):
     return converted({"extraPodSpec": {"mainContainer": container}})
 
 
-def test_planner_options_are_carried():
-    """The document's options keep their values; workers open up to scaling."""
-    spec, notes = planner(
-        "--environment=kubernetes", "--adjustment-interval=60", "--max-gpu-budget", "6", "--min-gpu-budget=-1",
-        "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
-    )  # fmt: skip
-    assert spec["planner"] == {
-        "noOperation": True,
-        "adjustmentIntervalSeconds": 60,
-        "maxGpuBudget": 6,
-        "minGpuBudget": 0,
-        "decodeKvScaleUpThreshold": 0.8,
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
-    }
+ARGS = "spec.services.Planner.extraPodSpec.mainContainer.args"
+SLA = {"ttftSeconds": 0.2, "itlSeconds": 0.01}
+
+
+def of(**config):
+    """The arguments of a planner that takes one object, as Dynamo 1.1 and later do."""
+    return ("--config", json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("args", "expected", "losses"),
+    [
+        (
+            (
+                *("--environment=kubernetes", "--adjustment-interval=60", "--max-gpu-budget", "6"),
+                *("--min-gpu-budget=-1", "--decode-kv-scale-up-threshold=0.8", "--no-operation"),
+                *("--ttft=200", "--itl", "10"),
+            ),
+            {
+                "noOperation": True,
+                "adjustmentIntervalSeconds": 60,
+                "maxGpuBudget": 6,
+                "minGpuBudget": 0,
+                "decodeKvScaleUpThreshold": 0.8,
+                "sla": SLA,
+            },
+            1,
+        ),
+        (
+            ("--ttft=200", "--itl=10", "--profile-results-dir=/profiles"),
+            {"mode": "sla", "sla": {**SLA, "profile": "/profiles"}},
+            1,
+        ),
+        (
+            of(environment="kubernetes", throughput_adjustment_interval_seconds=60, ttft=300, a=True),
+            {"adjustmentIntervalSeconds": 60, "sla": {"ttftSeconds": 0.3}},
+            2,
+        ),
+        *(
+            (
+                of(
+                    **{f"ttft{unit}": 200, f"itl{unit}": 10},
+                    profile_results_dir="/p",
+                    decode_engine_num_gpu=1,
+                ),
+                {"decodeEngineNumGpu": 1, "mode": "sla", "sla": {**SLA, "profile": "/p"}},
+                1,
+            )
+            for unit in ("", "_ms")
+        ),
+        (of(environment="global-planner", mode="decode"), {}, 2),
+        (("--profile-results-dir=/p", "--adjustment-interval=fast"), {}, 2),
+        *((("--config", text), {}, 1) for text in ("{", "[1]", "3")),
+    ],
+)
+def test_options_of_a_planner_are_carried_or_listed(args, expected, losses):
+    """By older names and newer ones; targets make mode sla where they come with a profile, which is to be checked."""
+    spec, notes = planner(*args)
+    assert spec.get("planner", {}) == expected
     assert spec["services"]["decode"]["scaling"] == {}
-    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
-
-
-def test_a_planner_with_targets_and_a_profile_plans_by_them():
-    """Mode sla, and the place of the profile, which is to be checked."""
-    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
-    assert spec["planner"] == {
-        "mode": "sla",
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
-    }
-    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
-
-
-def test_a_planners_json_is_read():
-    """Dynamo 1.1 and later take one object; what a graph's planner has no key for is listed by its name."""
-    config = {
-        "environment": "kubernetes",
-        "throughput_adjustment_interval_seconds": 60,
-        "ttft": 300,
-        "enable_load_scaling": True,
-    }
-    spec, notes = planner("--config", json.dumps(config))
-    assert spec["planner"]["adjustmentIntervalSeconds"] == 60
-    assert spec["planner"]["sla"]["ttftSeconds"] == 0.3
-    assert len(notes) == 2  # the switch, and mode sla, which needs a profile
-
-
-@pytest.mark.parametrize("config", ["{", "[1]", "3"])
-def test_a_planners_json_that_is_no_object_is_listed(config):
-    """Nothing of it is carried."""
-    spec, notes = planner("--config", config)
-    assert "adjustmentIntervalSeconds" not in spec.get("planner", {})
-    assert len(notes) == 1
-
-
-def test_planner_options_that_are_not_ours_are_listed():
-    """An unknown option, and a value that is no number, are named."""
-    _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
-    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
+    assert notes == [ARGS] * losses
 
 
 def test_a_planner_that_is_no_python_command_is_listed():
@@ -95,8 +102,7 @@ def test_a_planner_that_is_no_python_command_is_listed():
     container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
     spec, notes = converted({"extraPodSpec": {"mainContainer": container}})
     assert "planner" not in spec
-    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
-    assert sorted(notes) == [f"{prefix}.args", f"{prefix}.command"]
+    assert sorted(notes) == [ARGS, ARGS.replace("args", "command")]
 
 
 def test_budget_opens_when_the_start_exceeds_it():
@@ -104,31 +110,6 @@ def test_budget_opens_when_the_start_exceeds_it():
     spec, notes = converted({}, gpus=4)
     assert spec["planner"] == {"maxGpuBudget": None}
     assert notes == ["spec.services"]
-
-
-@pytest.mark.parametrize("suffix", ["", "_ms"])
-def test_targets_have_an_older_and_a_newer_name(suffix):
-    """Dynamo 1.6 has the unit in the name; with a folder of a profile the planner plans by them."""
-    config = {
-        f"ttft{suffix}": 200,
-        f"itl{suffix}": 10,
-        "profile_results_dir": "/p",
-        "decode_engine_num_gpu": 1,
-    }
-    spec, notes = planner("--config", json.dumps(config))
-    assert spec["planner"] == {
-        "decodeEngineNumGpu": 1,
-        "mode": "sla",
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/p"},
-    }
-    assert len(notes) == 1
-
-
-def test_a_hierarchy_of_planners_is_told():
-    """The graph's planner decides alone."""
-    config = {"environment": "global-planner", "mode": "decode"}
-    result_notes = planner("--config", json.dumps(config))[1]
-    assert len(result_notes) == 2
 
 
 def test_the_pod_of_dynamos_planner_is_listed_by_its_keys():

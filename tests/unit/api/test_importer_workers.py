@@ -1,7 +1,9 @@
 """What becomes of each part of a Dynamo component: where it stands in the graph, and what is not carried."""
 
+import copy
 import json
 from functools import reduce
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ HEAD = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment", "m
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 MAIN = "extraPodSpec.mainContainer"
 FRONTEND = {"componentType": "frontend"}
-NO_GPU = {"nvidia.com/gpu": "0"}
+CASES = yaml.safe_load((Path(__file__).parent / "imports.yaml").read_text())
 
 
 def component(*args, module="dynamo.vllm", container=None, pod=None, **extra):
@@ -30,9 +32,20 @@ def imported(services, **spec):
     return result.graph.to_manifest()["spec"], notes
 
 
-def at(spec, path):
-    """What stands at a path of a spec; None: nothing."""
-    return reduce(lambda value, key: (value or {}).get(key), path.split("/"), spec)
+def becomes(case):
+    """Compare what stands at paths of the spec; return the paths of what was not carried."""
+
+    def at(path):
+        return reduce(lambda value, key: (value or {}).get(key), path.split("/"), spec)
+
+    given = case["services"].items()
+    services = {
+        name: each if "componentType" in each else component(*each.pop("args", ()), **each)
+        for name, each in copy.deepcopy(dict(given)).items()
+    }
+    spec, notes = imported(services)
+    assert {path: at(path) for path in case["expected"]} == case["expected"]
+    return [path for path, _ in notes]
 
 
 def roles(*args, **extra):
@@ -42,217 +55,10 @@ def roles(*args, **extra):
     }
 
 
-def on(taint, **rest):
-    """A pod's placement."""
-    return {"nodeSelector": {"gpu": "A100"}, "tolerations": [{"key": taint, "operator": "Exists"}], **rest}
-
-
-@pytest.mark.parametrize(
-    ("services", "expected"),
-    [
-        (
-            {
-                "W": component(
-                    sharedMemory={"size": "8Gi"},
-                    pvc={"name": "cache", "mountPoint": "/cache"},
-                    resources={"limits": {"gpu": "1", "cpu": "10"}, "requests": {"memory": "20Gi"}},
-                    labels={"team": "a"},
-                    extraPodMetadata={"annotations": {"b": "c"}},
-                    pod={"imagePullSecrets": [{"name": "pull"}], "terminationGracePeriodSeconds": 60},
-                    container={"workingDir": "/w"},
-                )
-            },
-            {
-                "services/w/terminationGracePeriodSeconds": 60,
-                "services/w/podTemplate/metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}},
-                "services/w/podTemplate/spec": {
-                    "imagePullSecrets": [{"name": "pull"}],
-                    "volumes": [
-                        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
-                        {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}},
-                    ],
-                    "containers": [
-                        {
-                            "name": "main",
-                            "workingDir": "/w",
-                            "resources": {"limits": {"cpu": "10"}, "requests": {"memory": "20Gi"}},
-                            "volumeMounts": [
-                                {"name": "shared-memory", "mountPath": "/dev/shm"},
-                                {"name": "cache", "mountPath": "/cache"},
-                            ],
-                        }
-                    ],
-                },
-            },
-        ),
-        (
-            {
-                "W": component(
-                    container={"resources": {"requests": {"ephemeral-storage": "2Gi"}}},
-                    pod={"containers": [{"name": "log", "image": "l"}]},
-                    resources={"requests": {"cpu": "2"}},
-                )
-            },
-            {
-                "services/w/podTemplate/spec/containers": [
-                    {"name": "main", "resources": {"requests": {"ephemeral-storage": "2Gi", "cpu": "2"}}},
-                    {"name": "log", "image": "l"},
-                ]
-            },
-        ),
-        (
-            {
-                "P": component(subComponentType="prefill", pod=on("x")),
-                "D": component(subComponentType="decode", pod=on("y")),
-                "F": {**FRONTEND, "extraPodSpec": on("x")},
-            },
-            {
-                "services/p/nodePool": "a100",
-                "services/d/nodePool": "a100-2",
-                "services/f/nodePool": "a100",
-                "nodePools/a100-2/tolerations": [{"key": "y", "operator": "Exists"}],
-            },
-        ),
-        (
-            {
-                "W": component(
-                    "--tensor-parallel-size",
-                    "8",
-                    multinode={"nodeCount": 2},
-                    resources={"limits": {"gpu": "4"}},
-                )
-            },
-            {
-                "services/w/gpusPerReplica": 8,
-                "services/w/nodesPerReplica": 2,
-                "services/w/args": ["--tensor-parallel-size", "8", "--pipeline-parallel-size", "1"],
-            },
-        ),
-        (
-            {
-                "W": component(
-                    *("--tensor-parallel-size", "4", "--pipeline-parallel-size=2"),
-                    multinode={"nodeCount": 2},
-                    resources={"limits": {"gpu": "4"}},
-                )
-            },
-            {"services/w/args": None},
-        ),
-        (
-            {"W": component("--data-parallel-size", "4", resources={"limits": {"gpu": "4"}})},
-            {
-                "services/w/args": [
-                    *("--data-parallel-size", "4"),
-                    *("--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"),
-                ]
-            },
-        ),
-        (
-            {
-                "P": component("--max-model-len", "1048", subComponentType="prefill"),
-                "D": component("--max-model-len", "2560", subComponentType="decode"),
-            },
-            {"model/contextTokens": 1048, "services/d/args": ["--max-model-len", "2560"]},
-        ),
-        (
-            {
-                "W": component(
-                    container={
-                        "envFrom": [
-                            {"secretRef": {"name": "s"}},
-                            {"configMapRef": {"name": "c"}, "prefix": "C"},
-                        ]
-                    }
-                )
-            },
-            {
-                "services/w/envFrom": [
-                    {"secretRef": {"name": "s"}},
-                    {"configMapRef": {"name": "c"}, "prefix": "C"},
-                ]
-            },
-        ),
-        (
-            {"W": component(autoscaling={"enabled": True, "minReplicas": 2, "maxReplicas": 4}, replicas=2)},
-            {"services/w/scaling": {"minReplicas": 2, "maxReplicas": 4}},
-        ),
-        ({"W": component(scalingAdapter={"enabled": True})}, {"services/w/scaling": {}}),
-        (
-            {"AVeryLongNameForAWorkerThatNobodyWouldEverWantToTypeTwice": component()},
-            {"services/aggregated/role": "aggregated"},
-        ),
-        (
-            {"W": component(container={"securityContext": {"privileged": True, "runAsUser": 0}})},
-            {
-                "services/w/podTemplate/spec/containers": [
-                    {
-                        "name": "main",
-                        "securityContext": {
-                            "allowPrivilegeEscalation": True,
-                            "runAsNonRoot": False,
-                            "privileged": True,
-                            "runAsUser": 0,
-                        },
-                    }
-                ]
-            },
-        ),
-        (
-            {
-                "W": component(
-                    pod={"resourceClaims": [{"name": "xpu", "resourceClaimTemplateName": "t"}]},
-                    container={"resources": {"claims": [{"name": "xpu"}]}},
-                )
-            },
-            {
-                "services/w/podTemplate/spec/containers": [
-                    {
-                        "name": "main",
-                        "resources": {"claims": [{"name": "xpu"}], "requests": NO_GPU, "limits": NO_GPU},
-                    }
-                ]
-            },
-        ),
-        (
-            {
-                "W": component(
-                    resources={
-                        "limits": {"gpu": "1", "gpuType": "gpu.intel.com/xe", "custom": {"rdma/ib": 2}},
-                        "requests": {"custom": {"ephemeral-storage": "2Gi"}},
-                    }
-                )
-            },
-            {
-                "nodePools": {"pool": {"gpuResourceName": "gpu.intel.com/xe"}},
-                "services/w/podTemplate/spec/containers": [
-                    {
-                        "name": "main",
-                        "resources": {"requests": {"ephemeral-storage": "2Gi"}, "limits": {"rdma/ib": "2"}},
-                    }
-                ],
-            },
-        ),
-        *(
-            (roles("--kv-transfer-config", json.dumps({**NIXL, "kv_role": role})), {"services/p/args": None})
-            for role in ("kv_both", "kv_producer", "kv_consumer")
-        ),
-        (
-            roles("--kv-transfer-config", json.dumps({**NIXL, "kv_buffer_device": "cpu"})),
-            {"engine": {"kvBufferDevice": "cpu"}, "services/d/args": None},
-        ),
-        (roles("--connector", "nixl"), {"services/p/args": None}),
-        ({"W": component("--load-format", "dummy")}, {"services/w/args": ["--load-format", "dummy"]}),
-        (
-            {"W": component("--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}')},
-            {"services/w/args": ["--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}']},
-        ),
-    ],
-)
-def test_what_a_graph_can_hold_is_carried_completely(services, expected):
+@pytest.mark.parametrize("case", CASES["carried"], ids=lambda case: " ".join(case["expected"]))
+def test_what_a_graph_can_hold_is_carried_completely(case):
     """Each part at its place here: pods, pools, sizes, connectors, devices; nothing is reported."""
-    spec, notes = imported(services)
-    assert {path: at(spec, path) for path in expected} == expected
-    assert notes == []
+    assert becomes(case) == []
 
 
 @pytest.mark.parametrize(
@@ -292,90 +98,10 @@ def test_another_connector_stays_and_the_lost_lease_is_told(config):
     assert "spec.lease does not reach it" in notes[0][1]
 
 
-@pytest.mark.parametrize(
-    ("services", "expected", "losses"),
-    [
-        (
-            roles("--connector", "kvbm", "nixl"),
-            {"services/p/args": None},
-            [f"P.{MAIN}.args", f"D.{MAIN}.args"],
-        ),
-        (
-            {
-                "W": component(
-                    device={"resources": {"nvidia.com/gpumem": "3000"}, "schedulerName": "hami-scheduler"}
-                )
-            },
-            {"services/w/podTemplate": None},
-            ["W.device"],
-        ),
-        (
-            {
-                "Encoder": component("--multimodal-encode-worker"),
-                "Vlm": component("--multimodal-worker", "--enable-multimodal"),
-                "Processor": component("--multimodal-processor"),
-                "Newer": component("--disaggregation-mode", "encode"),
-            },
-            {"services": {"vlm": {"role": "aggregated", "args": ["--enable-multimodal"]}}},
-            ["Encoder", "Processor", "Newer"],
-        ),
-        (
-            {
-                "W": component(
-                    module="dynamo.mocker",
-                    container={"args": ["--model-path", "Q", "--model-name", "q", "--speedup-ratio", "2"]},
-                )
-            },
-            {"model": {"name": "Q", "servedName": "q"}, "engine": {"mocker": True}},
-            [f"W.{MAIN}.args"],
-        ),
-        (
-            {
-                "W": component(),
-                "Frontend": {
-                    **FRONTEND,
-                    "envs": [{"name": "DYN_ROUTER_MODE", "value": "kv"}, {"name": "A", "value": 1}],
-                    "extraPodSpec": {
-                        "mainContainer": {
-                            "command": ["python3", "-m", "dynamo.frontend", "--http-port", "8000"],
-                            "args": ["--active-decode-blocks-threshold", "0.7", "--kv-x", "1"],
-                        }
-                    },
-                },
-            },
-            {
-                "router": {
-                    "policy": "kv-cost",
-                    "admission": {
-                        "mode": "token-capacity",
-                        "activeDecodeBlocksThreshold": 0.7,
-                        "activePrefillTokensThreshold": None,
-                    },
-                },
-                "services/frontend": {
-                    "role": "router",
-                    "args": ["--kv-x", "1"],
-                    "env": [{"name": "A", "value": "1"}],
-                },
-            },
-            [f"Frontend.{MAIN}.args"],
-        ),
-        (
-            {
-                "W": component(),
-                "F": {**FRONTEND, "extraPodSpec": {"mainContainer": {"args": ["--router-mode=random"]}}},
-            },
-            {"router": None},
-            [f"F.{MAIN}.args"],
-        ),
-        ({"W": component(), "Epp": {"componentType": "epp"}}, {"services/epp": None}, ["Epp"]),
-    ],
-)
-def test_what_is_not_carried_is_listed_beside_what_is(services, expected, losses):
+@pytest.mark.parametrize("case", CASES["beside_losses"], ids=lambda case: " ".join(case["losses"]))
+def test_what_is_not_carried_is_listed_beside_what_is(case):
     """Stages and modes that a graph has no word for, the speed of a run, the runtime's own ports."""
-    spec, notes = imported(services)
-    assert {path: at(spec, path) for path in expected} == expected
-    assert [path for path, _ in notes] == losses
+    assert becomes(case) == case["losses"]
 
 
 def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import yaml
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, ProfileRequest
 from penstock.api.manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
 from penstock.api.manifests.nodes import MAX_NODES
 from penstock.api.manifests.validation import suggestion, validate
@@ -97,6 +97,13 @@ def test_rules_that_read_an_invalid_value_stay_silent():
     """A budget that is no number gives one problem, not a second one about the budget."""
     text = VALID + "  planner: {maxGpuBudget: many, minGpuBudget: 30}\n"
     assert problems_of(text) == [(9, "spec.planner.maxGpuBudget")]
+
+
+def test_a_broken_rule_of_a_section_hides_no_rule_around_it():
+    """The section is set aside after the value in it, and takes nothing else with it."""
+    services = "  services: {decode: {role: decode}}\n"
+    text = f"{HEAD}spec:\n  model: {{name: m}}\n{services}  planner: {{prefillQueueScaleDownThreshold: 2}}\n"
+    assert problems_of(text) == [(6, "spec.services"), (7, "spec.planner.prefillQueueScaleDownThreshold")]
 
 
 def test_merge_keys_and_anchors_are_expanded():
@@ -309,7 +316,6 @@ def message_of(spec_change):
             {"runtime": "tensorrt"},
             '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them, or install the package that adds it',
         ),
-        ({"planner": {"sla": {"predictor": "kalman"}}}, '"kalman": a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant where demand has no slope'),
         ({"sevices": {}}, "unknown key; did you mean services?"),
         ({"prometheusUrl": "x"}, "unknown key here; it belongs at spec.planner.metrics.prometheusUrl"),
         ({"lease": {"zzz": 1}}, "unknown key; remove it (known here: durationSeconds, decoderBlocksTtlSeconds, acknowledgeShortLease)"),
@@ -328,3 +334,73 @@ def test_messages_name_value_bound_and_remedy(change, expected):
 def test_suggestions_ignore_case_and_separators(word, expected):
     """Only a near miss is suggested."""
     assert suggestion(word, ["maxGpuBudget", "minReplicas"]) == expected
+
+
+REQUEST = """\
+apiVersion: penstock.dev/v1alpha1
+kind: ProfileRequest
+metadata: {name: fast}
+spec:
+  isl: 3000
+  osl: 150
+"""
+TEMPLATE = """\
+  template:
+    model: {name: m}
+    runtime: simulated
+    services:
+      worker: {role: aggregated}
+"""
+
+
+def test_a_request_names_a_graph_or_describes_one():
+    """Beside a graph in one file."""
+    manifests, found = parse_manifests(
+        f"{REQUEST}  graph: llama\n---\n{REQUEST}{TEMPLATE}".replace("fast", "a", 1)
+    )
+    assert found == []
+    assert [(each.name, each.spec.graph) for each in manifests.profile_requests] == [
+        ("a", "llama"),
+        ("fast", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "part"),
+    [
+        ("", "spec.graph", "both or neither of graph and template"),
+        (f"  graph: llama\n{TEMPLATE}", "spec.graph", "both or neither of graph and template"),
+        ("  graph: llama\n  maxGpus: 2\n  tensorParallel: [1, 4]\n", "spec.tensorParallel", "4 exceeds maxGpus 2"),
+        ("  graph: llama\n  ttftSecond: 1\n", "spec.ttftSecond", "did you mean ttftSeconds"),
+        ("  graph: llama\n  podTemplate: {spec: {nodeSelectr: {}}}\n", "spec.podTemplate.spec.nodeSelectr", "did you mean nodeSelector"),
+        (TEMPLATE.replace("aggregated", "prefill"), "spec.template.services", "no decode service"),
+        (TEMPLATE.replace("model:", "modell:"), "spec.template.modell", "did you mean model"),
+    ],
+)  # fmt: skip
+def test_each_broken_rule_blames_its_key(more, path, part):
+    """Also below template, as in a graph of its own."""
+    found = parse_manifests(REQUEST + more)[1]
+    assert path in [each.path for each in found if part in each.message]
+    assert all(each.line is not None for each in found)
+
+
+def test_a_name_that_leaves_no_room_for_the_jobs_is_refused():
+    """52 characters fit."""
+    assert messages_of(REQUEST.replace("fast", "a" * 52) + "  graph: llama\n") == []
+    (message,) = messages_of(REQUEST.replace("fast", "a" * 53) + "  graph: llama\n")
+    assert "has 53 characters" in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        ({}, (1,)),
+        ({"maxGpus": 6}, (1, 2, 4)),
+        ({"maxGpus": 8}, (1, 2, 4, 8)),
+        ({"maxGpus": 8, "tensorParallel": [8, 2, 8]}, (2, 8)),
+    ],
+)
+def test_sizes_are_powers_of_two_unless_said(spec, sizes):
+    """Each once, the smallest first."""
+    data = {"metadata": {"name": "a"}, "spec": {"graph": "g", "isl": 1, "osl": 1, **spec}}
+    assert ProfileRequest.model_validate(data).spec.sizes == sizes

@@ -5,18 +5,21 @@ import json
 
 import pytest
 
-from penstock.api import Environment
+from penstock.api import Environment, GraphDeployment
 from penstock.core.errors import ConfigError
-from penstock.runtimes import (
-    filled_argv,
-    masked_argv,
-    masked_env,
-    process_specs,
-    runtime_of,
-)
+from penstock.runtimes import RuntimeContext, filled_argv, masked_argv, masked_env, process_specs, runtime_of
+from penstock.runtimes import build as building
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
+
+
+@pytest.fixture(name="context")
+def made_context():
+    """A local context at speed 1."""
+    return RuntimeContext(
+        python="/py", graph_file="/g.yaml", discovery="/state/llama.json", namespace="llama"
+    )
 
 
 def by_service(graph, context):
@@ -60,27 +63,36 @@ def test_simulated_worker(build, context):
     )  # fmt: skip
     assert after(specs["prefill"].argv, "--profile") == "h100-y.yaml"
     assert json.loads(after(specs["prefill"].argv, "--kv-transfer-config"))["kv_role"] == "kv_producer"
-    assert (specs["decode"].gpus, specs["decode"].ports, specs["decode"].health_path) == (
-        1,
-        ("port",),
-        "/health",
-    )
+    decode = specs["decode"]
+    assert (decode.gpus, decode.ports, decode.health_path) == (1, ("port",), "/health")
 
 
-def test_the_request_limit_reaches_simulated_workers(build, context):
-    """With its queue; without a limit neither flag is there."""
-    argv = by_service(build(engine={"requestLimit": 64, "requestQueue": 8}), context)["decode"].argv
-    assert (after(argv, "--engine-request-limit"), after(argv, "--engine-request-queue")) == ("64", "8")
-    assert "--engine-request-queue" not in by_service(build(), context)["decode"].argv
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        (
+            {"engine": {"requestLimit": 64, "requestQueue": 8}},
+            {"--engine-request-limit": "64", "--engine-request-queue": "8"},
+        ),
+        ({"services": {"decode": {"startupSeconds": 12.5}}}, {"--startup-seconds": "12.5"}),
+        (
+            {"router": {"tiers": {"enabled": True}}, "engine": {"preemption": {"maxPerRequest": 2}}},
+            {"--scheduling-policy": "priority", "--preemption-config": '{"maxPerRequest":2}'},
+        ),
+    ],
+)
+def test_settings_reach_simulated_workers_where_they_are_given(build, context, changes, flags):
+    """The limit with its queue, a cold start, tiers and the bounds of their preemption."""
+    argv, plain = (by_service(each, context)["decode"].argv for each in (build(**changes), build()))
+    assert {flag: after(argv, flag) for flag in flags} == flags
+    assert set(flags).isdisjoint(plain)
 
 
-def test_simulated_cold_start_and_address(build, context):
-    """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
-    graph = build(services={"decode": {"startupSeconds": 12.5}})
-    specs = by_service(graph, dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
-    assert after(specs["decode"].argv, "--startup-seconds") == "12.5"
+def test_an_address_for_other_workers_is_given_where_it_differs_from_the_bound_one(build, context):
+    """In a pod, which binds every address."""
+    specs = by_service(build(), dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
     assert specs["decode"].env == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3"}
-    assert by_service(graph, context)["decode"].env == {}
+    assert by_service(build(), context)["decode"].env == {}
 
 
 def test_simulated_router_and_planner(build, context):
@@ -94,31 +106,16 @@ def test_simulated_router_and_planner(build, context):
         "/py", "-m", "penstock.cli", "planner", "run", "--graph", "/g.yaml", "--namespace", "llama",
         "--environment", "local", "--speed", "1", "--metrics-port", "{port}", "--log-dir", "/logs/planner",
     )  # fmt: skip
-    assert (specs["planner"].ports, specs["planner"].health_path, specs["planner"].gpus) == (
-        ("port",),
-        None,
-        0,
-    )
+    planner = specs["planner"]
+    assert (planner.ports, planner.health_path, planner.gpus) == (("port",), None, 0)
 
 
 def test_planner_takes_what_the_manifest_says(build, context):
     """The graph's own namespace, backend and folder win over the context's."""
     graph = build(planner={"namespace": "other", "environment": "kubernetes", "logDir": "/mine"})
     argv = by_service(graph, dataclasses.replace(context, log_dir="/logs"))["planner"].argv
-    assert [after(argv, flag) for flag in ("--namespace", "--environment", "--log-dir")] == [
-        "other",
-        "kubernetes",
-        "/mine",
-    ]
-
-
-def test_tiers_reach_simulated_workers(build, context):
-    """They order by priority and preempt within the graph's bounds; without tiers nothing is said."""
-    tiers = {"router": {"tiers": {"enabled": True}}}
-    argv = by_service(build(**tiers, engine={"preemption": {"maxPerRequest": 2}}), context)["decode"].argv
-    assert argv[argv.index("--scheduling-policy") + 1] == "priority"
-    assert argv[argv.index("--preemption-config") + 1] == '{"maxPerRequest":2}'
-    assert "--preemption-config" not in by_service(build(), context)["decode"].argv
+    said = [after(argv, flag) for flag in ("--namespace", "--environment", "--log-dir")]
+    assert said == ["other", "kubernetes", "/mine"]
 
 
 def _connector(spec):
@@ -186,12 +183,9 @@ def test_programs_of_a_python_environment(build, context, runtime, program):
 
 def test_vllm_aggregated_has_no_connector(build, context):
     """An aggregated worker hands nothing over."""
-    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
-    graph = build(runtime="vllm")
-    graph = graph.model_validate(
-        {**graph.to_manifest(), "spec": {**graph.to_manifest()["spec"], "services": services}}
-    )
-    worker = by_service(graph, context)["worker"]
+    plain = build(runtime="vllm").to_manifest()
+    plain["spec"]["services"] = {"worker": {"role": "aggregated"}}
+    worker = by_service(GraphDeployment.model_validate(plain), context)["worker"]
     assert "--kv-transfer-config" not in worker.argv
     assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
@@ -292,11 +286,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     """Arguments follow the runtime's; the service's variables win over the graph's, those over the runtime's."""
     graph = build(
         runtime="vllm",
-        env=[
-            {"name": "A", "value": "graph"},
-            {"name": "B", "value": "graph"},
-            {"name": "C", "value": "graph"},
-        ],
+        env=[{"name": name, "value": "graph"} for name in "ABC"],
         envFrom=[{"secretRef": {"name": "all"}}],
         services={
             "decode": {
@@ -330,19 +320,9 @@ def test_user_arguments_and_environment_come_last(build, context):
 
 def test_sizes_and_limits_reach_the_process(build, context):
     """Replicas, bounds, grace and start-up time are the service's."""
-    decode = by_service(
-        build(
-            services={
-                "decode": {
-                    "replicas": 2,
-                    "scaling": {"maxReplicas": 3},
-                    "terminationGracePeriodSeconds": 60,
-                    "startupTimeoutSeconds": 30,
-                }
-            }
-        ),
-        context,
-    )["decode"]
+    bounds = {"replicas": 2, "scaling": {"maxReplicas": 3}}
+    times = {"terminationGracePeriodSeconds": 60, "startupTimeoutSeconds": 30}
+    decode = by_service(build(services={"decode": {**bounds, **times}}), context)["decode"]
     assert (decode.replicas, decode.bounds, decode.grace_s, decode.startup_s) == (2, (1, 3), 60.0, 30.0)
 
 
@@ -410,21 +390,46 @@ def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build
     graph = build(router={"kvEventsPort": 5557})
     local = by_service(graph, context)
     cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
-    remote = by_service(graph, cluster)
+    remote = by_service(graph, cluster)["prefill"]
 
-    def endpoint(spec):
-        return json.loads(after(spec.argv, "--kv-events-config"))["endpoint"]
-
-    assert (endpoint(local["prefill"]), local["prefill"].ports) == (
-        "tcp://127.0.0.1:{kv_events_port}",
-        ("port", "kv_events_port", "kv_replay_port"),
+    filled = filled_argv(local["prefill"], {"port": 1, "kv_events_port": 2, "kv_replay_port": 3})
+    assert kv_events_endpoint(filled) == "tcp://127.0.0.1:2"
+    assert kv_replay_endpoint(filled) == "tcp://127.0.0.1:3"
+    assert local["prefill"].ports == ("port", "kv_events_port", "kv_replay_port")
+    assert (kv_events_endpoint(remote.argv), kv_replay_endpoint(remote.argv)) == (
+        "tcp://*:5557",
+        "tcp://*:5558",
     )
-    assert kv_replay_endpoint(local["prefill"].argv) == "tcp://127.0.0.1:{kv_replay_port}"
-    assert kv_replay_endpoint(remote["prefill"].argv) == "tcp://*:5558"
-    assert endpoint(remote["prefill"]) == "tcp://*:5557"
-    assert remote["prefill"].ports == ("port",)
-    filled = filled_argv(local["prefill"], {"port": 1, "kv_events_port": 2})
-    assert json.loads(after(filled, "--kv-events-config"))["endpoint"] == "tcp://127.0.0.1:2"
-    assert local["decode"].ports == ("port",)
+    assert remote.ports == local["decode"].ports == ("port",)
     assert "--kv-events-config" not in local["decode"].argv
     assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {}),
+        (
+            {"planner": {"metrics": {"prometheusUrl": "http://p:9090"}}},
+            {"planner.metrics.prometheusUrl": "prometheus"},
+        ),
+        ({"planner": {"enabled": False, "metrics": {"prometheusUrl": "http://p:9090"}}}, {}),
+        ({"router": {"tokenizer": "simulated"}}, {}),
+        ({"router": {"tokenizer": "/x/tokenizer.json"}}, {"router.tokenizer": "tokenizer"}),
+        (
+            {"router": {"tokenizer": "simulated", "kvEventsPort": 5557}},
+            {"router.kvEventsPort": "kv-events"},
+        ),
+        ({"router": {"gateway": {"enabled": True}}}, {"router.gateway.enabled": "gateway"}),
+    ],
+)
+def test_settings_whose_package_is_missing_are_named_with_the_command_that_installs_it(
+    build, changes, expected, monkeypatch
+):
+    """Prometheus for the planner, tokenizer and KV events for the router; before a process ends for want of one."""
+    assert building.missing_extras(build(**changes)) == []
+    monkeypatch.setattr(building, "find_spec", lambda _name: None)
+    found = building.missing_extras(build(**changes))
+    assert [each.path for each in found] == [f"spec.{path}" for path in expected]
+    for each, extra in zip(found, expected.values(), strict=True):
+        assert each.message.endswith(f"not installed here; pip install 'penstock[{extra}]'")

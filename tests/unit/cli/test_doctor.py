@@ -58,6 +58,14 @@ def graph(**changes):
     return replace(healthy, **changes)
 
 
+WARNING, PROBLEM = Severity.WARNING, Severity.PROBLEM
+
+
+def with_worker(state="ready", **changes):
+    """A graph of one worker that differs."""
+    return {"processes": (process("llama_worker", "aggregated", state, **changes),)}
+
+
 GPUS = (Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 4))
 
 
@@ -87,8 +95,8 @@ def bad(**changes):
         {"open_files": -1},
         {"graphs": {"llama": graph(planner=None, planner_log_dir=None)}},
         *(
-            {"graphs": {"llama": graph(processes=(process("llama_worker", "aggregated", state),))}}
-            for state in ("starting", "requested", "draining")
+            {"graphs": {"llama": graph(**with_worker(each))}}
+            for each in ("starting", "requested", "draining")
         ),
     ],
 )
@@ -106,21 +114,21 @@ def test_a_machine_that_is_well(changes):
             "programs",
             "tensorboard is not installed; viewing the planner's dashboard needs it",
         ),
-        ({"is_writable": False}, Severity.PROBLEM, "state", "/state cannot be written"),
+        ({"is_writable": False}, PROBLEM, "state", "/state cannot be written"),
         (
             {"open_files": 1024},
-            Severity.WARNING,
+            WARNING,
             "open files",
             "a process may open 1024 files; a busy router needs 4096",
         ),
-        ({"gpus": "driver not loaded"}, Severity.PROBLEM, "GPUs", "nvidia-smi: driver not loaded"),
+        ({"gpus": "driver not loaded"}, PROBLEM, "GPUs", "nvidia-smi: driver not loaded"),
         (
             {"gpus": (Gpu(3, "L40S", 46068, 2000),)},
-            Severity.WARNING,
+            WARNING,
             "GPUs",
             "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
         ),
-        ({"graphs": {"llama": "statefile: torn"}}, Severity.PROBLEM, "graph llama", "statefile: torn"),
+        ({"graphs": {"llama": "statefile: torn"}}, PROBLEM, "graph llama", "statefile: torn"),
     ],
 )
 def test_the_machine(changes, severity, subject, message):
@@ -136,54 +144,42 @@ LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p9
     [
         (
             {"running": False, "queue": None},
-            Severity.PROBLEM,
+            PROBLEM,
             "its arbiter is gone, so nothing is restarted or scaled",
         ),
-        ({"stopping": True}, Severity.WARNING, "it is being stopped"),
-        ({"queue": None}, Severity.PROBLEM, "its router does not answer at http://127.0.0.1:8000"),
-        (
-            {"processes": (process("llama_worker", "aggregated", "failed", reason="exit 1"),)},
-            Severity.PROBLEM,
-            "llama_worker failed: exit 1",
-        ),
-        (
-            {"processes": (process("llama_worker", "aggregated", "unhealthy", reason="timed out"),)},
-            Severity.PROBLEM,
-            "llama_worker is unhealthy: timed out",
-        ),
-        (
-            {"processes": (process("llama_worker", "aggregated", restarts=2),)},
-            Severity.WARNING,
-            "llama_worker was restarted 2 times",
-        ),
-        ({"gpus_used": 9}, Severity.PROBLEM, "9 GPUs are held, the budget is 8"),
+        ({"stopping": True}, WARNING, "it is being stopped"),
+        ({"queue": None}, PROBLEM, "its router does not answer at http://127.0.0.1:8000"),
+        (with_worker("failed", reason="exit 1"), PROBLEM, "llama_worker failed: exit 1"),
+        (with_worker("unhealthy", reason="timed out"), PROBLEM, "llama_worker is unhealthy: timed out"),
+        (with_worker(restarts=2), WARNING, "llama_worker was restarted 2 times"),
+        ({"gpus_used": 9}, PROBLEM, "9 GPUs are held, the budget is 8"),
         (
             {
                 "traffic": Traffic(60.0, 240, 120, 7.25, 31.0, 5.0),
                 "queue": RouterQueue(requests=79, tokens=9, oldest_s=31.0),
             },
-            Severity.PROBLEM,
+            PROBLEM,
             f"it is overloaded: {LATE}; the TTFT aimed for is 5 s; 79 requests wait, the oldest for 31.0 s",
         ),
         (
             {"traffic": Traffic(60.0, 240, 1, None, None, 5.0)},
-            Severity.WARNING,
+            WARNING,
             "in the last 60 s 240 requests (4.00/s), 1 rejected; the TTFT aimed for is 5 s",
         ),
         (
             {"traffic": Traffic(60.0, 60, 0, 5.5, 9.0, 5.0)},
-            Severity.WARNING,
+            WARNING,
             "in the last 60 s 60 requests (1.00/s), 0 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT aimed for is 5 s",
         ),
-        ({"planner": None}, Severity.WARNING, "its planner has not written of itself"),
+        ({"planner": None}, WARNING, "its planner has not written of itself"),
         (
             {"planner": PlannerView("target_unavailable", None, None)},
-            Severity.WARNING,
+            WARNING,
             "its planner cannot read the statefile: nothing is decided, the replicas stay as they are",
         ),
         (
             {"lag_p99_s": {"router": 0.25}},
-            Severity.WARNING,
+            WARNING,
             "router runs 0.25 s late in 1 of 100 ticks; the machine is too busy for this load",
         ),
     ],
@@ -195,8 +191,8 @@ def test_a_graph(changes, severity, message):
 
 def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
     """Not the logs of its siblings, and not a restart that nothing does."""
-    broken = process("llama_worker", "aggregated", "failed", reason="exit 1")
-    found = next(each for each in findings(graphs={"llama": graph(processes=(broken,))}) if each.remedy)
+    broken = graph(**with_worker("failed", reason="exit 1"))
+    found = next(each for each in findings(graphs={"llama": broken}) if each.remedy)
     assert found.remedy == (
         "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
         "it is not started again by itself"

@@ -118,11 +118,7 @@ _METADATA: Schema = {
 
 
 def openapi(model: type[SpecModel]) -> Schema:
-    """Return the schema of one kind.
-
-    Args:
-        model: A complete kind: apiVersion, kind, metadata, spec, status; with its rules and those of its sections.
-    """
+    """Return the schema of a complete kind (apiVersion, kind, metadata, spec, status), with all its rules."""
     full = model.model_json_schema(by_alias=True, mode="validation")
     converter = _Converter(full.pop("$defs"), {each.__name__: each for _, each in sections(model)})
     schema = converter.section(model.__name__, full)
@@ -158,7 +154,8 @@ class _Converter:
     def _property(self, path: str, source: Schema) -> Schema:
         result = self._value(source)
         if "description" in source:
-            result = {"description": source["description"], **_without(result, "description")}
+            result.pop("description", None)  # of the section that is referred to
+            result = {"description": source["description"], **result}
         name, _, key = path.partition(".")
         if key == _OVERLAY:
             result = {"description": source["description"], **overlay_schema()}
@@ -220,7 +217,3 @@ class _Converter:
 
 def _first_paragraph(text: str) -> str:
     return " ".join(text.partition("\n\n")[0].split()).replace("``", "")
-
-
-def _without(schema: Schema, key: str) -> Schema:
-    return {name: value for name, value in schema.items() if name != key}

@@ -1,23 +1,21 @@
-"""Manifests are read and validated: every problem of every document at once, each with its line.
-
-Called by the command line and by every process that takes a graph file.
-"""
+"""Manifests are read and validated: every problem of every document at once, each with its line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.base import SpecModel
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
-from penstock.api.manifests.nodes import Document, ParseFinding, read_documents, read_text
+from penstock.api.manifests.nodes import Document, read_documents, read_text
 from penstock.api.manifests.validation import shown, template_of, validate
 from penstock.api.profile_request import ProfileRequest
-from penstock.api.rule import dotted
+from penstock.api.rule import KeyPath
 from penstock.core.errors import InvalidSpecError, Problem
 
 _Kind = GraphDeployment | ProfileRequest | ScalingAdapter
+
+_Finding = tuple[KeyPath, str]
 
 _KINDS: dict[str, type[_Kind]] = {
     "GraphDeployment": GraphDeployment,
@@ -36,7 +34,7 @@ class Manifests:
 
 
 def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
-    """Return the one GraphDeployment of a file or text.
+    """Return the one GraphDeployment of a file or text, or the one called ``name``.
 
     Args:
         source: A path; a string that holds a line break is taken as the manifest itself.
@@ -59,10 +57,7 @@ def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeploymen
 
 
 def load_manifests(source: Path | str) -> Manifests:
-    """Return every object of a file or text.
-
-    Args:
-        source: A path; a string that holds a line break is taken as the manifest itself.
+    """Return every object of a file or text, as `load_graph` takes them.
 
     Raises:
         InvalidSpecError: With every problem found.
@@ -72,29 +67,23 @@ def load_manifests(source: Path | str) -> Manifests:
 
 def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list[Problem]]:
     """Return the valid objects of ``text`` and every problem, sorted by line."""
-    documents, findings = read_documents(text)
-    problems = [_from_finding(each, file) for each in findings]
-    if not documents and not findings:
+    documents, problems = read_documents(text, file)
+    if not documents and not problems:
         problems.append(Problem(path="", message="holds no manifest; add a GraphDeployment", file=file))
-    graphs: list[GraphDeployment] = []
-    adapters: list[ScalingAdapter] = []
-    requests: list[ProfileRequest] = []
+    models: list[_Kind] = []
     for document in documents:
-        found, model = _validate(document, file)
-        problems += found
-        if isinstance(model, GraphDeployment):
-            problems += _duplicate(model, graphs, document, file)
-            graphs.append(model)
-        elif isinstance(model, ScalingAdapter):
-            problems += _duplicate(model, adapters, document, file)
-            problems += _dangling(model, graphs, document, file)
-            adapters.append(model)
-        elif isinstance(model, ProfileRequest):
-            problems += _duplicate(model, requests, document, file)
-            problems += _template(model, document, file)
-            requests.append(model)
+        problems += document.findings
+        found, model = _validate(document)
+        if model is not None:
+            found = [*_beside(model, models), *found]
+        problems += [document.problem(path, message) for path, message in found]
+        if model is not None and not document.findings:
+            models.append(model)
     problems.sort(key=lambda each: each.line or 0)
-    return Manifests(tuple(graphs), tuple(adapters), tuple(requests)), problems
+    graphs = tuple(each for each in models if isinstance(each, GraphDeployment))
+    adapters = tuple(each for each in models if isinstance(each, ScalingAdapter))
+    requests = tuple(each for each in models if isinstance(each, ProfileRequest))
+    return Manifests(graphs, adapters, requests), problems
 
 
 def _load(source: Path | str) -> tuple[str | None, Manifests]:
@@ -108,74 +97,38 @@ def _load(source: Path | str) -> tuple[str | None, Manifests]:
     return file, manifests
 
 
-def _validate(document: Document, file: str | None) -> tuple[list[Problem], SpecModel | None]:
-    problems = [_from_finding(each, file) for each in document.findings]
+def _validate(document: Document) -> tuple[list[_Finding], _Kind | None]:
     value = document.value
     if not isinstance(value, dict):
-        message = f"{shown(value)} where a map with apiVersion, kind, metadata and spec is needed"
-        return [*problems, Problem(path="", message=message, file=file, line=document.line_of(()))], None
-    model_type = _KINDS.get(str(value.get("kind")))
+        return [((), f"{shown(value)} where a map with apiVersion, kind, metadata and spec is needed")], None
+    kind = value.get("kind")
+    model_type = _KINDS.get(str(kind))
     if model_type is None:
-        return [*problems, _wrong_kind(document, file)], None
-    problems += [
-        Problem(path=key, message=f"missing; add {key}: {expected}", file=file, line=document.line_of(()))
-        for key, expected in (("apiVersion", API_VERSION),)
-        if key not in value
-    ]
-    found, model = validate(model_type, document.value)
-    problems += [
-        Problem(path=dotted(path), message=message, file=file, line=document.line_of(path))
-        for path, message in found
-    ]
-    return problems, (model if not problems else None)
+        if kind is None:
+            message = "missing; add kind: GraphDeployment"
+        elif kind == "DynamoGraphDeployment":
+            message = f"{kind} is NVIDIA's; convert it with `penstock import`"
+        else:
+            message = f"{shown(kind)} is not one of {', '.join(_KINDS)}; correct it"
+        return [(("kind",), message)], None
+    found, model = validate(model_type, value)
+    if "apiVersion" not in value:
+        return [(("apiVersion",), f"missing; add apiVersion: {API_VERSION}"), *found], None
+    return found, model
 
 
-def _wrong_kind(document: Document, file: str | None) -> Problem:
-    kind = document.value.get("kind")
-    if kind is None:
-        message = "missing; add kind: GraphDeployment"
-    elif kind == "DynamoGraphDeployment":
-        message = f"{kind} is NVIDIA's; convert it with `penstock import`"
-    else:
-        message = f"{shown(kind)} is not one of {', '.join(_KINDS)}; correct it"
-    return Problem(path="kind", message=message, file=file, line=document.line_of(("kind",)))
-
-
-def _duplicate(
-    model: _Kind,
-    earlier: Sequence[_Kind],
-    document: Document,
-    file: str | None,
-) -> list[Problem]:
-    identity = (model.metadata.namespace, model.metadata.name)
-    if identity not in {(each.metadata.namespace, each.metadata.name) for each in earlier}:
-        return []
-    message = f"a second {model.kind} {model.metadata.name!r}; rename or remove one"
-    line = document.line_of(("metadata", "name"))
-    return [Problem(path="metadata.name", message=message, file=file, line=line)]
-
-
-def _dangling(
-    adapter: ScalingAdapter, graphs: Sequence[GraphDeployment], document: Document, file: str | None
-) -> list[Problem]:
-    """An adapter may come alone; with its graph it must name one of the graph's services."""
-    graph = next((each for each in graphs if each.name == adapter.spec.graph), None)
-    if graph is None or adapter.spec.service in graph.spec.services:
-        return []
-    known = ", ".join(graph.spec.services)
-    message = f"{adapter.spec.service!r} is no service of graph {graph.name} ({known}); choose one of them"
-    line = document.line_of(("spec", "service"))
-    return [Problem(path="spec.service", message=message, file=file, line=line)]
-
-
-def _template(request: ProfileRequest, document: Document, file: str | None) -> list[Problem]:
-    """Return what is wrong with the graph that a request describes."""
-    found, _ = template_of(request)
-    return [
-        Problem(path=dotted(path), message=message, file=file, line=document.line_of(path))
-        for path, message in found
-    ]
-
-
-def _from_finding(finding: ParseFinding, file: str | None) -> Problem:
-    return Problem(path=dotted(finding.path), message=finding.message, file=file, line=finding.line)
+def _beside(model: _Kind, earlier: Sequence[_Kind]) -> Iterator[_Finding]:
+    """Yield what is wrong with an object beside those before it, and with the graph that a request describes."""
+    identity = (type(model), model.metadata.namespace, model.name)
+    if identity in {(type(each), each.metadata.namespace, each.name) for each in earlier}:
+        yield ("metadata", "name"), f"a second {model.kind} {model.name!r}; rename or remove one"
+    if isinstance(model, ScalingAdapter):  # it may come alone
+        graphs = [
+            each for each in earlier if isinstance(each, GraphDeployment) and each.name == model.spec.graph
+        ]
+        if graphs and model.spec.service not in graphs[0].spec.services:
+            known = ", ".join(graphs[0].spec.services)
+            message = f"{model.spec.service!r} is no service of graph {graphs[0].name} ({known}); choose one of them"
+            yield ("spec", "service"), message
+    if isinstance(model, ProfileRequest):
+        yield from template_of(model)[0]

@@ -1,7 +1,6 @@
 """YAML text becomes plain data that still knows the line of every key.
 
-Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are
-reported, not guessed. Called by `penstock.api.manifests.loading`.
+Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are reported.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from penstock.api.rule import KeyPath
+from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import InvalidSpecError, Problem
 
 MAX_FILE_BYTES = 1 << 20
@@ -64,30 +63,20 @@ _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 
 
 @dataclass(frozen=True, slots=True)
-class ParseFinding:
-    """Something wrong with the text itself.
-
-    Attributes:
-        line: 1-based.
-    """
-
-    line: int
-    message: str
-    path: KeyPath = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
     """One YAML document.
 
     Attributes:
         value: Plain data: dict, list, str, int, float, bool or None.
         lines: 1-based line of each key and list item, by path; the root's at ().
+        findings: What is wrong with the text itself.
+        file: Its name in problems.
     """
 
     value: Any
     lines: Mapping[KeyPath, int]
-    findings: tuple[ParseFinding, ...]
+    findings: tuple[Problem, ...]
+    file: str | None = None
 
     def line_of(self, path: KeyPath) -> int:
         """Return the line of ``path``, or of its nearest ancestor that the text holds."""
@@ -95,12 +84,16 @@ class Document:
             path = path[:-1]
         return self.lines[path]
 
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        """Return what is wrong at ``path``, with its place."""
+        return Problem(dotted(path), message, self.file, self.line_of(path))
+
 
 class _LimitError(Exception):
     """The document is larger than any manifest."""
 
 
-def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
+def read_documents(text: str, file: str | None = None) -> tuple[list[Document], list[Problem]]:
     """Return the documents of ``text`` and what ended the reading early, if anything did.
 
     Documents before a syntax error are returned; empty documents are skipped.
@@ -109,20 +102,23 @@ def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
     try:
         _check_depth(text)
         documents.extend(  # what comes before an error stays
-            _Builder().document(node)
+            _Builder(file).document(node)
             for node in yaml.compose_all(text, Loader=_LOADER)
             if node.value or node.tag != _NULL_TAG
         )
     except _LimitError as exc:
-        return documents, [ParseFinding(line=1, message=str(exc))]
+        line, message = 1, str(exc)
     except yaml.reader.ReaderError as exc:
         line = text.count("\n", 0, exc.position) + 1
-        return documents, [ParseFinding(line, f"malformed YAML: {exc.reason}; remove the character")]
+        message = f"malformed YAML: {exc.reason}; remove the character"
     except yaml.MarkedYAMLError as exc:
         mark: Any = exc.problem_mark  # PyYAML gives every such error one
+        line = mark.line + 1
         what = f"{exc.problem}; check indentation, colons and quotes"
-        return documents, [ParseFinding(mark.line + 1, f"malformed YAML at column {mark.column + 1}: {what}")]
-    return documents, []
+        message = f"malformed YAML at column {mark.column + 1}: {what}"
+    else:
+        return documents, []
+    return documents, [Problem("", message, file, line)]
 
 
 def _check_depth(text: str) -> None:
@@ -139,8 +135,9 @@ def _check_depth(text: str) -> None:
 
 @dataclass(slots=True)
 class _Builder:
+    file: str | None
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    findings: list[ParseFinding] = field(default_factory=list)
+    findings: list[Problem] = field(default_factory=list)
     nodes_left: int = MAX_NODES
     open_nodes: set[int] = field(default_factory=set)
     scalars: yaml.constructor.SafeConstructor = field(default_factory=yaml.constructor.SafeConstructor)
@@ -148,7 +145,7 @@ class _Builder:
     def document(self, node: yaml.Node) -> Document:
         self.lines[()] = _line(node)
         value = self._build(node, ())
-        return Document(value, self.lines, tuple(self.findings))
+        return Document(value, self.lines, tuple(self.findings), self.file)
 
     def _build(self, node: yaml.Node, path: KeyPath) -> Any:
         self.nodes_left -= 1
@@ -159,22 +156,17 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self.open_nodes:
-            line = self.lines.get(path, _line(node))
-            self.findings.append(
-                ParseFinding(line, "alias to a value that contains it; write the value out", path)
-            )
+            message = "alias to a value that contains it; write the value out"
+            self._find(node, path, message, line=self.lines.get(path))
             return None
         self.open_nodes.add(id(node))
         try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self._item(child, (*path, index)) for index, child in enumerate(node.value)]
-            return self._mapping(node, path)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            self.lines |= {(*path, index): _line(child) for index, child in enumerate(node.value)}
+            return [self._build(child, (*path, index)) for index, child in enumerate(node.value)]
         finally:
             self.open_nodes.discard(id(node))
-
-    def _item(self, node: yaml.Node, path: KeyPath) -> Any:
-        self.lines[path] = _line(node)
-        return self._build(node, path)
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         if node.tag == _TIMESTAMP_TAG:
@@ -243,8 +235,8 @@ class _Builder:
             for known in [each for each in self.lines if each[: len(path)] == path]:
                 del self.lines[known]
 
-    def _find(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        self.findings.append(ParseFinding(_line(node), message, path))
+    def _find(self, node: yaml.Node, path: KeyPath, message: str, *, line: int | None = None) -> None:
+        self.findings.append(Problem(dotted(path), message, self.file, line or _line(node)))
 
 
 def _line(node: yaml.Node) -> int:

@@ -1,15 +1,13 @@
-"""Plain data becomes a model, or the list of everything wrong with it.
-
-Called by `penstock.api.manifests.loading`; pure.
-"""
+"""Plain data becomes a model, or the list of everything wrong with it. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -140,6 +138,8 @@ def _choice(value: object, ctx: Mapping[str, Any]) -> str:
     return f"{shown(value)} is not one of {', '.join(allowed)}; {remedy}"
 
 
+_SpecT = TypeVar("_SpecT", bound=SpecModel)
+
 MAX_REPAIRS = 8
 """Rounds in which invalid values are set aside to reach the rules after them; two are usual."""
 
@@ -152,8 +152,8 @@ _STAND_INS: dict[KeyPath, Any] = {
 
 
 def validate(
-    model_type: type[SpecModel], data: Mapping[str, Any]
-) -> tuple[list[tuple[KeyPath, str]], SpecModel | None]:
+    model_type: type[_SpecT], data: Mapping[str, Any]
+) -> tuple[list[tuple[KeyPath, str]], _SpecT | None]:
     """Return path and message of everything wrong with ``data``, and the model if nothing is.
 
     Invalid values are set aside and the rest is validated again, so that rules behind them speak too; a
@@ -169,15 +169,16 @@ def validate(
         try:
             model = model_type.model_validate(value)
         except ValidationError as exc:
+            errors = exc.errors(include_url=False)
             blamed: set[KeyPath] = set()
-            for error in exc.errors(include_url=False):
-                for path, message, related in _entries(error, model_type):
-                    if not any(_touches(each, aside) for each in (path, *related)):
-                        found[path, message] = None
-                    blamed.add(path)
-            if all(error["type"] == RULE_ERROR for error in exc.errors(include_url=False)):
-                blamed |= {tuple(error["loc"]) for error in exc.errors(include_url=False)}
-            aside |= {_set_aside(value, path) for path in blamed}
+            for path, message, related in (entry for each in errors for entry in _entries(each, model_type)):
+                if not any(_touches(each, aside) for each in (path, *related)):
+                    found[path, message] = None
+                blamed.add(path)
+            if all(error["type"] == RULE_ERROR for error in errors):
+                blamed |= {tuple(error["loc"]) for error in errors}
+            # Deepest first: what is left of a section goes after the value in it.
+            aside |= {_set_aside(value, path) for path in sorted(blamed, key=len, reverse=True)}
         else:
             return list(found), (model if not found else None)
     return list(found), None
@@ -218,27 +219,16 @@ def _set_aside(value: Any, path: KeyPath) -> KeyPath:
     """
     while path:
         parent = value
-        for key in path[:-1]:
-            parent = _child(parent, key)
-        if path in _STAND_INS and isinstance(parent, dict):
-            parent[path[-1]] = copy.deepcopy(_STAND_INS[path])
-            return path
-        if isinstance(parent, dict) and path[-1] in parent:
+        with contextlib.suppress(LookupError, TypeError):
+            for key in path[:-1]:
+                parent = parent[key]
+            if path in _STAND_INS and isinstance(parent, dict):
+                parent[path[-1]] = copy.deepcopy(_STAND_INS[path])
+                return path
             del parent[path[-1]]
-            return path
-        if isinstance(parent, list) and isinstance(path[-1], int) and path[-1] < len(parent):
-            del parent[path[-1]]
-            return path[:-1]
+            return path if isinstance(parent, dict) else path[:-1]
         path = path[:-1]
     return path
-
-
-def _child(parent: Any, key: str | int) -> Any:
-    if isinstance(parent, dict):
-        return parent.get(key)
-    if isinstance(parent, list) and isinstance(key, int) and key < len(parent):
-        return parent[key]
-    return None
 
 
 def template_of(
@@ -261,4 +251,4 @@ def template_of(
     problems = [
         (("spec", "template", *(path[1:] if path[:1] == ("spec",) else ())), text) for path, text in found
     ]
-    return problems, (graph if isinstance(graph, GraphDeployment) else None)
+    return problems, graph

@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from penstock.api import GraphDeployment, LeaseConfig
-from penstock.api.lease_rules import SHORTEST_SAFE_LEASE_S
+from penstock.api.engine import SHORTEST_SAFE_LEASE_S
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, SECRET
 from penstock.kube.objects.names import GRAPH_FILE, GRAPH_SECRET_VARIABLE, child_name
 from penstock.operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_child

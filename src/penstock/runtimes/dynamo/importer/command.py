@@ -86,13 +86,10 @@ class Command:
 
 
 def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
-    """Return the module and flags of a container, or None if it runs something else.
+    """Return the module and flags of a container's command and arguments, or None if it runs something else.
 
-    Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module.
-
-    Args:
-        words: The container's command and arguments.
-        variables: The container's variables with literal values, which its shell fills in.
+    Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module. Variables with
+    literal values are filled in as its shell does.
     """
     if words and words[0] in SHELLS:
         has_script = len(words) > SCRIPT_AT and _TAKES_SCRIPT.fullmatch(words[1])
@@ -103,13 +100,7 @@ def parse_command(words: list[str], variables: Mapping[str, str] | None = None) 
 
 
 def _read_script(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Command | None:
-    """Return the one command that starts Dynamo; None if there is no such command, or several.
-
-    Args:
-        script: After ``sh -c``.
-        arguments: Values of ``"$@"`` in it.
-        variables: The container's variables with literal values, which are filled in.
-    """
+    """Return the one command that starts Dynamo; None if there is no such command, or several."""
     text = _JOINED.sub(" ", script).replace('"$@"', shlex.join(arguments))
     found = list(_COMMAND.finditer(text))
     if len(found) != 1:

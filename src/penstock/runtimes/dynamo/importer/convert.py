@@ -1,13 +1,12 @@
 """NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) becomes a GraphDeployment.
 
-What cannot be carried is listed with its line and the reason; nothing is dropped in silence. The result
-is validated by the API's own rules before it is returned. Pure.
-
-Source of the foreign form: ai-dynamo/dynamo, deploy/operator/api/v1alpha1 and examples/backends/vllm/deploy.
+What cannot be carried is listed with its line and the reason. The result is validated by the API's own rules before it is
+returned. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -16,46 +15,59 @@ from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
 from penstock.api.manifests.nodes import Document, read_documents
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.validation import shown, validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.runtimes.dynamo.importer.flags import read_planner, read_router_flags, read_worker_flags
-from penstock.runtimes.dynamo.importer.left_out import (
-    FOREIGN_GROUP,
-    SERVICES,
-    drop_foreign_marks,
-    is_owned_variable,
-    note_unused_keys,
-    other_object,
-    placeholders,
-    refuse_missing_model,
+from penstock.runtimes.dynamo.importer.component import (
+    ALPHA,
+    BETA,
+    GROUP,
+    Component,
+    components_of,
+    places_of,
     refuse_what_no_graph_runs,
     why_left_out,
 )
-from penstock.runtimes.dynamo.importer.pods import read_env, read_pod
-from penstock.runtimes.dynamo.importer.services import (
-    MOCKER_MODULE,
-    Component,
-    component_kind,
-    read_component,
+from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
+from penstock.runtimes.dynamo.importer.planner import read_planner
+from penstock.runtimes.dynamo.importer.pods import (
+    PROBE_REMEDY,
+    drop_foreign_marks,
+    is_owned_variable,
+    read_env,
+    read_pod,
 )
-from penstock.runtimes.dynamo.importer.source import ManifestSource, Places, Unconverted, as_alpha
+from penstock.runtimes.dynamo.importer.source import ManifestSource, Unconverted, leaves
 
 FOREIGN_KIND = "DynamoGraphDeployment"
-ALPHA = FOREIGN_GROUP + "v1alpha1"
-BETA = FOREIGN_GROUP + "v1beta1"
 DEFAULT_BUDGET = 8
 """The planner document's max-gpu-budget."""
+
+_WEIGHTS = "has no counterpart: each replica loads its weights from files"
+_STANDBY = "has no counterpart: a failed replica is started again, with no standby beside it"
+_UNUSED = {
+    "dynamoNamespace": "is the graph's own namespace and name here",
+    "livenessProbe": PROBE_REMEDY,
+    "readinessProbe": PROBE_REMEDY,
+    "device": "is read by HAMi; write GPUs as gpusPerReplica, slices and placement into podTemplate",
+    "ingress": "is not made by the operator; expose the router's Service yourself",
+    "modelRef": "names the model to Dynamo's DynamoModel objects; load adapters by the worker's own API",
+    "frontendSidecar": "is filled in by Dynamo's operator; a service with role router stands in its place",
+    "runtimeVersionOverride": "tells Dynamo's operator a version; here the image decides",
+    "failover": _STANDBY,
+    "gpuMemoryService": _WEIGHTS,
+    "experimental.failover": _STANDBY,
+    "experimental.gpuMemoryService": _WEIGHTS,
+    "experimental.checkpoint": _WEIGHTS,
+}
+"""Keys of a component, and why a graph does without them."""
+
+_PLACEHOLDER = re.compile(r"\$\{[A-Za-z_]\w*\}")
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """A converted graph.
-
-    Attributes:
-        graph: Valid by the API's rules.
-        unconverted: What it does not carry, in the order of lines.
-    """
+    """A converted graph, valid by the API's rules, and what it does not carry, in the order of lines."""
 
     graph: GraphDeployment
     unconverted: tuple[Unconverted, ...]
@@ -73,83 +85,77 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
         InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
     """
     document, others = _only_document(text, file, name)
-    value, places = (
-        as_alpha(document.value) if document.value["apiVersion"] == BETA else (document.value, Places())
-    )
-    source = ManifestSource(document, value, places, file)
-    refuse_what_no_graph_runs(source)
-    manifest = _convert(source)
+    source = ManifestSource(document)
+    components = list(components_of(source))
+    refuse_what_no_graph_runs(source, components)
+    manifest = _convert(source, components)
     if source.problems:
         raise InvalidSpecError(source.problems)
     source.note_rest()
     problems, model = validate(GraphDeployment, manifest)
-    if not isinstance(model, GraphDeployment):
+    if model is None:
         raise InvalidSpecError(
-            [
-                Problem(path=f"(converted) {dotted(path)}", message=message, file=file)
-                for path, message in problems
-            ]
+            [Problem(f"(converted) {dotted(path)}", message, file) for path, message in problems]
         )
-    notes = [*source.notes, *map(other_object, others), *placeholders(manifest)]
+    notes = [*source.notes, *map(_other_object, others), *_placeholders(manifest)]
     return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
 
 
 def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
-    documents, findings = read_documents(text)
-    findings = [*findings, *(finding for each in documents for finding in each.findings)]
-    problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
-    named = [
-        (_name_of(each), each)
-        for each in documents
-        if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
-    ]
-    found = [each for own, each in named if name in (None, own)]
+    documents, problems = read_documents(text, file)
+    problems += [finding for each in documents for finding in each.findings]
+    foreign = [each for each in documents if ManifestSource(each).peek("kind") == FOREIGN_KIND]
+    names = [ManifestSource(each).word("metadata", "name") for each in foreign]
+    found = [each for own, each in zip(names, foreign, strict=True) if name in (None, own)]
     if not problems and len(found) != 1:
         message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
-        if named:
-            message += f", or one's name: {', '.join(own or '(none)' for own, _ in named)}"
+        if foreign:
+            message += f", or one's name: {', '.join(own or '(none)' for own in names)}"
         problems.append(Problem("", message, file))
     if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
         message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"
-        problems.append(Problem("apiVersion", message, file, found[0].line_of(("apiVersion",))))
+        problems.append(found[0].problem(("apiVersion",), message))
     if problems:
         raise InvalidSpecError(problems)
     return found[0], [each for each in documents if each is not found[0]]
 
 
-def _name_of(document: Document) -> str | None:
-    metadata = document.value.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _convert(source: ManifestSource) -> dict[str, Any]:
+def _convert(source: ManifestSource, components: list[Component]) -> dict[str, Any]:
     source.taken.update({("apiVersion",), ("kind",), ("spec", "backendFramework")})
     if source.peek("status") is not None:
         source.at("status").note("is written by the cluster")
     spec: dict[str, Any] = {"model": {}, "runtime": "dynamo", "services": {}}
     metadata = _metadata(source.at("metadata"))
     planner: dict[str, Any] = {"enabled": False}
-    components: list[Component] = []
-    every = [source.at(*SERVICES, key) for key in source.names(*SERVICES)]
-    for each in every:
-        why = why_left_out(each, [other for other in every if other is not each])
+    kept: list[Component] = []
+    for each in components:
+        why = why_left_out(each, components)
         if why is not None:
-            each.note(why)
-        elif component_kind(each) == "planner":
+            each.source.note(why)
+        elif each.kind == "planner":
             planner = read_planner(each)
         else:
-            components.append(read_component(each))
-    _settle_roles(components)
-    _settle_names(components, str(metadata.get("name", "")))
-    _fill(source, spec, components)
-    workers = [each for each in components if each.role is not Role.ROUTER]
-    refuse_missing_model(source, spec, workers)
+            each.read()
+            kept.append(each)
+    _settle_roles(kept)
+    _settle_names(kept, str(metadata.get("name", "")))
+    _fill(source, spec, kept)
+    workers = [each for each in kept if each.role is not Role.ROUTER]
+    everything, _ = places_of(source)
+    if not source.problems and "name" not in spec["model"]:
+        if workers:
+            workers[0].args.refuse("names no model, nor does another worker; add --model to its arguments")
+        else:
+            everything.refuse("hold no worker, so there is no model to serve; import the file that has one")
     if planner != {"enabled": False}:
         _open_scaling(workers)
-        _settle_budget(source, planner, workers)
-    spec["services"] = {each.name: {"role": str(each.role), **each.service} for each in components}
+        start = sum(each.gpus * each.service.get("replicas", 1) for each in workers)
+        if "maxGpuBudget" not in planner and start > DEFAULT_BUDGET:
+            planner["maxGpuBudget"] = None
+            why = f"start with {start} GPUs, above the planner's default budget; no ceiling is set"
+            everything.note(why, start)
+    spec["services"] = {each.name: {"role": str(each.role), **each.service} for each in kept}
     _share_image(spec)
     spec["planner"] = planner
     return {"apiVersion": API_VERSION, "kind": "GraphDeployment", "metadata": metadata, "spec": spec}
@@ -189,13 +195,13 @@ def _settle_names(components: list[Component], graph: str) -> None:
 
 def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Component]) -> None:
     """Fill each component's service, and the sections of the graph that follow from them."""
-    env = read_env(source.at("spec", "envs"))
+    env = read_env(places_of(source)[1])
     if env:
         spec["env"] = env
     claims = _claims(source)
     pools: dict[str, Any] = {}
     for component in components:
-        parts = read_pod(component.source, claims)
+        parts = read_pod(component, claims)
         parts.env += _script_env(component)
         if component.role is Role.ROUTER:
             parts.env = [*({**each} for each in env), *parts.env]
@@ -204,10 +210,11 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
                 spec["router"] = router
         else:
             read_worker_flags(component, spec)
-            if component.command is not None and component.command.module == MOCKER_MODULE:
-                spec.setdefault("engine", {})["mocker"] = True
         component.service.update(parts.service_fields(pools))
-        note_unused_keys(component.source)
+        for key, why in _UNUSED.items():
+            found = component.source.at(*key.split("."))
+            if found.peek() is not None:
+                found.note(why)
     if pools:
         spec["nodePools"] = pools
 
@@ -215,9 +222,8 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
 def _script_env(component: Component) -> list[dict[str, Any]]:
     """Return the variables that a component's script sets for its command."""
     found = component.command.env if component.command is not None else {}
-    command = component.source.at("extraPodSpec", "mainContainer", "command")
     for name in filter(is_owned_variable, found):
-        command.note(f"{name} is set by the runtime", found[name])
+        component.container.at("command").note(f"{name} is set by the runtime", found[name])
     return [{"name": name, "value": value} for name, value in found.items() if not is_owned_variable(name)]
 
 
@@ -243,14 +249,6 @@ def _open_scaling(workers: list[Component]) -> None:
         scaling.setdefault("maxReplicas", max(DEFAULT_BUDGET, start))
 
 
-def _settle_budget(source: ManifestSource, planner: dict[str, Any], workers: list[Component]) -> None:
-    start = sum(each.gpus * each.service.get("replicas", 1) for each in workers)
-    if "maxGpuBudget" not in planner and start > DEFAULT_BUDGET:
-        planner["maxGpuBudget"] = None
-        why = f"start with {start} GPUs, above the planner's default budget; no ceiling is set"
-        source.at(*SERVICES).note(why, start)
-
-
 def _share_image(spec: dict[str, Any]) -> None:
     """Move the most common image of the services up to the graph."""
     images = Counter(each["image"] for each in spec["services"].values() if "image" in each)
@@ -260,3 +258,22 @@ def _share_image(spec: dict[str, Any]) -> None:
     for service in spec["services"].values():
         if service["image"] == spec["image"]:
             del service["image"]
+
+
+def _other_object(document: Document) -> Unconverted:
+    """Report another object of the same file."""
+    value = document.value if isinstance(document.value, dict) else {}
+    is_dynamos = str(value.get("apiVersion")).startswith(GROUP)
+    why = "is read by Dynamo's operator alone" if is_dynamos else "is no part of a graph; apply it by itself"
+    return Unconverted("(another object)", shown(value.get("kind")), why, document.line_of(()))
+
+
+def _placeholders(manifest: dict[str, Any]) -> list[Unconverted]:
+    """Report each ``${NAME}`` of a template, which is to be filled in before it is applied."""
+    found: dict[str, str] = {}
+    for path, value in leaves(manifest):
+        for text in (*map(str, path), value):
+            for name in _PLACEHOLDER.findall(text) if isinstance(text, str) else ():
+                found.setdefault(name, dotted(path))
+    why = "is filled in by envsubst; do that first, or write it into the graph"
+    return [Unconverted(f"(converted) {path}", name, why) for name, path in found.items()]

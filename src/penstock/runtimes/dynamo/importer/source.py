@@ -1,14 +1,8 @@
-"""A foreign manifest that remembers which of its values were carried over.
-
-What is not read is reported at the end, so no key can be dropped in silence. Version v1beta1, which lists components and gives
-each a native pod template with a container ``main``, is rearranged into v1alpha1's places, which the rest of the importer reads.
-
-Source: ai-dynamo/dynamo, deploy/operator/api/v1beta1 and examples/backends/vllm/deploy/v1beta1.
-"""
+"""A foreign manifest that remembers which of its values were carried; what is not read is reported, never dropped in silence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,8 +12,6 @@ from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import Problem
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
-
-NO_COUNTERPART = "has no counterpart here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,42 +35,17 @@ class Unconverted:
         return f"{place}{self.path}: {self.value}: {self.why}"
 
 
-@dataclass(slots=True)
-class Places:
-    """Where the parts of a rearranged manifest stood in the user's own."""
-
-    _moves: list[tuple[KeyPath, KeyPath]] = field(default_factory=list)
-
-    def moved(self, new: KeyPath, old: KeyPath) -> None:
-        """Record that values at or below ``new`` came from ``old`` or below."""
-        self._moves.append((new, old))
-
-    def origin(self, path: KeyPath) -> KeyPath:
-        """Return where the value at ``path`` stood, by the longest part of the path that was moved."""
-        fitting = [(new, old) for new, old in self._moves if path[: len(new)] == new]
-        new, old = max(fitting, key=lambda each: len(each[0]), default=((), ()))
-        return (*old, *path[len(new) :])
-
-
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """One document, or a part of it, and what has been taken from it so far.
+    """One document, or the part of it at ``base``, and what has been taken from it so far; parts share the latter.
 
     Attributes:
-        document: As the user wrote it.
-        value: The complete manifest in the form that is read.
-        places: Where its parts are in the document.
-        file: Its name in problems.
-        base: Path of the part; keys that methods take go on from there.
         taken: Paths that were carried, from the root.
-        notes: What was not.
+        notes: What was not carried.
         problems: Why it cannot be converted at all.
     """
 
     document: Document
-    value: Any
-    places: Places = field(default_factory=Places)
-    file: str | None = None
     base: KeyPath = ()
     taken: set[KeyPath] = field(default_factory=set)
     notes: list[Unconverted] = field(default_factory=list)
@@ -90,7 +57,7 @@ class ManifestSource:
 
     def peek(self, *keys: str | int) -> Any:
         """Return the value without taking it; None if there is none."""
-        value: Any = self.value
+        value: Any = self.document.value
         for key in (*self.base, *keys):
             if isinstance(value, dict):
                 value = value.get(str(key))
@@ -132,8 +99,7 @@ class ManifestSource:
         """Report this part as not carried, and count it as dealt with."""
         self.taken.add(self.base)
         text = shown(self.peek() if value is None else value)
-        origin = self.places.origin(self.base)
-        self.notes.append(Unconverted(dotted(origin), text, why, self.document.line_of(origin)))
+        self.notes.append(Unconverted(dotted(self.base), text, why, self.document.line_of(self.base)))
 
     def note_keys(self, why: str) -> None:
         """Report each key of this map that is neither carried nor reported yet."""
@@ -144,14 +110,13 @@ class ManifestSource:
 
     def refuse(self, message: str) -> None:
         """Report this part as what no graph can express."""
-        origin = self.places.origin(self.base)
-        self.problems.append(Problem(dotted(origin), message, self.file, self.document.line_of(origin)))
+        self.problems.append(self.document.problem(self.base, message))
 
     def note_rest(self) -> None:
         """Report every value that was not read; null is a key that is not set."""
-        for path, value in leaves(self.value):
+        for path, value in leaves(self.document.value):
             if value is not None and not any(path[:length] in self.taken for length in range(len(path) + 1)):
-                self.at(*path).note(NO_COUNTERPART, value)
+                self.at(*path).note("has no counterpart here", value)
 
 
 def _taken(part: ManifestSource, empty: _Kind, name: str) -> _Kind:
@@ -172,101 +137,3 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
             yield from leaves(item, (*path, index))
     else:
         yield path, value
-
-
-MAIN = "main"
-GPU_RESOURCE = "nvidia.com/gpu"
-_OWN_RESOURCES = {GPU_RESOURCE: "gpu", "cpu": "cpu", "memory": "memory"}
-"""Resources that v1alpha1 holds outside the container, and their names there."""
-_Moved = Callable[[KeyPath, KeyPath], None]
-"""Records that a value at the first path below a service came from the second below its component."""
-
-
-def as_alpha(manifest: dict[str, Any]) -> tuple[dict[str, Any], Places]:
-    """Return the manifest in v1alpha1's form, and where each of its parts stood."""
-    spec = manifest.get("spec")
-    if not isinstance(spec, dict):
-        return manifest, Places()
-    places = Places()
-    moved = {key: each for key, each in spec.items() if key not in {"components", "env"}}
-    if "env" in spec:
-        moved["envs"] = spec["env"]
-        places.moved(("spec", "envs"), ("spec", "env"))
-    services: dict[str, Any] = {}
-    components = spec.get("components")
-    for index, component in enumerate(components if isinstance(components, list) else []):
-        if not isinstance(component, dict):
-            continue
-        name = str(component.get("name") or f"component-{index}")
-        new, old = ("spec", "services", name), ("spec", "components", index)
-        places.moved(new, old)
-
-        def moved_within(there: KeyPath, here: KeyPath, new: KeyPath = new, old: KeyPath = old) -> None:
-            places.moved((*new, *there), (*old, *here))
-
-        services[name] = _service(component, moved_within)
-    moved["services"] = services
-    return {**manifest, "spec": moved}, places
-
-
-def _service(given: dict[str, Any], moved: _Moved) -> dict[str, Any]:
-    """Return a component as a service; keys without a place of their own stay, so that they are reported."""
-    apart = {"name", "type", "podTemplate", "sharedMemorySize", "scalingAdapter"}
-    service = {key: each for key, each in given.items() if key not in apart}
-    if "type" in given:
-        service["componentType"] = given["type"]
-        moved(("componentType",), ("type",))
-    if "sharedMemorySize" in given:
-        size = str(given["sharedMemorySize"])
-        service["sharedMemory"] = {"disabled": True} if size == "0" else {"size": size}
-        moved(("sharedMemory",), ("sharedMemorySize",))
-    if isinstance(given.get("scalingAdapter"), dict):
-        service["scalingAdapter"] = {"enabled": True, **given["scalingAdapter"]}
-    template = given.get("podTemplate")
-    if isinstance(template, dict):
-        _lay_out(service, template, moved)
-    return service
-
-
-def _lay_out(service: dict[str, Any], template: dict[str, Any], moved: _Moved) -> None:
-    if "metadata" in template:
-        service["extraPodMetadata"] = template["metadata"]
-        moved(("extraPodMetadata",), ("podTemplate", "metadata"))
-    spec = template.get("spec")
-    if not isinstance(spec, dict):
-        return
-    moved(("extraPodSpec",), ("podTemplate", "spec"))
-    containers = spec.get("containers")
-    if not isinstance(containers, list):
-        service["extraPodSpec"] = spec
-        return
-    extra = {key: each for key, each in spec.items() if key != "containers"}
-    sidecars: list[Any] = []
-    for index, container in enumerate(containers):
-        old = ("podTemplate", "spec", "containers", index)
-        if isinstance(container, dict) and container.get("name") == MAIN:
-            moved(("extraPodSpec", "mainContainer"), old)
-            extra["mainContainer"] = _main(service, container, old, moved)
-        else:
-            moved(("extraPodSpec", "containers", len(sidecars)), old)
-            sidecars.append(container)
-    service["extraPodSpec"] = {**extra, "containers": sidecars} if sidecars else extra
-
-
-def _main(service: dict[str, Any], container: dict[str, Any], old: KeyPath, moved: _Moved) -> dict[str, Any]:
-    """Return the main container; GPUs, CPU and memory stay outside it."""
-    main = {key: each for key, each in container.items() if key not in {"name", "resources"}}
-    resources = container.get("resources")
-    if resources is not None and not isinstance(resources, dict):
-        return {**main, "resources": resources}
-    for kind, amounts in (resources or {}).items():
-        if not isinstance(amounts, dict):
-            main.setdefault("resources", {})[kind] = amounts
-            continue
-        for key, amount in amounts.items():
-            own = _OWN_RESOURCES.get(key)
-            holder = main if own is None else service
-            holder.setdefault("resources", {}).setdefault(kind, {})[own or key] = amount
-            if own is not None:
-                moved(("resources", kind, own), (*old, "resources", kind, key))
-    return main
