@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from penstock.core.errors import ConfigError
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.kv_subscription import NUMBER_BYTES, KvAddress, KvSink, KvSubscription
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 from penstock.runtimes.engine_flags import kv_replay_port
 
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {

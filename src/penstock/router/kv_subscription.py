@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from penstock.core.logs import get_logger
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 
 NUMBER_BYTES: Final = 8
 FIRST_ANSWER_S: Final = 1.0

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.router.admission import LiveCore
-from penstock.router.core.router_state import LATELY_S, WakeTimes
+from penstock.router.core.waiting import LATELY_S, WakeTimes
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.families import by_label, counter, gauge, histogram
 from penstock.router.kv_listener import KvListener

@@ -16,10 +16,10 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import Admission, LiveCore, log_worker_event
+from penstock.router.admission import Admission, LiveCore, log_worker_change
 from penstock.router.config_watch import ConfigWatch
 from penstock.router.core.build import build_router
-from penstock.router.core.worker_spec import WorkerSize
+from penstock.router.core.worker import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
@@ -245,7 +245,7 @@ class RouterServer:
             dict.fromkeys(settings.roles, size),
             lease_s=settings.lease_s,
             is_supervised=settings.kubernetes is not None,
-            record=log_worker_event,
+            record=log_worker_change,
         )
         core.speed = settings.speed
         return core
@@ -307,7 +307,9 @@ class RouterServer:
         if port is None or self._reader is None:
             return None
         unit = settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
-        return KvListener(self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=unit)
+        return KvListener(
+            self.admission, self.core.entry_queue.workers.index_of, port=port, engine_block_tokens=unit
+        )
 
     def _make_live_page(self) -> LivePage:
         discovery = self._discovery

@@ -9,9 +9,9 @@ from penstock.api import Role, RouterConfig
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.router.admission import Admission, NoWorker, QueueTimeout
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import Prefix
+from penstock.router.policy.prefixes import Prefix
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
 
@@ -98,7 +98,7 @@ async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart(
     world.finish(warm)
 
     def held():
-        return world.queue.index_of(home).held(Prefix((1, 2, 3)))
+        return world.queue.workers.index_of(home).held(Prefix((1, 2, 3)))
 
     world.admission.set_drained(home, drained=True)
     world.admission.set_drained(home, drained=False)

@@ -5,9 +5,7 @@ import pytest
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker import WorkerState
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerPool, WorkerSpec, WorkerState
 
 SPEC = WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9", supervised=True)
 

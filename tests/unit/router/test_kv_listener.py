@@ -9,11 +9,10 @@ from penstock.api import Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.kv_listener import KvListener
-from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import Prefix, PrefixIndex, token_keys
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import ExactKeys, PromptTokenizer, load_tokenizer, read_prompt
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.router import kv_subscription
 from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 pytest.importorskip("zmq.asyncio")

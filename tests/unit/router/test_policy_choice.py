@@ -6,8 +6,14 @@ from pydantic import ValidationError
 from penstock.api import RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.router.policy.registry import decode_policy, make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, AssignTime, Estimates
-from penstock.router.policy.worker_queue import KV_MAX_AGE_S, WorkerLoad, WorkerQueue
+from penstock.router.policy.routing_policy import (
+    KV_MAX_AGE_S,
+    Arrival,
+    AssignTime,
+    Estimates,
+    WorkerLoad,
+    WorkerQueue,
+)
 
 REQUEST = Arrival((), 100)
 WHEN_FREE = sorted(
@@ -159,7 +165,7 @@ async def test_a_workers_own_metrics_say_how_much_it_caches(harness):
     """1,000 blocks of 16 tokens are some 31 of 512, not the 8,192 that are assumed before the first scrape."""
     worker = await harness.worker("aggregated")
     router = await harness.router(worker)
-    index = router.server.core.entry_queue.index_of(worker.name)
+    index = router.server.core.entry_queue.workers.index_of(worker.name)
     await router.until(lambda: index.capacity == 31)
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from penstock.api import BreakerConfig, Role
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerPool, WorkerSpec
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt

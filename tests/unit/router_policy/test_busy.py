@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import RefusalReason, Refuse
-from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
+from penstock.router.core.retries import Assignment, RefusalReason, Refuse
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
     ALL_BUSY,
@@ -17,14 +16,17 @@ from penstock.router.policy.busy import (
     BusyThresholds,
     DrainRate,
     Excess,
-    RankLoad,
     busy_thresholds,
-    rank_loads,
     worker_excess,
 )
 
 BOTH = BusyThresholds(0.85, 10_000)
 POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
+
+
+def excess_of(usages, *prompts, thresholds=BOTH, rest=0.0):
+    """Return how far a worker is above its thresholds."""
+    return worker_excess(usages, prompts, rest, thresholds=thresholds)
 
 
 @pytest.mark.parametrize(
@@ -40,15 +42,13 @@ POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
 )
 def test_a_rank_is_busy_above_either_threshold_and_not_at_it(blocks, tokens, is_busy):
     """The document's examples: 87% of blocks at 0.85, 12,000 tokens at 10,000."""
-    assert (worker_excess([RankLoad(blocks, tokens)], BOTH, None) is not None) is is_busy
+    assert (excess_of([blocks], tokens) is not None) is is_busy
 
 
 def test_a_worker_is_busy_only_if_all_its_ranks_are():
-    """One rank with room takes the next request; a worker without ranks is none to reject for."""
-    full, free = RankLoad(0.9, 0), RankLoad(0.2, 0)
-    assert worker_excess([full, full], BOTH, None) == Excess(pytest.approx(0.05), 0.0)
-    assert worker_excess([full, free], BOTH, None) is None
-    assert worker_excess([], BOTH, None) is None
+    """One rank with room takes the next request."""
+    assert excess_of([0.9, 0.9]) == Excess(pytest.approx(0.05), 0.0)
+    assert excess_of([0.9, 0.2]) is None
 
 
 def test_the_lower_prefill_threshold_counts():
@@ -61,8 +61,8 @@ def test_the_lower_prefill_threshold_counts():
 
 def test_what_is_unknown_makes_nobody_busy():
     """Missing is not full, and without thresholds nothing is."""
-    assert worker_excess([RankLoad(None, 0)], BusyThresholds(0.0), None) is None
-    assert worker_excess([RankLoad(1.0, 10**9)], NO_THRESHOLDS, 8192) is None
+    assert excess_of([None], thresholds=BusyThresholds(0.0)) is None
+    assert excess_of([1.0], 10**9, thresholds=NO_THRESHOLDS) is None
 
 
 def test_mode_none_clears_the_thresholds():
@@ -89,12 +89,10 @@ def test_the_drain_rate_is_that_of_work_whatever_came():
 
 def test_prompts_are_balanced_over_ranks_whole():
     """Of three prompts of 9,000 tokens one rank has one: not all are above 10,000, although the mean is."""
-    thresholds, prompts = BusyThresholds(None, 10_000), (9000, 9000, 9000)
-    ranks = rank_loads((0.5, 0.1), prompts, 0.0)
-    assert ranks == [RankLoad(0.5, 9000), RankLoad(0.1, 18_000)]
-    assert worker_excess(ranks, thresholds, None) is None
-    assert worker_excess(rank_loads((0.5, 0.1), (*prompts, 9000), 0.0), thresholds, None) is not None
-    assert rank_loads((None, None), (), 300.0) == [RankLoad(None, 150.0)] * 2
+    by_tokens, prompts = BusyThresholds(None, 10_000), (9000, 9000, 9000)
+    assert excess_of((0.5, 0.1), *prompts, thresholds=by_tokens) is None
+    assert excess_of((0.5, 0.1), *prompts, 9000, thresholds=by_tokens) == Excess(0.0, 8000.0)
+    assert excess_of((None, None), thresholds=by_tokens, rest=21_000.0) == Excess(0.0, 500.0)
 
 
 def test_a_worker_of_two_ranks_with_three_prompts_takes_the_next():

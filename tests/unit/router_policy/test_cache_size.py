@@ -3,13 +3,11 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import CACHE_BLOCKS, QueueSettings
+from penstock.router.core.waiting import CACHE_BLOCKS, QueueSettings
 from penstock.router.policy.arrival import KeyDensity
-from penstock.router.policy.keys import Prefix
-from penstock.router.policy.prefix_cost import PrefixCost
-from penstock.router.policy.prefix_index import PrefixIndex
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.policies import PrefixCost
+from penstock.router.policy.prefixes import Prefix, PrefixIndex
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 
 def queue_of(capacity_tokens):
@@ -24,11 +22,11 @@ def queue_of(capacity_tokens):
 def test_a_small_cache_is_not_taken_for_a_large_one():
     """20,480 tokens are 40 blocks: of five prompts of ten blocks the first is forgotten, as the worker has."""
     queue = queue_of(20_480)
-    queue.fit_cache("a")
+    queue.workers.fit_cache("a")
     for item in range(5):
         queue.submit(item, Arrival(tuple(range(100 * item, 100 * item + 10)), 5120), float(item))
-    queue.fit_cache("a")
-    index = queue.index_of("a")
+    queue.workers.fit_cache("a")
+    index = queue.workers.index_of("a")
     assert index.capacity == 40
     assert index.held(Prefix(tuple(range(10)))) < 10
     assert index.held(Prefix(tuple(range(400, 410)))) == 10
@@ -37,9 +35,9 @@ def test_a_small_cache_is_not_taken_for_a_large_one():
 def test_an_unknown_size_is_assumed():
     """And a worker that is not there is no error."""
     queue = queue_of(None)
-    queue.fit_cache("a")
-    queue.fit_cache("b")
-    assert queue.index_of("a").capacity == CACHE_BLOCKS
+    queue.workers.fit_cache("a")
+    queue.workers.fit_cache("b")
+    assert queue.workers.index_of("a").capacity == CACHE_BLOCKS
 
 
 def test_short_chats_have_more_keys_to_a_token():

@@ -3,10 +3,9 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.baselines import LeastLoaded, RoundRobin
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.policies import LeastLoaded, RoundRobin
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 
 def queue_of(*names, policy=LeastLoaded, **settings):
@@ -27,7 +26,7 @@ def dispatched(queue, now_s=0.0):
     """Return what goes to a worker now, counted in there as the router core does."""
     found = []
     for each in queue.dispatch(now_s):
-        load = queue._workers[each.worker].load
+        load = queue.workers.eligible[each.worker].load
         load.inflight_requests += 1
         load.inflight_tokens += each.tokens
         found.append((each.item, each.worker))

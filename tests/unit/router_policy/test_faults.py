@@ -4,12 +4,10 @@ import pytest
 
 from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.keys import prompt_keys
-from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
-from penstock.router.policy.sticky import StickySessions
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.prefixes import prompt_keys
+from penstock.router.policy.registry import StickySessions, make_policy, policy_names
+from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, WorkerLoad
 
 NAMES = ["a", "b", "c"]
 
@@ -37,7 +35,7 @@ def assert_idle(queues):
     """Nothing waits, runs or is decoded anywhere."""
     assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
     assert queues.waiting_requests() == []
-    assert {queues.load_of(name, 1e9)[0] for name in NAMES} == {0}
+    assert {queues.workers.load_of(name, 1e9)[0] for name in NAMES} == {0}
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
@@ -56,7 +54,7 @@ def test_a_clock_that_steps_breaks_nothing(queues, step_s):
     drain(queues, now_s)
 
     assert_idle(queues)
-    assert all(0.0 < each.relative_slowdown < float("inf") for each in queues._workers.values())
+    assert all(0.0 < each.relative_slowdown < float("inf") for each in queues.workers.eligible.values())
 
 
 def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):

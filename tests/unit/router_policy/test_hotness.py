@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.policy.hotness import HotnessTree
+from penstock.router.policy.rings import HotnessTree
 
 
 def test_a_prefix_that_everybody_shares_makes_keys_longer():

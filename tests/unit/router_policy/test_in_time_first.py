@@ -4,10 +4,9 @@ import pytest
 
 from penstock.api import QueueOrder
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.baselines import LeastPending
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.policies import LeastPending
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 PACE = 1000.0
 
@@ -106,12 +105,12 @@ def test_late_work_does_not_scare_newcomers_away():
     queues = queue_of()
     submit(queues, "late", 6000, 0.0)
     submit(queues, "in time", 100, 0.0)
-    assert queues.load_of("a", 0.0)[0] == 6100
+    assert queues.workers.load_of("a", 0.0)[0] == 6100
 
     assert next_of(queues, 0.0) == "in time"
-    assert queues._workers["a"].pending_tokens == 100
-    assert queues.queued_tokens("a") == 6000
-    assert queues.load_of("a", 0.0)[0] == 100, "late work lets other routers' requests go first, too"
+    assert queues.workers.eligible["a"].pending_tokens == 100
+    assert queues.workers.queued_tokens("a") == 6000
+    assert queues.workers.load_of("a", 0.0)[0] == 100, "late work lets other routers' requests go first, too"
 
 
 def test_a_late_request_can_leave_and_expire():
@@ -128,7 +127,7 @@ def test_a_late_request_can_leave_and_expire():
     assert next_of(queues, 31.0) == "moved"
 
     assert queues.waiting == queues.tokens == 0
-    assert queues.queued_tokens("b") == 0
+    assert queues.workers.queued_tokens("b") == 0
 
 
 def test_without_a_pace_nobody_is_late():

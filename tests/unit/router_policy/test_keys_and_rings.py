@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.policy.keys import (
+from penstock.router.policy.prefixes import (
     BLOCK_BYTES,
     MAX_BLOCKS,
     SUB_BLOCK_KEYS,
@@ -15,7 +15,7 @@ from penstock.router.policy.keys import (
     token_keys,
 )
 from penstock.router.policy.rings import VIRTUAL_NODES, DualRing, HashRing
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.routing_policy import WorkerLoad
 
 NAMES = [f"w{i}" for i in range(8)]
 KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
@@ -68,8 +68,8 @@ def test_a_growing_chat_keeps_its_parts(length, more):
 def test_keys_that_collide_cost_a_prefill_and_nothing_else():
     """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
     from penstock.router.core.dispatch_queue import DispatchQueue
-    from penstock.router.core.queue_state import QueueSettings
-    from penstock.router.policy.prefix_cost import PrefixCost
+    from penstock.router.core.waiting import QueueSettings
+    from penstock.router.policy.policies import PrefixCost
     from penstock.router.policy.routing_policy import Arrival
 
     queues = DispatchQueue(PrefixCost(), QueueSettings())
@@ -80,7 +80,7 @@ def test_keys_that_collide_cost_a_prefill_and_nothing_else():
         queues.prefilled(item, 1.0, cached_tokens=0)
 
     assert queues.waiting == 0
-    assert queues.load_of("a", 1.0)[0] == queues.load_of("b", 1.0)[0] == 0
+    assert queues.workers.load_of("a", 1.0)[0] == queues.workers.load_of("b", 1.0)[0] == 0
 
 
 def test_token_ids_give_one_key_per_block_of_512():

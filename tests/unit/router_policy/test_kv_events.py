@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
-from penstock.router.policy.worker_queue import LOAD_COST, WorkerLoad, WorkerQueue
+from penstock.router.policy.prefixes import Prefix, PrefixIndex, token_keys
+from penstock.router.policy.routing_policy import LOAD_COST, WorkerLoad, WorkerQueue
 
 UNIT, BLOCK = 4, 16
 
@@ -109,7 +108,7 @@ def test_malformed_events_change_nothing(parent, tokens):
     events.stored(names(0, 4), parent, tokens)
     events.removed(["never stored"])
 
-    assert (len(index), len(events)) == (0, 0)
+    assert (index.count, len(events)) == (0, 0)
 
 
 @given(

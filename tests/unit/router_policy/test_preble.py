@@ -3,10 +3,9 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.preble import WINDOW_S, PrebleE2
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.policies import WINDOW_S, PrebleE2
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 
 def queues_of(*names):

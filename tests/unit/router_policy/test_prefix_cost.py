@@ -6,15 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api import QueueOrder, Tier
+from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.baselines import MinTtft
+from penstock.router.core.waiting import QueueSettings
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.prefix_cost import PrefixCost, cheapest, prefix_cost
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.tiers import TierSettings
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.policies import MinTtft, PrefixCost, cheapest, prefix_cost
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 CHAIN = tuple(range(11, 19))
 
@@ -43,7 +40,7 @@ def test_a_hit_is_worth_four_times_its_tokens_of_waiting(placer, waiting_tokens,
     placement.submit("r", Arrival(CHAIN, 4000, block_tokens=1000), 1.0)
 
     assert expected in {handed.worker for handed in list(placement.dispatch(1.0)) if handed.item == "r"} or (
-        placement.queued_tokens(expected) > 0
+        placement.workers.queued_tokens(expected) > 0
     )
 
 
@@ -58,7 +55,10 @@ def test_a_clearly_slower_instance_costs_more():
             placement.submit(item, Arrival((hash(item) & 0xFFFFFF,), 300, away), float(step))
             list(placement.dispatch(float(step)))
             placement.prefilled(item, step + 300 / rate)
-    slow, fast = placement._workers["slow"].relative_slowdown, placement._workers["fast"].relative_slowdown
+    slow, fast = (
+        placement.workers.eligible["slow"].relative_slowdown,
+        placement.workers.eligible["fast"].relative_slowdown,
+    )
 
     assert slow > 1.25
     assert fast < 0.9
@@ -75,7 +75,7 @@ def test_equal_paces_that_measure_differently_cost_the_same():
             list(placement.dispatch(float(step)))
             placement.prefilled(item, step + took_s)
 
-    assert {each.relative_slowdown for each in placement._workers.values()} == {1.0}
+    assert {each.relative_slowdown for each in placement.workers.eligible.values()} == {1.0}
 
 
 @pytest.mark.parametrize("policy", [PrefixCost, MinTtft])
@@ -144,7 +144,7 @@ def full_scan(pool, arrival, estimates):
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 1 << 30), st.sampled_from([None, TierSettings()]), st.sampled_from([None, 4000]))
+@given(st.integers(0, 1 << 30), st.sampled_from([None, TiersConfig()]), st.sampled_from([None, 4000]))
 def test_the_choice_is_that_of_a_full_scan(seed, tiers, slots):
     """Whatever waits, runs, decodes or is late at workers of unlike throughput, and whatever they hold."""
     rng = random.Random(seed)
@@ -162,9 +162,11 @@ def test_the_choice_is_that_of_a_full_scan(seed, tiers, slots):
             tier=rng.choice(list(Tier)),
             tenant=rng.choice("xy"),
         )
-        queue._estimates.now_s = now_s
-        pool = list(queue._workers.values())
-        assert cheapest(pool, arrival, queue._estimates) == full_scan(pool, arrival, queue._estimates)
+        queue.workers.estimates.now_s = now_s
+        pool = list(queue.workers.eligible.values())
+        assert cheapest(pool, arrival, queue.workers.estimates) == full_scan(
+            pool, arrival, queue.workers.estimates
+        )
         queue.submit(item, arrival, now_s)
         running += [(each.item, each.uncached / paces[each.worker]) for each in queue.dispatch(now_s)]
         while running and rng.random() < 0.5:

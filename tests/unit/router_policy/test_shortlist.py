@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.policy.prefix_cost import ALL_UP_TO, PrefixCost, Shortlist, prefix_cost
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.policies import ALL_UP_TO, PrefixCost, prefix_cost
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 FLEET = 100
 _NOISE = 0.02
@@ -73,19 +72,20 @@ def test_the_choice_is_as_good_as_a_full_scan(seed, holders):
     for probe in range(20):
         chain = (probe, 100 + rng.randrange(60), 9000 + probe)
         arrival = Arrival(chain, rng.randrange(1, 20_000))
-        see_each_load(policy._shortlist, queues)
+        see_each_load(queues)
         costs = {
-            name: prefix_cost(each, arrival, each.uncached(arrival), queues._estimates)
-            for name, each in queues._workers.items()
+            name: prefix_cost(each, arrival, each.uncached(arrival), queues.workers.estimates)
+            for name, each in queues.workers.eligible.items()
         }
         chosen = submit(queues, f"probe {probe}", chain, arrival.tokens)
         assert costs[chosen] <= min(costs.values()) * (1 + _NOISE)
 
 
-def see_each_load(shortlist: Shortlist, queues):
+def see_each_load(queues):
     """Let one turn of the fleet pass in which nothing is placed."""
-    for _ in range(FLEET // 8 + 1):
-        shortlist.candidates((), queues._workers, queues._estimates)
+    for item in range(FLEET // 8 + 1):
+        queues.submit(("look", item), Arrival((), 0), 0.0)
+        queues.cancel(("look", item))
 
 
 def test_small_fleets_are_asked_whole():

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import SheddingConfig, Tier
+from penstock.api import SheddingConfig, Tier, TiersConfig
 from penstock.core.histogram import percentile
 from penstock.router.policy.slo_monitor import EndedRequest, SlidingWindow, SloMonitor
-from penstock.router.policy.tiers import TierSettings
 
 SETTINGS = SheddingConfig()
 
 
 def monitor(**values: object) -> SloMonitor:
     """Return a monitor of the usual targets."""
-    return SloMonitor(TierSettings(), SheddingConfig(**values))
+    return SloMonitor(TiersConfig(shedding=SheddingConfig(**values)))
 
 
 def run(slo: SloMonitor, seconds: range, ttft_s: dict[Tier, float], *, rps: int = 10) -> list[int]:
@@ -150,8 +149,8 @@ def test_switched_off_it_measures_and_sheds_nothing() -> None:
     """Compliance is wanted all the same."""
     slo = monitor(enabled=False)
     run(slo, range(30), {Tier.PREMIUM: 0.3})
+    assert slo.step == 4
     assert not slo.sheds(Tier.BACKGROUND)
-    assert slo.ttft_s(Tier.PREMIUM, 29.0) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,8 @@ def test_the_step_moves_by_one_and_not_too_often(values: list[tuple[float, float
 def test_settings_that_change_keep_what_was_measured():
     """A shorter window forgets what lies before it, from then on; nothing is measured anew."""
     slo = monitor(window_seconds=60.0)
-    for at_s in (0.0, 50.0):
-        slo.first_token(Tier.PREMIUM, at_s + 1.0, at_s)
-    slo.configure(TierSettings(), SheddingConfig(window_seconds=20.0))
-    assert slo.ttft_s(Tier.PREMIUM, 55.0) == 51.0
+    for at_s, is_failed in ((0.0, True), (50.0, False)):
+        slo.ended(Tier.PREMIUM, EndedRequest(e2e_s=1.0, is_failed=is_failed), at_s)
+    assert slo.compliance(Tier.PREMIUM, 55.0) == 0.5
+    slo.configure(TiersConfig(shedding=SheddingConfig(window_seconds=20.0)))
+    assert slo.compliance(Tier.PREMIUM, 55.0) == 1.0

@@ -9,22 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import QueueOrder, Role, RouterConfig, Tier
+from penstock.api import QueueOrder, Role, RouterConfig, Tier, TiersConfig
+from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierShares, TierSlos
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.retries import Assignment, RefusalReason
 from penstock.router.core.tiers import QueueRoom
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.tier_queue import longest_wait_tokens
-from penstock.router.policy.tiers import SHARED, SloTarget, TierSettings
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.routing_policy import WorkerLoad
 
 SLO_S = 2.0
-ALIKE = TierSettings(targets={tier: SloTarget(ttft_s=SLO_S) for tier in Tier})
+TARGETS = {"ttft_seconds": SLO_S, "tpot_seconds": None, "end_to_end_seconds": None}
+ALIKE = TiersConfig(
+    slo=TierSlos(
+        premium=PremiumSlo(**TARGETS), standard=StandardSlo(**TARGETS), background=BackgroundSlo(**TARGETS)
+    )
+)
 TIERS = st.sampled_from(list(Tier))
 EVENTS = st.lists(
     st.one_of(
@@ -101,7 +104,7 @@ class Script:
             case ("rebalance",):
                 queue.rebalance(self.now_s)
             case ("settings",) if queue.settings.tiers is not None and has_tiers:
-                queue.set_tiers(TierSettings(shares={tier: 0.2 + 0.1 * at for at, tier in enumerate(SHARED)}))
+                queue.set_tiers(TiersConfig(shares=TierShares(premium=0.2, standard=0.35, background=0.45)))
 
 
 @given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
@@ -118,12 +121,12 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
 @given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
 def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     """Requests and tokens are conserved in all counts, by tier too."""
-    script = Script(policy, order, TierSettings())
+    script = Script(policy, order, TiersConfig())
     for event in events:
         script.step(event, has_tiers=True)
         queue = script.queue
         assert {each.item for each in queue.waiting_requests()} == script.waiting
-        for worker in queue._workers.values():
+        for worker in queue.workers.eligible.values():
             assert (
                 worker.pending_tokens
                 >= worker.pending_for(Arrival((), 1, tier=Tier.PREMIUM))
@@ -136,15 +139,15 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     for item in script.waiting:
         script.queue.cancel(item)
     assert queue_totals(script.queue) == 0
-    assert not list(script.queue._central)
-    assert not any(worker.line for worker in script.queue._workers.values())
+    assert not list(script.queue.workers.central)
+    assert not any(worker.line for worker in script.queue.workers.eligible.values())
 
 
 @pytest.mark.parametrize(("tier", "worker"), [(Tier.PREMIUM, "a"), (Tier.BACKGROUND, "b")])
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-pending", "kv-cost", "min-ttft"])
 def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
     """Ten background requests wait for a and two premium ones for b: to premium the queue of a is empty."""
-    settings = QueueSettings(slot_requests=0, tiers=TierSettings(), order=QueueOrder.ARRIVAL)
+    settings = QueueSettings(slot_requests=0, tiers=TiersConfig(), order=QueueOrder.ARRIVAL)
     queue = DispatchQueue(make_policy(RouterConfig(policy=policy)), settings)
     queue.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
     for at in range(10):
@@ -174,12 +177,12 @@ def single_server(policy="round-robin", **settings):
 def test_no_background_request_waits_longer_than_its_bound(policy):
     """A server of 1,000 tokens/s under an endless flood of premium and standard serves background all the same.
 
-    The bound is `longest_wait_tokens` and the request in service, over the server's rate; it follows from shares alone.
+    The bound follows from shares alone: two rounds, a request of each other tier, and the one in service.
     """
     tokens, tokens_per_s = 400, 1000.0
-    tiers = TierSettings(round_tokens=2000.0)
+    tiers = TiersConfig(round_tokens=2000)
     queue = single_server(policy, tiers=tiers)
-    bound_s = (longest_wait_tokens(tiers, Tier.BACKGROUND, largest=tokens) + tokens) / tokens_per_s
+    bound_s = ((tokens // 300 + 2) * 2000 + 2 * tokens + tokens) / tokens_per_s
     now_s, count, waits, served = 0.0, 0, [], Counter()
     background_since_s = None
     for _ in range(600):
@@ -215,7 +218,7 @@ def test_no_background_request_waits_longer_than_its_bound(policy):
 )
 def test_a_request_waits_no_longer_than_its_tier_promises(tier, max_wait_s, bound_s):
     """After the end-to-end target an answer is of no use to the SLO; `maxWaitSeconds` bounds all tiers."""
-    settings = QueueSettings(max_wait_s=max_wait_s, tiers=TierSettings())
+    settings = QueueSettings(max_wait_s=max_wait_s, tiers=TiersConfig())
     assert settings.longest_wait_s(tier) == bound_s
     queue = DispatchQueue(make_policy(RouterConfig(policy="round-robin")), settings)
     queue.submit("one", Arrival((), 10, tier=tier), 0.0)
@@ -246,12 +249,12 @@ def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
     for each, count in waiting.items():
         for _ in range(count):
             room.enter(Arrival((), 1, tier=each))
-    assert room.has_room(Arrival((), 1, tier=tier), TierSettings(), 100) is has_room
+    assert room.has_room(Arrival((), 1, tier=tier), TiersConfig(), 100) is has_room
 
 
 def test_a_named_tenant_takes_its_part_of_the_queue_alone():
     """Half of the places here; requests that are nobody's in particular are bounded by their tier alone."""
-    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
+    room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
     mine, other, nobody = (Arrival((), 1, tier=Tier.PREMIUM, tenant=name) for name in ("a", "b", ""))
     for _ in range(10):
         assert room.has_room(mine, settings, 20)
@@ -267,7 +270,7 @@ def test_a_named_tenant_takes_its_part_of_the_queue_alone():
 @pytest.mark.parametrize("flooding", [1, 2, 3])
 def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
     """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle."""
-    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
+    room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
     held = [0] * flooding
     for _ in range(120):
         for number in range(flooding):

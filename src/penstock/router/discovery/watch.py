@@ -28,8 +28,7 @@ from penstock.core.worker_metrics import (
     waiting_by_engine,
 )
 from penstock.router.admission import Admission
-from penstock.router.core.worker import Worker
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import Worker, WorkerSpec
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX

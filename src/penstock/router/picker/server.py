@@ -19,9 +19,8 @@ from penstock.router.admission import (
     TierTurnedAway,
     Waiter,
 )
-from penstock.router.core.retries import Verdict
+from penstock.router.core.retries import Refuse, Verdict
 from penstock.router.core.router import RunningAt
-from penstock.router.core.router_state import Refuse
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RecentPrompts

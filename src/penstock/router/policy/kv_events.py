@@ -2,7 +2,7 @@
 
 Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
 and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
-`keys.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
+`prefixes.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
 everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
 costs a prefill. The socket's reader calls this. Pure.
 """
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from penstock.router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import BLOCK_TOKENS, ROOT, Prefix, PrefixIndex, token_keys
 
 MAX_BLOCKS: Final = 1 << 20
 """Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
@@ -44,7 +43,7 @@ class _Block:
 
 
 class KvEvents:
-    """The events of one worker."""
+    """The events of one worker; ``expected`` is the number of the next batch, None before the first."""
 
     def __init__(
         self,
@@ -57,27 +56,22 @@ class KvEvents:
         self._unit_tokens = engine_block_tokens
         self._per_key = block_tokens // engine_block_tokens
         self._blocks: dict[Hashable, _Block] = {}
-        self._expected: int | None = None
+        self.expected: int | None = None
 
     def __len__(self) -> int:
         """Return the engine blocks known."""
         return len(self._blocks)
 
-    @property
-    def expected(self) -> int | None:
-        """Number of the next batch; None before the first."""
-        return self._expected
-
     def numbered(self, sequence: int) -> bool:
         """Record a batch's number before it is applied; return whether there was a gap.
 
-        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
+        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one a
         restarted engine, whose first batches may be lost, because messages never overtake each other.
         """
-        is_gap = self._expected is not None and sequence != self._expected
+        is_gap = self.expected is not None and sequence != self.expected
         if is_gap:
             self.cleared()
-        self._expected = sequence + 1
+        self.expected = sequence + 1
         return is_gap
 
     def stored(

@@ -28,7 +28,7 @@ from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, TierFirstToken
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope, grant
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
@@ -340,7 +340,7 @@ class CompletionHandler:
     ) -> None:
         worker = assignment.worker
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
-        lease = grant(worker, self._clock.now_s())
+        lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name), lease)
         assignment.succeeded()
         self._admission.prefilled(assignment, prefilled.cached_tokens)

@@ -25,8 +25,7 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.messages import Headers
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
-from penstock.router.core.worker import Worker
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker import Worker, WorkerPool
 from penstock.router.discovery.watch import read_page
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
