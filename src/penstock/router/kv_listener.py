@@ -2,16 +2,14 @@
 
 One subscription per worker of the first stage, renewed with each new process (`kv_subscription`). Messages are three
 frames: topic, batch number, and msgpack. What is no such message is counted and passed over: a worker that talks nonsense
-costs hits, never a request. vLLM wrote events as arrays up to 0.23 and as maps since (its pull request 42892); batches
-stayed arrays. Both are read, a batch as a map, too.
+costs hits, never a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
@@ -22,114 +20,6 @@ from penstock.router.kv_subscription import NUMBER_BYTES, KvAddress, KvSink, KvS
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefixes import PrefixIndex
 from penstock.runtimes.engine_flags import kv_replay_port
-
-_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "BlockStored": (
-        "block_hashes",
-        "parent_block_hash",
-        "token_ids",
-        "block_size",
-        "lora_id",
-        "medium",
-        "lora_name",
-        "extra_keys",
-    ),
-    "BlockRemoved": ("block_hashes", "medium"),
-    "AllBlocksCleared": (),
-}
-"""The first fields of each event in the order of an array."""
-_MEDIA: Final = {None, "GPU"}
-"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
-_MEDIUM, _EXTRA_KEYS = 1, 3
-"""Places after a stored block's size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Blocks are held; see `KvEvents.stored`. Of other memory an engine may send neither tokens nor a unit."""
-
-    hashes: list[Any]
-    parent: Any
-    tokens: list[Any]
-    unit: int
-    is_offloaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Blocks are no longer held."""
-
-    hashes: list[Any]
-    is_offloaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Nothing is held."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedBlocks:
-    """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
-
-    Tokens alone do not distinguish those from a plain prompt's.
-    """
-
-
-Event = Stored | Removed | Cleared | UnsupportedBlocks
-
-
-def read_batch(batch: Any) -> list[Any] | None:
-    """Return a decoded batch's events, each for `read_event`; None: it is no batch."""
-    events = None
-    if isinstance(batch, dict):
-        events = batch.get("events")
-    elif isinstance(batch, list) and len(batch) > 1:
-        events = batch[1]
-    return events if isinstance(events, list) else None
-
-
-def read_event(event: Any) -> Event | None:
-    """Return an event; None: it is none that is known."""
-    match _as_array(event):
-        case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
-            [*hashes, parent]
-        ) and _is_medium(rest[_MEDIUM : _MEDIUM + 1]):
-            if _has_extra(rest[_EXTRA_KEYS:]):
-                return UnsupportedBlocks()
-            return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
-        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(rest[:1]):
-            return Removed(hashes, _is_offloaded(rest[:1]))
-        case ["AllBlocksCleared", *_]:
-            return Cleared()
-        case _:
-            return None
-
-
-def _as_array(event: Any) -> Any:
-    if not isinstance(event, dict):
-        return event
-    kind = event.get("type")
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    return None if fields is None else [kind, *(event.get(name) for name in fields)]
-
-
-def _is_medium(medium: Sequence[Any]) -> bool:
-    return all(each is None or isinstance(each, str) for each in medium)
-
-
-def _is_offloaded(medium: Sequence[Any]) -> bool:
-    return bool(medium) and medium[0] not in _MEDIA
-
-
-def _has_extra(rest: Sequence[Any]) -> bool:
-    return bool(rest) and isinstance(rest[0], list) and any(each is not None for each in rest[0])
-
-
-def _are_names(names: Sequence[Any]) -> bool:
-    """Return whether an engine's names of blocks can be looked up."""
-    return all(name is None or isinstance(name, int | bytes | str) for name in names)
-
 
 log = get_logger(__name__)
 
@@ -142,10 +32,7 @@ _TURNS = 32
 """Chosen: workers whose buffers are read at once. A thousand that do not answer hold up each other for half a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    """A process that is followed: which, by what, and the task that does."""
-
+class _Followed(NamedTuple):
     process: tuple[KvAddress, str]
     subscription: KvSubscription
     task: asyncio.Task[None]
@@ -171,8 +58,8 @@ class KvListener:
         """Prepare; nothing is connected before `start`.
 
         Args:
-            admission: Knows the workers; the caches of the first stage's decide.
-            index_of: A worker's prefix index; None while it takes no requests.
+            admission: Knows the workers.
+            index_of: Returns a worker's prefix index; None while it takes no requests.
             port: On which workers publish whose discovery names no port of their own.
             engine_block_tokens: Tokens of an engine block.
 
@@ -268,9 +155,6 @@ class KvListener:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 
-    def _connection_lost(self) -> None:
-        self.gaps += 1
-
     def blocks(self) -> dict[str, int]:
         """Return the prefix blocks that each worker is believed to hold, for workers that take requests."""
         found = {name: self._index_of(name) for name in self._followed}
@@ -282,33 +166,27 @@ class KvListener:
             self._not_understood()
             return
         try:
-            found = read_batch(self._decode(frames[2]))
+            batch = self._decode(frames[2])
         except self._decode_errors:
-            found = None
-        if found is None:
+            batch = None
+        # vLLM's batches are arrays; one as a map is read, too.
+        if isinstance(batch, dict):
+            found = batch.get("events")
+        else:
+            found = batch[1] if isinstance(batch, list) and len(batch) > 1 else None
+        if not isinstance(found, list):
             self._not_understood()
             return
         self.gaps += events.numbered(int.from_bytes(frames[1], "big"))
         for event in found:
-            self._apply_one(events, event)
-        self.batches += 1
-
-    def _apply_one(self, events: KvEvents, raw: Any) -> None:
-        match read_event(raw):
-            case Stored(hashes, parent, tokens, unit, is_offloaded) if unit == self._engine_block_tokens:
-                events.stored(hashes, parent, tokens, is_offloaded=is_offloaded)
-            case Stored(hashes, is_offloaded=True):
-                events.copied(hashes)
-            case Removed(hashes, is_offloaded):
-                events.removed(hashes, is_offloaded=is_offloaded)
-            case Cleared():
-                events.cleared()
-            case UnsupportedBlocks():
-                pass
-            case _:
+            if not events.apply(event):
                 self._not_understood()
+        self.batches += 1
 
     def _not_understood(self) -> None:
         if not self.malformed:
             log.warning("kv events not understood; a metric counts them from here on")
         self.malformed += 1
+
+    def _connection_lost(self) -> None:
+        self.gaps += 1

@@ -22,6 +22,8 @@ from penstock.core.logs import get_logger
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefixes import PrefixIndex
 
+log = get_logger(__name__)
+
 NUMBER_BYTES: Final = 8
 FIRST_ANSWER_S: Final = 1.0
 """Chosen: vLLM looks for questions each 0.1 s, between two batches of a busy engine."""
@@ -37,14 +39,7 @@ _LAST_FRAMES: Final = 2
 
 
 async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
-    """Yield a worker's batches from a number on, each with its number, until the answer ends or falls silent.
-
-    Args:
-        zmq: The library.
-        context: Of asynchronous sockets.
-        address: Where the worker answers.
-        first: The first number asked for, >= 0.
-    """
+    """Yield a worker's batches from a number >= 0 on, each with its number, until the answer ends or falls silent."""
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IPV6, 1)
@@ -70,8 +65,6 @@ async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGen
         socket.close(linger=0)
 
 
-log = get_logger(__name__)
-
 CATCH_UP_S: Final = 10.0
 """Chosen: meanwhile new events wait in the socket; after it the gap is taken for lost."""
 _FRAMES: Final = 3
@@ -79,12 +72,7 @@ _FRAMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class KvAddress:
-    """Where a worker publishes its KV events.
-
-    Attributes:
-        events: It publishes there.
-        replay: It answers there what it published before; None: nowhere.
-    """
+    """Where a worker publishes its KV events, and answers for what it published before; None: nowhere."""
 
     events: str
     replay: str | None
