@@ -99,7 +99,6 @@ class Admission:
     """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
-        """Connect the core to a clock, which returns simulated seconds."""
         self.core = core
         self.other: Relay | None = None
         self._now_s = now_s

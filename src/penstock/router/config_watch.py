@@ -32,7 +32,6 @@ class ConfigWatch:
     def __init__(
         self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
-        """Prepare; nothing is read before `check`."""
         self._file = file
         self._current = current
         self._on_change = on_change

@@ -101,7 +101,6 @@ class KvSubscription:
     """The events of one worker's process."""
 
     def __init__(self, zmq: Any, context: Any, address: KvAddress, sink: KvSink) -> None:
-        """Prepare; `follow` connects."""
         self._zmq = zmq
         self._context = context
         self._address = address
@@ -163,7 +162,6 @@ class KvSubscription:
                 self._sink.lost()
 
     async def _join(self) -> None:
-        """Learn what was published before, as soon as there is a connection and an index to fill."""
         while True:
             await self._may_begin.wait()
             self._may_begin.clear()
@@ -182,7 +180,6 @@ class KvSubscription:
         return self._events
 
     async def _take(self, frames: Sequence[bytes]) -> None:
-        """Apply one published message, after those missed before it."""
         events = await self._begin()
         if events is None:
             return
@@ -227,7 +224,6 @@ class KvSubscription:
 
 
 def _number(frames: Sequence[bytes]) -> int | None:
-    """Return a published batch's number; None: it has none."""
     if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
         return None
     return int.from_bytes(frames[1], "big")

@@ -21,12 +21,7 @@ _FILES_PER_REQUEST = 2
 
 @dataclass(frozen=True, slots=True)
 class GraphPlace:
-    """A graph on Kubernetes.
-
-    Attributes:
-        graph: Its name.
-        namespace: Where it lives; None: the service account's or the kubeconfig context's.
-    """
+    """A graph on Kubernetes; ``namespace`` None: the service account's or the kubeconfig context's."""
 
     graph: str
     namespace: str | None = None
@@ -38,8 +33,6 @@ class RouterSettings:
 
     Attributes:
         model: Name under which clients ask for the model.
-        disaggregated: Prefill and decode are separate pools.
-        config: The graph's router section.
         admission_flags: Fields of its admission section that go before it, by name.
         lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
@@ -48,8 +41,6 @@ class RouterSettings:
         worker_requests: Requests that a worker has room for; None: not known.
         graph: What the live page shows of GPUs and planner; None: a fixed fleet without a graph.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
-        port: 0 takes a free one.
-        speed: Simulated seconds per real one.
         statefile: Where the local backend lists the workers, or None.
         kubernetes: The graph whose EndpointSlices list the workers, or None.
         workers: The fixed fleet; empty with one of the two above.

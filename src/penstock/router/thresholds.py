@@ -25,8 +25,7 @@ MAX_PREFILL_TOKENS: Final = 2**53
 class ThresholdError(Exception):
     """A change that cannot be made; nothing was changed.
 
-    Attributes:
-        status: 400 out of range or not JSON, 404 another model, 415 another content type, 422 wrong type or missing.
+    The status is 400: out of range or not JSON, 404: another model, 415: another content type, 422: wrong type or missing.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -115,7 +114,6 @@ def _read_object(content_type: bytes | None, body: bytes) -> dict[str, Any]:
 
 
 def _check(key: str, value: object) -> None:
-    """Refuse a value that is neither null nor a number of the right type and within its bounds."""
     if value is None:
         return
     field = _FIELDS[key]
@@ -173,7 +171,6 @@ class GraphThresholds:
     """One router's copy."""
 
     def __init__(self, admission: Admission) -> None:
-        """Start with the admission's thresholds, which the graph's file sets."""
         self._admission = admission
         core = admission.core
         file = core.busy[core.entry].thresholds

@@ -429,7 +429,6 @@ class DispatchQueue(Generic[T]):
         self._dirty[target.name] = None
 
     def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
-        """Take out and return all that waits for a worker."""
         displaced = list(worker.line)
         for queued in displaced:
             worker.pull(queued)
@@ -458,7 +457,6 @@ class DispatchQueue(Generic[T]):
         return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
-        """Remove a running request from its worker; None when it does not run."""
         queued = self._assigned.get(item)
         if queued is None or queued.started_s is None:
             return None

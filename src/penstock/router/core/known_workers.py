@@ -37,7 +37,6 @@ class KnownWorkers(Generic[T]):
     """
 
     def __init__(self, assigns: AssignTime, settings: QueueSettings) -> None:
-        """Know none."""
         self._assigns = assigns
         self._cache_blocks = settings.cache_blocks
         self._tiers = settings.tiers

@@ -46,9 +46,6 @@ class Assignment(Generic[T]):
     Attributes:
         tokens: Prompt tokens, known or estimated, and what was generated so far.
         since_s: When it was dispatched, simulated seconds.
-        queued_s: How long it waited, simulated seconds.
-        reason: Why this worker, one short phrase.
-        is_open: It has not been given back.
         is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
         on_verdict: Called with each verdict and its cause, where another router picks; else None.
     """
@@ -247,7 +244,6 @@ class RetryBudget:
     """
 
     def __init__(self, *, fraction: float, min_per_s: float, now_s: float) -> None:
-        """Start with the floor full."""
         self._fraction = fraction
         self._min_per_s = min_per_s
         self._earned = 0.0
@@ -289,7 +285,6 @@ class FailedTry:
 
     Attributes:
         reason: Bounded word for metrics.
-        scope: Where trying again makes sense.
         workers: Which failed; none when it was no worker, two when either end of a KV transfer may have.
         is_timeout: A time-out after connecting: tried again at most once.
         unproven: A failure that counts against the worker only if another one serves the request.
@@ -303,14 +298,7 @@ class FailedTry:
 
 
 class RequestTries:
-    """What the tries of one request have shown so far.
-
-    Attributes:
-        timeouts: Time-outs among the failures so far.
-        avoid: Names of workers that have failed it.
-        unproven: Failures that count against their workers only if another one serves the request.
-        lost_transfers: Of its KV, oldest first.
-    """
+    """What the tries of one request have shown so far; ``avoid`` names the workers that have failed it."""
 
     def __init__(self) -> None:
         self.retries = 0
@@ -335,13 +323,8 @@ class RetryRules:
     def retry(self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float) -> int | None:
         """Return how many back-off pauses to wait before the next try; None: the failure is final.
 
-        That is 0 where another worker can take it, else the number of retries including the next one.
-
-        Args:
-            tries: The request's; changed.
-            failure: Of its last try, before its first byte.
-            now_s: Simulated seconds.
-            left_s: What is left of its time, simulated seconds.
+        That is 0 where another worker can take it, else the number of retries including the next one. The failure is of
+        the request's last try, before its first byte; ``left_s`` is what is left of its time, simulated seconds.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:

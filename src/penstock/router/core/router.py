@@ -34,7 +34,6 @@ class RunningAt:
     Attributes:
         tokens: Prompt tokens, and what was generated so far.
         queued_s: How long it waited, simulated seconds.
-        reason: Why this worker.
     """
 
     worker: str
@@ -48,12 +47,10 @@ class RouterCore(Generic[T]):
     """One router: admits, dispatches and refuses as its workers allow.
 
     Attributes:
-        entry: Role of the first stage.
         queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
-        tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
         speed: Simulated seconds per second of a client, to report how long it waited.
         turned_away: By role, the requests that it had no worker for.
@@ -66,7 +63,6 @@ class RouterCore(Generic[T]):
         busy: Mapping[Role, BusyWorkers],
         tiers: TierControl | None,
     ) -> None:
-        """Tie the parts; ``queues`` names the first stage first."""
         self.pool = pool
         self.queues = queues
         self.busy = busy
@@ -327,7 +323,6 @@ class RouterCore(Generic[T]):
     def _refusal(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
-        """Return why a request may not wait for a worker; None: it may, if the queue has room."""
         if self.tiers is not None and is_new:
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
@@ -431,7 +426,6 @@ class RouterCore(Generic[T]):
             self.tiers.left(item, role)
 
     def _work_done(self, role: Role, worker: Worker, computed_before: int, now_s: float) -> Effects[T]:
-        """Dispatch what there is room for after a worker has computed a prompt or ended a request."""
         if self.busy[role].has_thresholds:
             self.busy[role].computed(self.queues[role].prompt_tokens.computed - computed_before, now_s)
             self._load_changed(role, now_s, worker.name)

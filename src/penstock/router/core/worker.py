@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
@@ -38,8 +37,6 @@ class WorkerSpec:
     Attributes:
         name: Unique name; the local backend's entry name.
         url: Base URL without a trailing slash.
-        ready: Discovery says that it serves.
-        draining: Discovery says that it is leaving: nothing new goes there.
         supervised: It is restarted when it dies, so requests may wait for it.
         incarnation: Changes with every start of the process; what was learnt about the last one is void.
         reason: Why it is not ready, or empty.
@@ -73,11 +70,8 @@ class WorkerChange(StrEnum):
     RECOVERED = "worker answers again"
 
 
-class Recorder(Protocol):
-    """Takes changes of workers, for the log; may not call back."""
-
-    def __call__(self, change: WorkerChange, worker: str, **facts: object) -> None:
-        """Record a change, with further facts by key."""
+Recorder = Callable[..., None]
+"""Takes a change, the worker's name, and further facts by key, for the log; may not call back."""
 
 
 def ignore(change: WorkerChange, worker: str, **facts: object) -> None:
@@ -100,11 +94,8 @@ class Worker(WorkerLoad):
         drained: Takes nothing new since ``POST /workers/NAME/drain``.
         waiting_requests: That wait in it for room, last reading; None when unknown.
         expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
-        failed_checks: Health checks failed in a row.
         silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
             not taken for the worker's.
-        progress: Whether its engine gets on, by its readings.
-        failures: Failed requests since it joined.
         last_failure: What the newest of them was; empty without one.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
     """
@@ -220,7 +211,6 @@ class Worker(WorkerLoad):
         self._note_verdict(openings, now_s, is_due=True)
 
     def _note_verdict(self, openings: int, now_s: float, *, is_due: bool) -> None:
-        """Record an ejection, and one that is due and may not be."""
         facts: dict[str, object] = {
             "role": self.spec.role.value,
             "failures": self.breaker.failures,
@@ -396,7 +386,6 @@ class WorkerPool:
             self._record(WorkerChange.CHANGED, spec.name, **state)
 
     def _serving(self, role: Role) -> Sequence[Worker]:
-        """Return those that would be sent requests if their circuits were closed."""
         serving = self._serving_by_role.get(role)
         if serving is None:
             serving = [
@@ -423,7 +412,6 @@ class WorkerPool:
         return Worker(spec, breaker, record=self._record, touched=self._touch)
 
     def _touch(self) -> None:
-        """Forget which workers may be sent requests."""
         self._serving_by_role.clear()
         self._closed.clear()
 

@@ -45,7 +45,6 @@ class Arrival:
     rank: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self, packed: bytes | None) -> None:
-        """Derive what every worker is queried by."""
         self.prefix = Prefix(self.chain, packed)
         self.rank = _RANKS[self.tier]
 
@@ -77,12 +76,10 @@ class QueuedRequest(Generic[T]):
     Attributes:
         since_s: When it was first queued.
         worker: Where it waits or runs.
-        uncached: Tokens expected to be computed there.
         held: Blocks of it that the worker held before.
         other: The pair's other worker, empty without one.
         other_uncached: Tokens expected to be computed there.
         started_s: When it was dispatched; None while it waits.
-        reason: Why it stands there, one short phrase.
         weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
         is_prefilled: Its prompt is computed and it still weighs at its worker.
         is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
@@ -119,7 +116,6 @@ class Lane(Generic[T]):
     """Requests of one tier and tenant, or all of them where there are no tiers.
 
     Attributes:
-        queue: Requests that wait, in order of arrival.
         late: Requests that wait and were found unable to be in time.
         late_tokens: Uncached tokens of the late ones.
     """
@@ -131,7 +127,6 @@ class Lane(Generic[T]):
         self._late_turns = 0
 
     def __bool__(self) -> bool:
-        """Whether any request waits."""
         return bool(self.queue or self.late)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:

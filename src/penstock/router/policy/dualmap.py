@@ -196,7 +196,6 @@ class CacheAffinity(LeastPending):
 
 
 def _own_keys(config: RouterConfig) -> dict[str, Any]:
-    """Return what the router section says by keys of its own."""
     section = config.dualmap
     return {
         "slo_s": config.ttft_slo_seconds,

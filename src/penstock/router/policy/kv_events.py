@@ -222,5 +222,4 @@ def _is_medium(medium: Any) -> bool:
 
 
 def _are_names(names: Sequence[Any]) -> bool:
-    """Return whether an engine's names of blocks can be looked up."""
     return all(name is None or isinstance(name, int | bytes | str) for name in names)

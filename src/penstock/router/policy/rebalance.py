@@ -19,14 +19,7 @@ _STRIDE = 32
 
 
 class RebalanceParams(NamedTuple):
-    """What rebalancing aims for, and what it goes by.
-
-    Attributes:
-        slo_s: TTFT, simulated seconds.
-        bottleneck_s: See `decode_delay_s`.
-        now_s: Simulated seconds.
-        hit_first: Order of the queues.
-    """
+    """The TTFT that rebalancing aims for and the time, simulated seconds; see `decode_delay_s` for the bottleneck."""
 
     slo_s: float
     bottleneck_s: float
@@ -129,7 +122,6 @@ class _Gone:
 def _by_benefit(
     queue: list[QueuedRequest[T]], here_s: list[float], targets: Mapping[str, _MoveTarget], slo_s: float
 ) -> list[int]:
-    """Return the places in the queue of requests that may move: the largest benefit first, then the place."""
     costs = {
         name: (there.delay_s + there.tokens * there.token_s, there.token_s) for name, there in targets.items()
     }

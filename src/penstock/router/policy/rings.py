@@ -153,14 +153,7 @@ class HotnessTree:
         hot_share: float | None = None,
         cold_share: float | None = None,
     ) -> None:
-        """Start empty.
-
-        Args:
-            window: Requests counted, >= 1; more where there are many workers.
-            start_depth: Blocks of a key while nothing is hot, >= 1.
-            hot_share: Share of the traffic above which a prefix is hot, 0-1; None: 2/n.
-            cold_share: Share below which it is cold again, at most ``hot_share``; None: 1/n.
-        """
+        """Start empty; parameters as in `DualMapSettings`. The window is longer where there are many workers."""
         self._window = window
         self._start_depth = start_depth
         self._hot_share = hot_share
@@ -172,15 +165,12 @@ class HotnessTree:
         self._seen: deque[_Seen] = deque()
 
     def __len__(self) -> int:
-        """Return the number of prefixes counted."""
         return len(self._counts)
 
     def key(self, chain: Sequence[int], workers: int) -> int:
-        """Count a request and return its hash key: the chained key at the depth its traffic calls for.
+        """Count a request of chained keys, and return the one at the depth that its traffic calls for.
 
-        Args:
-            chain: Chained prefix keys, one per block; empty for an empty prompt.
-            workers: n, >= 1; at n <= 2 no prefix can be hot, and every pair holds all workers anyway.
+        With ``workers`` <= 2 no prefix can be hot, and every pair holds all workers anyway.
         """
         if not chain:
             return 0
@@ -220,7 +210,6 @@ class HotnessTree:
         return False
 
     def _deepen(self, key: int) -> None:
-        """Count the next block of every request in the window below a prefix that has turned hot."""
         stay = []
         for seen in self._ends.pop(key, ()):
             if seen.counted < len(seen.keys):

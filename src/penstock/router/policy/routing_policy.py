@@ -136,9 +136,7 @@ class PrefillThroughput:
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
         """Return the estimate, tokens/s, borrowing from the fleet's while little was measured here; None: nothing known.
 
-        Args:
-            fleet: Tokens/s of all workers together; None: unknown.
-            idle_s: For how long the worker has had nothing to compute, simulated seconds >= 0.
+        ``idle_s``: for how long the worker has had nothing to compute, simulated seconds >= 0.
         """
         if fleet is None:
             return self.tokens_per_s
@@ -156,9 +154,6 @@ class WorkerQueue(Generic[T]):
     """One worker: its queue, its cache, its throughput, its load.
 
     Attributes:
-        load: What this router counts of it, and its own gauges.
-        index: Blocks that it holds, as far as known.
-        line: Requests that wait for it, in order.
         queued_tokens: Uncached tokens of those that wait.
         running: Requests dispatched and not computed yet.
         running_tokens: Uncached tokens of those that run.
@@ -173,7 +168,6 @@ class WorkerQueue(Generic[T]):
     def __init__(
         self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
     ) -> None:
-        """Begin idle; ``line`` orders what waits, None: one lane."""
         self.load = load
         self.name = load.name
         self.index = PrefixIndex(cache_blocks)
@@ -366,7 +360,6 @@ class Estimates:
     """
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        """Start with a prefill throughput, tokens/s, or without one."""
         self.throughput = PrefillThroughput(tokens_per_s)
         self.now_s = 0.0
 

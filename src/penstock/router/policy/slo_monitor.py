@@ -153,10 +153,8 @@ class SloMonitor:
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
         """Take a step up or down where it is due.
 
-        Args:
-            now_s: Simulated seconds.
-            waits: How long the requests that wait now have waited, by tier: those beyond the target have missed it
-                already, and while nothing moves they are all there is to see.
+        ``waits``: how long the requests that wait now have waited, by tier. Those beyond the target have missed it already,
+        and while nothing moves they are all there is to see.
         """
         settings, waits = self.settings, waits or {}
         since_s = self._changed_s
@@ -180,7 +178,6 @@ class SloMonitor:
         self._changed_s = now_s
 
     def _has_missed(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
-        """Return whether a tier provably misses a target."""
         return any(
             len(values) >= self.settings.min_samples and self._percentile(values) > target_s
             for values, target_s in self._measured(tier, now_s, since_s, waits)

@@ -84,7 +84,6 @@ class TierQueue(Generic[T]):
     """
 
     def __init__(self, settings: TiersConfig) -> None:
-        """Begin empty, each tier with the credit of one round."""
         self._settings = settings
         self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
         self._credits = {tier: quantum(settings, tier) for tier in SHARED}
@@ -186,7 +185,6 @@ class TierQueue(Generic[T]):
         return min((tier for tier in waiting if self._credits[tier] > 0), key=order)
 
     def _replenish(self, waiting: list[Tier]) -> None:
-        """Begin as many rounds as it takes until a tier that waits has credit."""
         quanta = {tier: quantum(self._settings, tier) for tier in SHARED}
         rounds = min(floor(-self._credits[tier] / quanta[tier]) + 1 for tier in waiting)
         for tier, most in quanta.items():
