@@ -1,143 +1,21 @@
-"""Placing policies and the queues that they fill."""
+"""The dispatch queue: what waits, runs, moves, leaves and comes back, whatever fleet and policy do."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig
-from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.waiting import QueueSettings
-from penstock.router.policy.arrival import QueuedRequest
+from penstock.router.core.waiting import CACHE_BLOCKS
+from penstock.router.policy.arrival import KeyDensity, QueuedRequest
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.policies import KvCost, LeastPending, MinTtft, Preble, PrefixCost
+from penstock.router.policy.policies import LeastPending, MinTtft, PrefixCost
+from penstock.router.policy.prefixes import Prefix, prompt_keys
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import StickySessions, make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, WorkerLoad
+from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, WorkerLoad
 
-PACE = 1000.0
-
-
-def placement(placer, names=("a", "b", "c", "d"), **settings):
-    """Return queues over some workers, at a known rate of 1,000 tokens/s."""
-    queues = DispatchQueue(placer, QueueSettings(tokens_per_s=PACE, **settings))
-    queues.set_workers(map(WorkerLoad, names), 0.0)
-    return queues
-
-
-def where(queues):
-    """Return the worker of each queued item."""
-    return {each.item: each.worker for each in queues.waiting_requests()}
-
-
-def arrival(*chain, tokens=None):
-    """Return a request whose blocks hold 512 tokens each."""
-    return Arrival(tuple(chain), len(chain) * 512 if tokens is None else tokens)
-
-
-@pytest.mark.parametrize("name", policy_names())
-def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
-    """A second equal prompt, once the first is done, goes where its prefix is (load-only policies aside)."""
-    queues = placement(make_policy(RouterConfig(policy=name)))
-    homes = []
-    for item in range(4):
-        queues.submit(item, arrival(1, 2, 3), float(item))
-        (handed,) = list(queues.dispatch(float(item)))
-        homes.append(handed.worker)
-        queues.prefilled(item, item + 0.5)
-
-    if name not in {"least-pending", "least-loaded", "round-robin"}:
-        assert len(set(homes)) == 1
-
-
-def test_the_least_pending_instance_wins_whatever_is_cached():
-    """The paper's Least Loaded looks at tokens only."""
-    queues = placement(LeastPending(), names=("a", "b"))
-    queues.submit("x", arrival(1, 2, 3), 0.0)
-    queues.submit("y", arrival(1, 2, 3), 0.0)
-
-    assert {"a", "b"} == set(where(queues).values())
-
-
-def test_min_ttft_weighs_queue_against_hit():
-    """512 cached tokens are worth waiting behind 400, not behind 600."""
-    queues = placement(MinTtft(), names=("a", "b"))
-    queues.submit("warm", arrival(1), 0.0)
-    home = where(queues)["warm"]
-    list(queues.dispatch(0.0))
-    queues.prefilled("warm", 0.512)
-    queues.workers.set_peer_load(home, 400)
-    queues.submit("near", arrival(1, 7), 1.0)
-    assert home == where(queues)["near"]
-
-    queues.cancel("near")
-    queues.workers.set_peer_load(home, 600)
-    queues.submit("far", arrival(1, 8), 1.0)
-    assert home != where(queues)["far"]
-
-
-def test_preble_follows_the_cache_above_half():
-    """Two of three blocks cached: affinity; one of three: load."""
-    queues = placement(Preble(), names=("a", "b"))
-    queues.submit("warm", arrival(1, 2), 0.0)
-    home = where(queues)["warm"]
-    queues.submit("most", arrival(1, 2, 3), 0.0)
-    queues.submit("little", arrival(1, 8, 9), 0.0)
-
-    assert home == where(queues)["most"]
-    assert home != where(queues)["little"]
-
-
-def test_cache_affinity_ignores_load():
-    """One prefix, one worker, however long its queue."""
-    queues = placement(CacheAffinity())
-    for item in range(5):
-        queues.submit(item, arrival(1, 100 + item), 0.0)
-
-    assert len(set(where(queues).values())) == 1
-
-
-def test_kv_cost_counts_what_runs_with_its_whole_prompt():
-    """A prompt that runs, though cached, occupies blocks."""
-    queues = placement(KvCost(), names=("a", "b"))
-    queues.submit("x", arrival(1, 2), 0.0)
-    home = where(queues)["x"]
-    list(queues.dispatch(0.0))
-    queues.submit("y", arrival(9), 0.0)
-
-    assert home != where(queues)["y"]
-
-
-def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
-    """At 1,000 tokens/s and an SLO of 5 s the hit is followed up to 5,000 pending tokens, then load decides."""
-    queues = placement(DualMap(DualMapSettings(rebalance=False, adaptive_prefix=False)))
-    homes = []
-    for item in range(14):
-        queues.submit(item, arrival(1, 2, 3, 100 + item), 0.0)
-        homes.append(where(queues)[item])
-
-    # The first computes 2,048 tokens, each further one 512: number 6 would wait 2,048 + 5 x 512 + 512 = 5,120.
-    assert len(set(homes[:6])) == 1
-    assert homes[6] != homes[0]
-    assert len(set(homes)) == 2
-
-
-def test_dualmap_breaks_equal_hits_by_load():
-    """Nothing cached on either: the less loaded candidate."""
-    queues = placement(DualMap(DualMapSettings(adaptive_prefix=False)), names=("a", "b"))
-    queues.submit("x", arrival(1), 0.0)
-    queues.submit("y", arrival(2), 0.0)
-
-    assert {"a", "b"} == set(where(queues).values())
-
-
-@pytest.mark.parametrize("choice", PairChoice)
-def test_dualmap_never_leaves_its_pair(choice):
-    """A prefix has two homes; rebalancing only moves between them."""
-    queues = placement(DualMap(DualMapSettings(choice=choice, adaptive_prefix=False)), names=list("abcdefgh"))
-    for item in range(200):
-        queues.submit(item, arrival(1, 100 + item), 0.0)
-
-    assert len(set(where(queues).values())) <= 2
+NAMES = ["a", "b", "c"]
 
 
 def test_rebalancing_brings_a_queue_within_the_slo():
@@ -163,8 +41,7 @@ def test_a_decode_bound_instance_gives_its_queue_away():
     queues = placement(
         DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)), slot_requests=1
     )
-    queues.submit("runs", arrival(1), 0.0)
-    list(queues.dispatch(0.0))
+    send(queues, "runs", arrival(1))
     queues.submit("waits", arrival(1), 0.1)
     home = where(queues)["waits"]
 
@@ -189,23 +66,6 @@ def test_a_leaving_instance_gives_its_queue_back():
     assert set(where(queues).values()) <= set(rest)
     queues.prefilled(handed.item, 2.0)
     assert queues.waiting == 2
-
-
-def test_who_decodes_much_is_given_less():
-    """Nothing pending or cached anywhere: the one whose answers are out gets the next, until they have ended."""
-    queues = placement(PrefixCost(), names=("a", "b"))
-    homes = []
-    for item in range(4):
-        queues.submit(item, arrival(100 + item, tokens=2000), 0.0)
-        homes += [each.worker for each in queues.dispatch(0.0)]
-        queues.prefilled(item, 0.0)
-    assert sorted(homes) == ["a", "a", "b", "b"]
-
-    for item in (each for each in range(4) if homes[each] == "b"):
-        queues.release(item, 1.0)
-    queues.submit("next", arrival(200, tokens=2000), 1.0)
-
-    assert where(queues)["next"] == "b"
 
 
 def test_silent_answers_give_their_room_back_when_they_should_have_computed():
@@ -266,28 +126,6 @@ def test_bounds_refuse_and_expire():
     assert queues.waiting == 2
 
 
-def test_hit_first_serves_the_largest_cached_share_first():
-    """Queue order is a setting of its own."""
-    queues = placement(LeastPending(), names=("a",), order=QueueOrder.HIT_FIRST, slot_requests=1)
-    queues.submit("warm", arrival(1, 2), 0.0)
-    list(queues.dispatch(0.0))
-    queues.submit("cold", arrival(8, 9), 0.1)
-    queues.submit("hit", arrival(1, 2), 0.2)
-    queues.prefilled("warm", 1.0)
-
-    (handed,) = list(queues.dispatch(1.0))
-
-    assert handed.item == "hit"
-
-
-def test_an_idle_instance_takes_one_prompt_however_long():
-    """A million tokens exceed every slot, and still are served."""
-    queues = placement(MinTtft(), slot_tokens=8192)
-    queues.submit("huge", arrival(tokens=1_000_000), 0.0)
-
-    assert [handed.item for handed in list(queues.dispatch(0.0))] == ["huge"]
-
-
 def test_prompts_of_one_batch_count_together():
     """Four prompts that end at the same moment took that time once."""
     queues = placement(LeastPending(), names=("a",))
@@ -328,87 +166,34 @@ def test_what_was_not_computed_is_not_held():
     assert queues.workers.index_of("a").held(arrival(1, 2, 3).prefix) == 1
 
 
-@pytest.mark.parametrize(("resting", "held"), [(["a"], 2), ([], 0)])
-def test_an_instance_that_only_rests_keeps_its_cache(resting, held):
-    """Unhealthy for a moment: its cache is still there. Gone: whoever comes back under its name is new."""
+@pytest.mark.parametrize(
+    ("quarantined", "is_restarted", "held"), [(["a"], False, 2), ([], False, 0), (["a"], True, 0)]
+)
+def test_a_worker_that_only_rests_keeps_its_cache(quarantined, is_restarted, held):
+    """Unhealthy for a moment: its cache is still there. Gone, or restarted meanwhile: it is new."""
     queues = placement(LeastPending(), names=("a",))
-    queues.submit("x", arrival(1, 2), 0.0)
-    list(queues.dispatch(0.0))
-    queues.prefilled("x", 1.0)
-    queues.set_workers(map(WorkerLoad, ["b"]), 2.0, quarantined=resting)
+    compute(queues, "x", arrival(1, 2), 0.0, 1.0)
+    queues.set_workers(map(WorkerLoad, ["b"]), 2.0, quarantined=quarantined)
+    if is_restarted:
+        queues.workers.restarted("a")
+        queues.workers.restarted("never seen")
     queues.set_workers(map(WorkerLoad, ["a", "b"]), 3.0)
 
     assert held == queues.workers.index_of("a").held(arrival(1, 2).prefix)
 
 
-def test_a_restart_forgets_the_cache_even_of_one_that_rests():
-    """A new process has an empty cache."""
-    queues = placement(LeastPending(), names=("a",))
-    queues.submit("x", arrival(1), 0.0)
-    queues.set_workers(map(WorkerLoad, []), 1.0, quarantined=["a"])
-    queues.workers.restarted("a")
-    queues.workers.restarted("never seen")
-    queues.set_workers(map(WorkerLoad, ["a"]), 2.0)
-
-    assert next(queues.dispatch(2.0)).item == "x"
-
-
 def test_a_move_must_still_pay_when_its_turn_comes():
     """Later moves are weighed against what earlier ones have left here and brought there."""
     queues = placement(LeastPending(), names=("a", "b"))
+    source = queues.workers.eligible["a"]
     for item, tokens in enumerate([100, 3000, 3000, 3000]):
-        queues.submit(item, arrival(item, tokens=tokens), 0.0)
-    source, target = queues.workers.eligible["a"], queues.workers.eligible["b"]
-    for queued in [*source.line.queue.values(), *target.line.queue.values()]:
-        queues.cancel(queued.item)
-    for item, tokens in enumerate([100, 3000, 3000, 3000]):
-        source.put(QueuedRequest(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
-        queues._assigned[item] = source.line.queue[item]
-
-    moves = plan_moves(
-        source,
-        queues.workers.eligible,
-        queues.workers.estimates,
-        RebalanceParams(5.0, 3.0, 0.0, hit_first=False),
-    )
+        request = arrival(10 + item, tokens=tokens)
+        source.put(QueuedRequest(item, request, 0.0, other="b", other_uncached=tokens))
+    aim = RebalanceParams(5.0, 3.0, 0.0, hit_first=False)
 
     # 9.1 s of work here: the last (9.1 - 3) goes first, then nothing else fits within 5 s on the other side.
+    moves = plan_moves(source, queues.workers.eligible, queues.workers.estimates, aim)
     assert [queued.item for queued in moves] == [3]
-
-
-def test_sessions_stay_where_they_began():
-    """Whatever the policy would say now, as long as the worker is there and has not failed them."""
-    queues = placement(StickySessions(LeastPending(), limit=2), names=("a", "b"))
-    homes = []
-    for item in range(3):
-        queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
-        homes.append(where(queues)[item])
-    queues.submit("failed", Arrival((9,), 512, frozenset(homes[:1]), session="s"), 0.0)
-    queues.submit("none", Arrival((8,), 512), 0.0)
-
-    assert len(set(homes)) == 1
-    assert where(queues)["failed"] != homes[0]
-
-
-def test_a_session_stays_where_another_router_began_it():
-    """The picker was told of it, and may now choose for the other router."""
-    policy = StickySessions(LeastPending(), limit=2)
-    queues = placement(policy, names=("a", "b"))
-    policy.prompt_queued(Arrival((0,), 512, session="s"), "b", queues.workers.eligible)
-    for item in range(3):
-        queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
-
-    assert set(where(queues).values()) == {"b"}
-
-
-def test_few_sessions_are_remembered():
-    """Bounded: the quietest is queued again."""
-    policy = StickySessions(LeastPending(), limit=2)
-    queues = placement(policy, names=("a", "b"))
-    for item, session in enumerate("stuv"):
-        queues.submit(item, Arrival((item,), 512, session=session), 0.0)
-
-    assert len(policy._workers) <= 2
 
 
 EVENTS = st.lists(
@@ -430,9 +215,14 @@ EVENTS = st.lists(
 @given(st.sampled_from(policy_names()), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
 def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901, PLR0912 - one case per event
     """Whatever joins, leaves, flaps, fails, expires or steps back in time: nothing is lost or handed out twice."""
-    queues = DispatchQueue(
+    queues = placement(
         StickySessions(make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0))),
-        QueueSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
+        names=(),
+        slot_tokens=1000,
+        max_wait_s=20.0,
+        order=order,
+        slo_s=2.0,
+        tokens_per_s=500.0,
     )
     waiting, running, decoding, now_s, count = set(), [], [], 0.0, 0
     for event in events:
@@ -487,3 +277,164 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
     assert queues.waiting_requests() == []
     queues.set_workers(map(WorkerLoad, "abcd"), now_s)
     assert {queues.workers.load_of(name, now_s)[0] for name in "abcd"} == {0}
+
+
+# ---------------------------------------------------------------------- faults
+
+
+@pytest.fixture(params=policy_names())
+def queues(request):
+    """Return queues under each policy, with sessions, no worker yet."""
+    policy = StickySessions(make_policy(RouterConfig(policy=request.param, ttft_slo_seconds=1.0)))
+    return placement(
+        policy, (), tokens_per_s=None, slot_tokens=1000, slo_s=1.0, order=QueueOrder.IN_TIME_FIRST
+    )
+
+
+def drain(queues, now_s):
+    """Serve all that waits, in a fleet of three, and return the number served."""
+    queues.set_workers(map(WorkerLoad, NAMES), now_s)
+    served = 0
+    while taken := list(queues.dispatch(now_s)):
+        for handed in taken:
+            queues.prefilled(handed.item, now_s)
+            queues.release(handed.item, now_s)
+            served += 1
+    return served
+
+
+def assert_idle(queues):
+    """Nothing waits, runs or is decoded anywhere."""
+    assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
+    assert queues.waiting_requests() == []
+    assert {queues.workers.load_of(name, 1e9)[0] for name in NAMES} == {0}
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_clock_that_steps_breaks_nothing(queues, step_s):
+    """An hour back or forth between arrival, start and end: estimates stay finite, everybody is served."""
+    queues.set_workers(map(WorkerLoad, NAMES), 10_000.0)
+    now_s = 10_000.0
+    for item in range(30):
+        queues.submit(item, Arrival((item % 3, item), 800), now_s)
+        now_s += step_s if item % 10 == 5 else 0.1
+        for handed in list(queues.dispatch(now_s)):
+            now_s += step_s if item % 10 == 9 else 0.1
+            queues.prefilled(handed.item, now_s)
+            queues.release(handed.item, now_s)
+        queues.rebalance(now_s)
+    drain(queues, now_s)
+
+    assert_idle(queues)
+    assert all(0.0 < each.relative_slowdown < float("inf") for each in queues.workers.eligible.values())
+
+
+def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):
+    """Neither an empty chain nor one of half a thousand keys is special."""
+    huge = prompt_keys(bytes(4_000_000))
+    queues.set_workers(map(WorkerLoad, NAMES), 0.0)
+    queues.submit("empty", Arrival((), 0), 0.0)
+    queues.submit("huge", Arrival(huge, 1_000_000), 0.0)
+    queues.submit("again", Arrival(huge, 1_000_000), 0.0)
+
+    assert drain(queues, 1.0) == 3
+    assert_idle(queues)
+
+
+class Raising:
+    """A policy that raises while it is told to."""
+
+    assigns = AssignTime.ON_ARRIVAL
+
+    def __init__(self):
+        self.is_broken = True
+
+    def worker_joined(self, name):
+        """Ignore it."""
+
+    worker_left = worker_joined
+
+    def route(self, arrival, workers, estimates):
+        """Choose the first worker, or none."""
+        if self.is_broken:
+            raise ZeroDivisionError
+        return RoutingDecision(next(iter(workers)), "first")
+
+
+def counts_of(queues):
+    """Return what an empty queue has zero of."""
+    return queues.waiting, queues.tokens, queues.room.tiers.total(), queues.prompt_tokens.waiting
+
+
+def test_a_request_for_which_the_policy_raises_leaves_nothing_counted():
+    """Neither a place, nor room, nor tokens: a defect in a policy may not fill the queue for good."""
+    policy = Raising()
+    queues = placement(policy, names=("a",), max_requests=1)
+    with pytest.raises(ZeroDivisionError):
+        queues.submit(1, Arrival((), 10), 0.0)
+    assert counts_of(queues) == (0, 0, 0, 0)
+    policy.is_broken = False
+    assert queues.submit(2, Arrival((), 10), 0.0)
+
+
+def test_what_waits_while_the_policy_raises_can_still_leave_and_be_served():
+    """Three wait for a worker that goes; the policy raises over the first; one leaves, the others are served later."""
+    policy = Raising()
+    policy.is_broken = False
+    queues = placement(policy, names=("a",))
+    for item in range(3):
+        queues.submit(item, Arrival((), 10), 0.0)
+    policy.is_broken = True
+    with pytest.raises(ZeroDivisionError):
+        queues.set_workers([WorkerLoad("b")], 1.0)
+    queues.cancel(1)
+    policy.is_broken = False
+    queues.set_workers([WorkerLoad("b")], 2.0)
+    assert [each.item for each in queues.dispatch(2.0)] == [0, 2]
+    assert counts_of(queues) == (0, 0, 0, 0)
+
+
+def test_keys_that_collide_cost_a_prefill_and_nothing_else():
+    """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
+    queues = placement(PrefixCost(), names=("a", "b"))
+    for item in ("one", "other"):
+        send(queues, item, Arrival((7, 7, 7), 1500))
+        queues.prefilled(item, 1.0, cached_tokens=0)
+
+    assert queues.waiting == 0
+    assert queues.workers.load_of("a", 1.0)[0] == queues.workers.load_of("b", 1.0)[0] == 0
+
+
+# ---------------------------------------------------------------------- what a worker's cache holds
+
+
+def test_a_small_cache_is_not_taken_for_a_large_one():
+    """20,480 tokens are 40 blocks: of five prompts of ten blocks the first is forgotten, as the worker has.
+
+    A size that is not known is assumed, and a worker that is not there is no error.
+    """
+    queues = placement(PrefixCost(), names=("a",))
+    for name in ("a", "b"):
+        queues.workers.fit_cache(name)
+    index = queues.workers.index_of("a")
+    assert index.capacity == CACHE_BLOCKS
+
+    queues.workers.eligible["a"].load.kv_capacity_tokens = 20_480
+    for item in range(5):
+        queues.submit(item, arrival(*range(100 * item, 100 * item + 10)), float(item))
+    queues.workers.fit_cache("a")
+    assert index.capacity == 40
+    assert index.held(Prefix(tuple(range(10)))) < 10
+    assert index.held(Prefix(tuple(range(400, 410)))) == 10
+
+
+def test_short_chats_have_more_keys_to_a_token():
+    """Eight keys for 500 tokens each: a cache of 100,000 tokens holds 1,600 keys, and a few less at first."""
+    density = KeyDensity()
+    assert density.keys(100_000) == pytest.approx(195, abs=1)
+    for _ in range(3000):
+        density.learn(8, 500)
+    density.learn(0, 500)
+    density.learn(8, 0)
+    assert density.keys(100_000) == pytest.approx(1600, rel=0.01)
+    assert density.keys(1) == 2

@@ -1,9 +1,61 @@
-"""The hotness tree."""
+"""Hash rings, and the tree that makes their keys longer where traffic is hot."""
 
+import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.policy.rings import HotnessTree
+from penstock.router.policy.rings import VIRTUAL_NODES, DualRing, HashRing, HotnessTree
+
+NAMES = [f"w{i}" for i in range(8)]
+KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
+
+
+def filled(ring, names):
+    """Return a ring with workers."""
+    for name in names:
+        ring.add(name)
+    return ring
+
+
+@pytest.mark.parametrize("names", [[], ["only"], NAMES], ids=len)
+def test_a_pair_is_as_large_as_the_fleet_allows(names):
+    """No worker, no candidate; one worker, one; else two that differ, for every key."""
+    ring = filled(DualRing(), names)
+
+    assert {len(set(ring.pair(key))) for key in KEYS} == {min(2, len(names))}
+
+
+@given(st.permutations(NAMES), st.lists(st.sampled_from(NAMES), max_size=20))
+def test_positions_depend_on_who_is_there_and_not_on_history(order, flapping):
+    """Routers that saw joins and leaves in another order agree."""
+    one, other = filled(DualRing(), NAMES), filled(DualRing(), order)
+    for name in flapping:
+        other.remove(name)
+        other.add(name)
+
+    assert [one.pair(key) for key in KEYS[:50]] == [other.pair(key) for key in KEYS[:50]]
+
+
+def test_shares_are_roughly_even():
+    """Virtual nodes keep the fullest worker below twice its fair share."""
+    ring = filled(HashRing(seed=2), NAMES)
+    homes = [ring.find(key) for key in KEYS]
+
+    assert max(map(homes.count, NAMES)) < 2 * len(KEYS) / len(NAMES)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 300])
+def test_lookup_agrees_with_the_definition(count):
+    """The first anchor at or after the key's point, the first of all after the last."""
+    names = [f"n{i}" for i in range(count)]
+    ring = filled(HashRing(seed=1), names)
+    digest = xxhash.xxh3_64_intdigest
+    anchors = sorted((digest(f"{n}#{i}".encode(), 1), n) for n in names for i in range(VIRTUAL_NODES))
+    for key in KEYS[:200]:
+        point = digest(key.to_bytes(8, "little"), 1)
+
+        assert next((n for a, n in anchors if a >= point), anchors[0][1]) == ring.find(key)
 
 
 def test_a_prefix_that_everybody_shares_makes_keys_longer():
