@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
 from penstock.router.core.retries import RetryBudget
-from penstock.router.core.worker import Circuit, CircuitBreaker, may_eject
 from penstock.router.proxy.prefix import TokenEstimator
 
 
@@ -42,15 +42,6 @@ def test_one_probe_closes_a_half_open_circuit():
     assert breaker.state(10) is Circuit.CLOSED
 
 
-def test_a_failed_probe_opens_it_again():
-    """The full time starts anew."""
-    breaker = _opened()
-    breaker.failed(12, probe=breaker.sent(12))
-
-    assert breaker.state(21.9) is Circuit.OPEN
-    assert breaker.state(22) is Circuit.HALF_OPEN
-
-
 def test_a_probe_without_a_verdict_makes_room_for_another():
     """A client that left says nothing about the worker."""
     breaker = _opened()
@@ -67,14 +58,6 @@ def test_requests_sent_before_the_opening_change_nothing(late):
 
     assert breaker.state(9) is Circuit.OPEN
     assert breaker.state(10) is Circuit.HALF_OPEN
-
-
-def test_reset_forgets():
-    """A worker started anew is trusted."""
-    breaker = _opened()
-    breaker.reset()
-
-    assert breaker.state(0) is Circuit.CLOSED
 
 
 def _fail_probes(breaker, count):
@@ -222,14 +205,6 @@ def test_the_floor_allows_retries_without_traffic():
     assert sum(budget.take(0) for _ in range(20)) == 10
     assert sum(budget.take(3) for _ in range(20)) == 3
     assert sum(budget.take(1000) for _ in range(20)) == 10
-
-
-def test_a_budget_of_zero_forbids_retries():
-    """Nothing paid in, nothing taken out."""
-    budget = RetryBudget(fraction=0, min_per_s=0, now_s=0)
-    budget.request_arrived()
-
-    assert not budget.take(1e6)
 
 
 @given(st.floats(0, 1), st.floats(0, 10), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=100))

@@ -229,22 +229,13 @@ def test_streams_from_before_an_ejection_say_nothing_about_the_worker_after_it()
     assert worker.failures == 5
 
 
-def test_unknown_names_are_not_found():
+@pytest.mark.parametrize(
+    "ask", [lambda fleet: fleet.set_drained("x", drained=True), lambda fleet: fleet.inflight_requests("x")]
+)
+def test_unknown_names_are_not_found(ask):
     """Both for the drain and for its count."""
-    fleet = _fleet()
     with pytest.raises(NotFoundError, match="'x'"):
-        fleet.set_drained("x", drained=True)
-    with pytest.raises(NotFoundError, match="'x'"):
-        fleet.inflight_requests("x")
-
-
-def test_the_age_of_metrics_is_exported():
-    """Since the newest scrape; unknown before the first."""
-    worker = _fleet().get("w")
-    assert worker.metrics_age_s(150) is None
-    worker.metrics_at_s = 100.0
-
-    assert worker.metrics_age_s(150) == 50
+        ask(_fleet())
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def excess_of(usages, *prompts, thresholds=BOTH, rest=0.0):
         (None, 10_000, False),
         (None, 10_001, True),
         (1.2, 0, True),
+        (None, 0, False),
     ],
 )
 def test_a_rank_is_busy_above_either_threshold_and_not_at_it(blocks, tokens, is_busy):
@@ -59,14 +60,9 @@ def test_the_lower_prefill_threshold_counts():
     assert BusyThresholds(None, None, 0.5).prefill_limit(None) is None
 
 
-def test_what_is_unknown_makes_nobody_busy():
-    """Missing is not full, and without thresholds nothing is."""
-    assert excess_of([None], thresholds=BusyThresholds(0.0)) is None
-    assert excess_of([1.0], 10**9, thresholds=NO_THRESHOLDS) is None
-
-
 def test_mode_none_clears_the_thresholds():
-    """The section's own defaults wait for mode token-capacity."""
+    """The section's own defaults wait for mode token-capacity; without thresholds nothing is busy."""
+    assert excess_of([1.0], 10**9, thresholds=NO_THRESHOLDS) is None
     assert busy_thresholds(AdmissionConfig()) == NO_THRESHOLDS
     config = AdmissionConfig.model_validate({"mode": "token-capacity"})
     assert busy_thresholds(config) == BusyThresholds(0.85, 100_000)
@@ -121,7 +117,8 @@ class Stage:
         self.core = build_router(config, {Role.AGGREGATED: WorkerSize(batch_tokens=batch_tokens)})
         specs = [WorkerSpec(name, Role.AGGREGATED, "http://x", supervised=True) for name in names]
         self.core.set_workers(specs, 0.0)
-        self.held = {}
+        # By item: its assignment, and its prompt tokens while they are not computed.
+        self.held, self.tokens = {}, {}
         self.count = 0
 
     def worker(self, name):
@@ -140,6 +137,7 @@ class Stage:
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
+        self.tokens[item] = tokens
         arrival = Arrival((item,), tokens, tier=tier)
         effects = self.core.acquire(item, Role.AGGREGATED, arrival, self.now_s, again=again)
         self.note(effects)
@@ -151,6 +149,11 @@ class Stage:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self.held[effect.item] = effect
+
+    def computed(self, item, now_s):
+        """A worker has computed a prompt."""
+        self.tokens[item] = 0
+        self.note(self.core.prefilled(self.held[item], now_s))
 
     def leave(self, item):
         """A request leaves its worker."""
@@ -205,7 +208,7 @@ def test_prompts_to_be_computed_make_a_worker_busy_until_they_are():
     stage = Stage("a", policy="prefix-cost", activePrefillTokensThreshold=1000)
     assert [stage.ask(600), stage.ask(600)] == ["a", "a"]
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
-    stage.note(stage.core.prefilled(stage.held[1], 1.0))
+    stage.computed(1, 1.0)
     assert stage.ask(600) == "a"
 
 
@@ -253,18 +256,36 @@ def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
     assert list(stage.held) == [1, 3]
 
 
-def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
-    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
-    config = RouterConfig.model_validate(
-        {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
-    )
+def two_stages(**tiers):
+    """A core before a prefill worker, and a decode worker that is full but for what it is sent."""
+    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}, "tiers": tiers})
     core = build_router(config, SPLIT)
     roles = {"p": Role.PREFILL, "d": Role.DECODE}
     core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
-    decode = core.pool.get("d")
+    return core, core.pool.get("d")
+
+
+def read_usage(core, worker, usage):
+    """A worker's KV usage is read."""
+    worker.kv_usage_fraction, worker.metrics_at_s = usage, 0.0
+    core.load_read(worker, 0.0)
+
+
+def test_a_full_decode_stage_rejects_at_the_frontend():
+    """Nothing is prefilled that no decode worker takes."""
+    core, decode = two_stages()
+    read_usage(core, decode, 0.95)
+    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
+    assert refused.reason is RefusalReason.ALL_BUSY
+    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
+    assert isinstance(admitted, Assignment)
+
+
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
+    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
+    core, decode = two_stages(enabled=True)
     (held,) = core.acquire(1, Role.DECODE, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
-    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
-    core.load_read(decode, 0.0)
+    read_usage(core, decode, 0.95)
     (refused,) = core.acquire(2, Role.PREFILL, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
     assert refused.reason is RefusalReason.ALL_BUSY
     assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
@@ -329,7 +350,7 @@ def test_retry_after_is_what_workers_can_not_what_came(gap_s):
     for _ in range(12):
         assert stage.ask(100) == "a"
         stage.now_s += 1.0
-        stage.note(stage.core.prefilled(stage.held[stage.count], stage.now_s))
+        stage.computed(stage.count, stage.now_s)
         stage.now_s += gap_s - 1.0
     for _ in range(16):
         stage.ask(100, again=True)
@@ -348,26 +369,6 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
         stage.ask(1000, again=True)
     stage.read("a", 1.0, total_blocks=625)
     assert stage.ask(100).retry_after_s == pytest.approx(0.5)
-
-
-def test_a_full_decode_stage_rejects_at_the_frontend():
-    """Nothing is prefilled that no decode worker takes."""
-    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}})
-    core = build_router(config, SPLIT)
-    core.set_workers(
-        [
-            WorkerSpec("p", Role.PREFILL, "", supervised=True),
-            WorkerSpec("d", Role.DECODE, "", supervised=True),
-        ],
-        0.0,
-    )
-    decode = core.pool.get("d")
-    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
-    core.load_read(decode, 0.0)
-    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
-    assert refused.reason is RefusalReason.ALL_BUSY
-    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
-    assert isinstance(admitted, Assignment)
 
 
 EVENTS = st.lists(
@@ -395,20 +396,17 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
         stage.now_s += share / 4
         name, held = names[number % 3], sorted(stage.held)
         if kind in {"ask", "again"}:
-            expected = not any(
-                is_free(stage, each) for each in core.pool.routable(Role.AGGREGATED, stage.now_s)
-            )
-            before = bool(core.pool.routable(Role.AGGREGATED, stage.now_s))
+            routable = core.pool.routable(Role.AGGREGATED, stage.now_s)
+            expected = bool(routable) and not any(is_free(stage, each) for each in routable)
             outcome = stage.ask(100 + number * 100, again=kind == "again")
             if isinstance(outcome, Refuse) and outcome.reason is RefusalReason.ALL_BUSY:
                 assert expected
-                assert before
         elif kind in {"leave", "prefilled"} and held:
             item = held[number % len(held)]
             if kind == "leave":
                 stage.leave(item)
             else:
-                stage.note(core.prefilled(stage.held[item], stage.now_s))
+                stage.computed(item, stage.now_s)
         elif kind == "read":
             stage.read(name, share)
         elif kind == "refused":
@@ -430,13 +428,7 @@ def is_free(stage, worker):
     if worker.name in busy.at_capacity():
         return False
     waiting = sum(each.uncached for each in core.entry_queue.waiting_requests() if each.worker == worker.name)
-    pending = sum(
-        core.entry_queue._assigned[item].weight
-        for item, held in stage.held.items()
-        if held.worker is worker
-        and item in core.entry_queue._assigned
-        and not core.entry_queue._assigned[item].is_prefilled
-    )
+    pending = sum(stage.tokens[item] for item, held in stage.held.items() if held.worker is worker)
     usage = worker.kv_usage_fraction
     used = None
     if usage is not None:

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from placement import placement
 
 from penstock.api import QueueOrder, Role, RouterConfig, Tier, TiersConfig
 from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierShares, TierSlos
@@ -28,23 +29,11 @@ ALIKE = TiersConfig(
         premium=PremiumSlo(**TARGETS), standard=StandardSlo(**TARGETS), background=BackgroundSlo(**TARGETS)
     )
 )
-TIERS = st.sampled_from(list(Tier))
+TIERS, CHAINS = st.sampled_from(list(Tier)), st.lists(st.integers(0, 5), max_size=4)
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("submit"),
-            st.lists(st.integers(0, 5), max_size=4),
-            st.integers(0, 4000),
-            TIERS,
-            st.sampled_from("ab"),
-        ),
-        st.tuples(
-            st.just("again"),
-            st.lists(st.integers(0, 5), max_size=4),
-            st.integers(0, 4000),
-            TIERS,
-            st.just(""),
-        ),
+        st.tuples(st.just("submit"), CHAINS, st.integers(0, 4000), TIERS, st.sampled_from("ab")),
+        st.tuples(st.just("again"), CHAINS, st.integers(0, 4000), TIERS, st.just("")),
         st.tuples(st.just("set"), st.sets(st.sampled_from("abc"))),
         st.tuples(st.just("take")),
         st.tuples(st.just("leave"), st.integers(0, 50)),
@@ -61,12 +50,9 @@ class Script:
     """Lets events happen to a queue, and keeps what came of them."""
 
     def __init__(self, policy, order, tiers):
-        self.queue = DispatchQueue(
-            make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
-            QueueSettings(
-                slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=SLO_S, tokens_per_s=500.0, tiers=tiers
-            ),
-        )
+        settings = {"slot_tokens": 1000, "max_wait_s": 20.0, "order": order, "slo_s": SLO_S}
+        policy = make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0))
+        self.queue = placement(policy, (), tokens_per_s=500.0, tiers=tiers, **settings)
         self.waiting, self.running, self.log = set(), [], []
         self.now_s, self.count = 0.0, 0
 
@@ -138,7 +124,8 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
         script.queue.release(item, script.now_s)
     for item in script.waiting:
         script.queue.cancel(item)
-    assert queue_totals(script.queue) == 0
+    counts = script.queue
+    assert 0 == counts.waiting == counts.tokens == counts.prompt_tokens.waiting == counts.room.tiers.total()
     assert not list(script.queue.workers.central)
     assert not any(worker.line for worker in script.queue.workers.eligible.values())
 
@@ -147,30 +134,14 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-pending", "kv-cost", "min-ttft"])
 def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
     """Ten background requests wait for a and two premium ones for b: to premium the queue of a is empty."""
-    settings = QueueSettings(slot_requests=0, tiers=TiersConfig(), order=QueueOrder.ARRIVAL)
-    queue = DispatchQueue(make_policy(RouterConfig(policy=policy)), settings)
-    queue.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
+    policy = make_policy(RouterConfig(policy=policy))
+    queue = placement(policy, "ab", tokens_per_s=None, slot_requests=0, tiers=TiersConfig())
     for at in range(10):
         queue.submit(at, Arrival((), 500, frozenset("b"), tier=Tier.BACKGROUND), 0.0)
     for at in range(2):
         queue.submit(("p", at), Arrival((), 500, frozenset("a"), tier=Tier.PREMIUM), 0.0)
     queue.submit("new", Arrival((), 500, tier=tier), 0.0)
     assert queue.worker_of("new") == worker
-
-
-def queue_totals(queue):
-    """Return the sum of all that should be zero in an empty queue."""
-    return queue.waiting + queue.tokens + queue.prompt_tokens.waiting + queue.room.tiers.total()
-
-
-def single_server(policy="round-robin", **settings):
-    """Return a queue before one worker that takes one request at a time."""
-    queue = DispatchQueue(
-        make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
-        QueueSettings(slot_requests=1, **settings),
-    )
-    queue.set_workers([WorkerLoad("a")], 0.0)
-    return queue
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "prefix-cost"])
@@ -181,7 +152,7 @@ def test_no_background_request_waits_longer_than_its_bound(policy):
     """
     tokens, tokens_per_s = 400, 1000.0
     tiers = TiersConfig(round_tokens=2000)
-    queue = single_server(policy, tiers=tiers)
+    queue = placement(make_policy(RouterConfig(policy=policy)), ("a",), slot_requests=1, tiers=tiers)
     bound_s = ((tokens // 300 + 2) * 2000 + 2 * tokens + tokens) / tokens_per_s
     now_s, count, waits, served = 0.0, 0, [], Counter()
     background_since_s = None
@@ -252,24 +223,13 @@ def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
     assert room.has_room(Arrival((), 1, tier=tier), TiersConfig(), 100) is has_room
 
 
-def test_a_named_tenant_takes_its_part_of_the_queue_alone():
-    """Half of the places here; requests that are nobody's in particular are bounded by their tier alone."""
-    room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
-    mine, other, nobody = (Arrival((), 1, tier=Tier.PREMIUM, tenant=name) for name in ("a", "b", ""))
-    for _ in range(10):
-        assert room.has_room(mine, settings, 20)
-        room.enter(mine)
-    assert not room.has_room(mine, settings, 20)
-    assert room.has_room(other, settings, 20)
-    assert room.has_room(nobody, settings, 20)
-    room.leave(mine)
-    assert room.has_room(mine, settings, 20)
-
-
 @pytest.mark.parametrize("tier", [Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND])
 @pytest.mark.parametrize("flooding", [1, 2, 3])
 def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
-    """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle."""
+    """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle.
+
+    Requests of no tenant are bounded by their tier alone.
+    """
     room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
     held = [0] * flooding
     for _ in range(120):
@@ -280,7 +240,12 @@ def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
                 held[number] += 1
     of_tier = {Tier.PREMIUM: 120, Tier.STANDARD: 60, Tier.BACKGROUND: 18}[tier]
     assert held == pytest.approx([of_tier / (flooding + 1)] * flooding, abs=1)
-    assert room.has_room(Arrival((), 1, tier=tier, tenant="next"), settings, 120)
+    for tenant in ("next", ""):
+        assert room.has_room(Arrival((), 1, tier=tier, tenant=tenant), settings, 120)
+    flood = Arrival((), 1, tier=tier, tenant="flood-0")
+    assert not room.has_room(flood, settings, 120)
+    room.leave(flood)
+    assert room.has_room(flood, settings, 120)
 
 
 def core_of(**tiers):
