@@ -37,6 +37,8 @@ class CircuitBreaker:
         threshold: Failures in a row that open the circuit.
         failures: Failures since the last success, including those that opened the circuit.
         openings: Times that the circuit has opened.
+        is_closed: The worker is not ejected.
+        is_on_probation: One failure opens the circuit again.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class CircuitBreaker:
         """Forget everything; for a worker whose process is a new one."""
         self._enter(Circuit.CLOSED)
         self.failures = 0
-        self._is_on_probation = False
+        self.is_on_probation = False
         self._ejections = 0
         self._opened_s = 0.0
         self._open_until_s = 0.0
@@ -80,11 +82,6 @@ class CircuitBreaker:
         if self._state is Circuit.OPEN and now_s >= self._open_until_s:
             return Circuit.HALF_OPEN
         return self._state
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the worker is not ejected."""
-        return self._state is Circuit.CLOSED
 
     @property
     def is_failing(self) -> bool:
@@ -117,7 +114,7 @@ class CircuitBreaker:
         """Record the correct beginning of the probe's answer: the circuit closes, and the next failure opens it."""
         self._enter(Circuit.CLOSED)
         self._probing = False
-        self._is_on_probation = True
+        self.is_on_probation = True
         self.failures = self.threshold - 1
 
     def succeeded(self, *, probe: bool) -> None:
@@ -126,7 +123,7 @@ class CircuitBreaker:
             self.began()
         if self.is_closed:
             self.failures = 0
-            self._is_on_probation = False
+            self.is_on_probation = False
 
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
         """Record a failure, ``proven`` if it is the worker's without doubt; return whether it was counted.
@@ -151,7 +148,7 @@ class CircuitBreaker:
         if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
             return
         if self.is_closed:
-            served_s = 0.0 if self._is_on_probation else max(0.0, now_s - self._open_until_s)
+            served_s = 0.0 if self.is_on_probation else max(0.0, now_s - self._open_until_s)
             self._ejections = max(0, self._ejections - int(served_s / self._open_s))
         self._ejections += 1
         self.openings += 1
@@ -179,6 +176,7 @@ class CircuitBreaker:
 
     def _enter(self, state: Circuit) -> None:
         self._state = state
+        self.is_closed = state is Circuit.CLOSED
         self._touched()
 
     def _first_probe_s(self) -> float:

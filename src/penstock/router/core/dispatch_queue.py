@@ -48,6 +48,8 @@ class DispatchQueue(Generic[T]):
         self._learner = policy if isinstance(policy, LearnsPrompts) else None
         self._bottleneck_s = bottleneck_s(policy)
         self.settings = settings
+        bounds = (settings.slot_tokens, settings.slot_requests, settings.worker_requests)
+        self._has_slots = any(bound is not None for bound in bounds)
         self.workers: KnownWorkers[T] = KnownWorkers(policy.assigns, settings)
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
@@ -357,7 +359,7 @@ class DispatchQueue(Generic[T]):
     ) -> Iterator[QueuedRequest[T]]:
         while (queued := self._central.next_up(now_s)) is not None:
             free: Mapping[str, WorkerQueue[T]] = self._workers
-            if queued.arrival.avoid or is_open is not None or self.settings.has_slots:
+            if queued.arrival.avoid or is_open is not None or self._has_slots:
                 free = {
                     each.name: each
                     for each in eligible(self._workers, queued.arrival.avoid)

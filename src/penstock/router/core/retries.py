@@ -64,8 +64,9 @@ class Assignment(Generic[T]):
         self.on_verdict: Callable[[Verdict, str], None] | None = None
         self._has_verdict = False
         self._is_counted = False
-        self._probe = worker.breaker.sent(now_s)
-        self._openings = worker.breaker.openings
+        breaker = worker.breaker
+        self._probe = not breaker.is_closed and breaker.sent(now_s)
+        self._openings = breaker.openings
         worker.inflight_requests += 1
         worker.inflight_tokens += tokens
 

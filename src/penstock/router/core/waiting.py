@@ -48,12 +48,6 @@ class QueueSettings:
     tokens_per_s: float | None = None
     tiers: TiersConfig | None = None
 
-    @property
-    def has_slots(self) -> bool:
-        """Whether a worker may have no room for another request."""
-        bounds = (self.slot_tokens, self.slot_requests, self.worker_requests)
-        return any(bound is not None for bound in bounds)
-
     def ttft_slo_s(self, tier: Tier) -> float | None:
         """Return the TTFT that the deadline-aware order aims for; None: any is in time."""
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds

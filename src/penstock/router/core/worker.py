@@ -194,12 +194,15 @@ class Worker(WorkerLoad):
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
-        was_failing = self.breaker.is_failing
+        breaker = self.breaker
+        if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
+            return
+        was_failing = breaker.is_failing
         if is_complete:
-            self.breaker.succeeded(probe=probe)
+            breaker.succeeded(probe=probe)
         else:
-            self.breaker.began()
-        if was_failing and not self.breaker.is_failing:
+            breaker.began()
+        if was_failing and not breaker.is_failing:
             self._is_kept = False
             self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
 
