@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement import arrival, compute, placement, send, where
+from placement import EVENTS, Script, arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.waiting import CACHE_BLOCKS
@@ -196,87 +196,19 @@ def test_a_move_must_still_pay_when_its_turn_comes():
     assert [queued.item for queued in moves] == [3]
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),
-        st.tuples(st.just("set"), st.sets(st.sampled_from("abcd")), st.booleans()),
-        st.tuples(st.just("take")),
-        st.tuples(st.just("prefilled"), st.integers(0, 50)),
-        st.tuples(st.just("release"), st.integers(0, 50)),
-        st.tuples(st.just("fail"), st.integers(0, 50), st.sampled_from("abcd")),
-        st.tuples(st.just("withdraw"), st.integers(0, 50)),
-        st.tuples(st.just("expire")),
-        st.tuples(st.just("rebalance")),
-    ),
-    max_size=80,
-)
-
-
 @given(st.sampled_from(policy_names()), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
-def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901, PLR0912 - one case per event
+def test_every_request_leaves_exactly_once(policy, events, order, step_s):
     """Whatever joins, leaves, flaps, fails, expires or steps back in time: nothing is lost or handed out twice."""
-    queues = placement(
-        StickySessions(make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0))),
-        names=(),
-        slot_tokens=1000,
-        max_wait_s=20.0,
-        order=order,
-        slo_s=2.0,
-        tokens_per_s=500.0,
-    )
-    waiting, running, decoding, now_s, count = set(), [], [], 0.0, 0
+    script = Script(policy, order, step_s=step_s)
     for event in events:
-        now_s += step_s
-        match event:
-            case ("submit", chain, tokens):
-                queues.submit(count, Arrival(tuple(chain), tokens, session=f"s{tokens % 3}"), now_s)
-                waiting.add(count)
-                count += 1
-            case ("set", names, flaps):
-                away = {"a", "b", "c", "d"} - names if flaps else ()
-                queues.set_workers(map(WorkerLoad, sorted(names)), now_s, quarantined=away)
-            case ("take",):
-                for handed in list(queues.dispatch(now_s)):
-                    waiting.remove(handed.item)
-                    running.append(handed.item)
-            case ("prefilled", index) if running:
-                decoding.append(running.pop(index % len(running)))
-                queues.prefilled(decoding[-1], now_s)
-            case ("release", index) if running or decoding:
-                item = (running + decoding)[index % (len(running) + len(decoding))]
-                (running if item in running else decoding).remove(item)
-                queues.release(item, now_s)
-            case ("fail", index, worker) if running:
-                item = running.pop(index % len(running))
-                queues.release(item, now_s)
-                queues.submit(item, Arrival((1,), 700, frozenset({worker})), now_s, again=True)
-                waiting.add(item)
-            case ("withdraw", index) if waiting:
-                item = sorted(waiting)[index % len(waiting)]
-                waiting.remove(item)
-                queues.cancel(item)
-            case ("expire",):
-                for each in queues.take_expired(now_s):
-                    waiting.remove(each.item)
-            case ("rebalance",):
-                queues.rebalance(now_s)
-
-        assert len(waiting) == queues.waiting
-        counts = queues.prompt_tokens
-        assert counts.waiting >= len(waiting)
-        assert sum(counts.pending.values()) >= len(running)
-        assert bool(counts.pending) is bool(running)
+        script.step(event, has_tiers=False)
+        counts = script.queue.prompt_tokens
+        assert len(script.waiting) == script.queue.waiting
+        assert counts.waiting >= len(script.waiting)
+        assert sum(counts.pending.values()) >= len(script.running)
+        assert bool(counts.pending) is bool(script.running)
         assert counts.admitted >= counts.computed + counts.waiting + sum(counts.pending.values())
-    for item in running + decoding:
-        queues.release(item, now_s)
-    for item in list(waiting):
-        queues.cancel(item)
-
-    assert 0 == queues.waiting == queues.tokens == queues.prompt_tokens.waiting
-    assert not queues.prompt_tokens.pending
-    assert queues.waiting_requests() == []
-    queues.set_workers(map(WorkerLoad, "abcd"), now_s)
-    assert {queues.workers.load_of(name, now_s)[0] for name in "abcd"} == {0}
+    script.assert_ends_empty()
 
 
 # ---------------------------------------------------------------------- faults

@@ -8,10 +8,10 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement import placement
+from placement import EVENTS, Script, placement
 
 from penstock.api import QueueOrder, Role, RouterConfig, Tier, TiersConfig
-from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierShares, TierSlos
+from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, RefusalReason
@@ -20,7 +20,6 @@ from penstock.router.core.waiting import QueueSettings
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.routing_policy import WorkerLoad
 
 SLO_S = 2.0
 TARGETS = {"ttft_seconds": SLO_S, "tpot_seconds": None, "end_to_end_seconds": None}
@@ -29,68 +28,6 @@ ALIKE = TiersConfig(
         premium=PremiumSlo(**TARGETS), standard=StandardSlo(**TARGETS), background=BackgroundSlo(**TARGETS)
     )
 )
-TIERS, CHAINS = st.sampled_from(list(Tier)), st.lists(st.integers(0, 5), max_size=4)
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), CHAINS, st.integers(0, 4000), TIERS, st.sampled_from("ab")),
-        st.tuples(st.just("again"), CHAINS, st.integers(0, 4000), TIERS, st.just("")),
-        st.tuples(st.just("set"), st.sets(st.sampled_from("abc"))),
-        st.tuples(st.just("take")),
-        st.tuples(st.just("leave"), st.integers(0, 50)),
-        st.tuples(st.just("withdraw"), st.integers(0, 50)),
-        st.tuples(st.just("expire")),
-        st.tuples(st.just("rebalance")),
-        st.tuples(st.just("settings")),
-    ),
-    max_size=60,
-)
-
-
-class Script:
-    """Lets events happen to a queue, and keeps what came of them."""
-
-    def __init__(self, policy, order, tiers):
-        settings = {"slot_tokens": 1000, "max_wait_s": 20.0, "order": order, "slo_s": SLO_S}
-        policy = make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0))
-        self.queue = placement(policy, (), tokens_per_s=500.0, tiers=tiers, **settings)
-        self.waiting, self.running, self.log = set(), [], []
-        self.now_s, self.count = 0.0, 0
-
-    def step(self, event, *, has_tiers):
-        """Let one event happen; without tiers all requests are standard and nobody's."""
-        self.now_s += 0.3
-        queue = self.queue
-        match event:
-            case ("submit" | "again" as kind, chain, tokens, tier, tenant):
-                own = {"tier": tier, "tenant": tenant} if has_tiers else {}
-                queue.submit(
-                    self.count, Arrival(tuple(chain), tokens, **own), self.now_s, again=kind == "again"
-                )
-                self.waiting.add(self.count)
-                self.count += 1
-            case ("set", names):
-                queue.set_workers(map(WorkerLoad, sorted(names)), self.now_s)
-            case ("take",):
-                for each in list(queue.dispatch(self.now_s)):
-                    self.waiting.remove(each.item)
-                    self.running.append(each.item)
-                    self.log.append((each.item, each.worker))
-            case ("leave", number) if self.running:
-                item = self.running.pop(number % len(self.running))
-                queue.prefilled(item, self.now_s)
-                queue.release(item, self.now_s)
-            case ("withdraw", number) if self.waiting:
-                item = sorted(self.waiting)[number % len(self.waiting)]
-                self.waiting.remove(item)
-                queue.cancel(item)
-            case ("expire",):
-                expired = {each.item for each in queue.take_expired(self.now_s)}
-                self.waiting -= expired
-                self.log.append(sorted(expired))
-            case ("rebalance",):
-                queue.rebalance(self.now_s)
-            case ("settings",) if queue.settings.tiers is not None and has_tiers:
-                queue.set_tiers(TiersConfig(shares=TierShares(premium=0.2, standard=0.35, background=0.45)))
 
 
 @given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
@@ -108,26 +45,16 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
 def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     """Requests and tokens are conserved in all counts, by tier too."""
     script = Script(policy, order, TiersConfig())
+    premium, background = (Arrival((), 1, tier=tier) for tier in (Tier.PREMIUM, Tier.BACKGROUND))
     for event in events:
         script.step(event, has_tiers=True)
         queue = script.queue
         assert {each.item for each in queue.waiting_requests()} == script.waiting
         for worker in queue.workers.eligible.values():
-            assert (
-                worker.pending_tokens
-                >= worker.pending_for(Arrival((), 1, tier=Tier.PREMIUM))
-                >= worker.running_tokens
-            )
-            assert worker.pending_tokens == worker.pending_for(Arrival((), 1, tier=Tier.BACKGROUND))
+            assert worker.pending_tokens >= worker.pending_for(premium) >= worker.running_tokens
+            assert worker.pending_tokens == worker.pending_for(background)
         assert queue.waiting == queue.room.tiers.total() == len(script.waiting)
-    for item in script.running:
-        script.queue.release(item, script.now_s)
-    for item in script.waiting:
-        script.queue.cancel(item)
-    counts = script.queue
-    assert 0 == counts.waiting == counts.tokens == counts.prompt_tokens.waiting == counts.room.tiers.total()
-    assert not list(script.queue.workers.central)
-    assert not any(worker.line for worker in script.queue.workers.eligible.values())
+    script.assert_ends_empty()
 
 
 @pytest.mark.parametrize(("tier", "worker"), [(Tier.PREMIUM, "a"), (Tier.BACKGROUND, "b")])
