@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from math import ceil
 from typing import Any, Final
@@ -60,50 +60,32 @@ _LEAST: Final = 4
 """Chosen: requests of a tier that may wait there at least, so that a burst into idle workers goes on at once."""
 
 
-class _Place:
-    """Requests of one tier at one worker."""
-
-    def __init__(self) -> None:
-        self.waiting: set[Any] = set()
-        # When the latest of them began to answer.
-        self.begun_s: deque[float] = deque()
-
-    def is_full(self, now_s: float) -> bool:
-        begun_s = self.begun_s
-        while begun_s and now_s - begun_s[0] > WINDOW_S:
-            begun_s.popleft()
-        return len(self.waiting) >= max(_LEAST, len(begun_s))
-
-
 class HandedOver:
     """Requests at workers of the second stage whose first token is still to come."""
 
     def __init__(self) -> None:
-        self._of: dict[Any, _Place] = {}
-        # By worker, and in it by rank of the tier.
-        self._places: dict[str, list[_Place]] = {}
+        # A place is a worker with the rank of a tier; of each, how many wait, and when the latest began to answer.
+        self._of: dict[Any, tuple[str, int]] = {}
+        self._waiting: Counter[tuple[str, int]] = Counter()
+        self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
     def enter(self, item: Any, worker: str, rank: int) -> None:
         """Record that a request went to a worker."""
-        places = self._places.get(worker)
-        if places is None:
-            places = self._places[worker] = [_Place() for _ in _TIERS]
-        self._of[item] = places[rank]
-        places[rank].waiting.add(item)
+        self._of[item] = worker, rank
+        self._waiting[worker, rank] += 1
 
     def begun(self, item: Any, now_s: float) -> None:
         """Record that an answer has begun; does nothing when its request is not within."""
         place = self._of.get(item)
         if place is not None:
-            place.begun_s.append(now_s)
-            place.is_full(now_s)
+            self._lately_s(place, now_s).append(now_s)
         self.leave(item)
 
     def leave(self, item: Any) -> None:
         """Record that a request is gone; does nothing when it is not within."""
         place = self._of.pop(item, None)
         if place is not None:
-            place.waiting.discard(item)
+            self._waiting[place] -= 1
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers to hold back: at every eligible worker enough requests of them, or of a tier above, wait.
@@ -114,9 +96,17 @@ class HandedOver:
         return frozenset(_TIERS[lowest:])
 
     def _full_rank(self, worker: str, now_s: float) -> int:
-        places = self._places.get(worker, ())
-        full = (rank for rank, place in enumerate(places) if rank and place.is_full(now_s))
-        return next(full, len(_TIERS))
+        for rank in range(1, len(_TIERS)):
+            place = worker, rank
+            if self._waiting[place] >= max(_LEAST, len(self._lately_s(place, now_s))):
+                return rank
+        return len(_TIERS)
+
+    def _lately_s(self, place: tuple[str, int], now_s: float) -> deque[float]:
+        begun_s = self._begun_s[place]
+        while begun_s and now_s - begun_s[0] > WINDOW_S:
+            begun_s.popleft()
+        return begun_s
 
 
 _ROUNDS = 8

@@ -233,7 +233,7 @@ class BusyWorkers:
         self._computed.drained(tokens, now_s)
 
     def released(self, load: WorkerLoad, stay_s: float) -> None:
-        """Note that a request has left its worker after some simulated seconds: there is room for another."""
+        """Record that a request has left its worker after some simulated seconds: there is room for another."""
         known_s = stay_s if self._stay_s is None else self._stay_s
         self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
         self._at_capacity.pop(load.name, None)
@@ -315,13 +315,12 @@ class BusyWorkers:
         Prompts leave as fast as workers compute them, KV blocks by the tokens there over the time that requests stay:
         10,000 tokens that stay 5 s are 2,000 tokens/s, whether as many have come lately or not.
         """
-        waits: list[float | None] = []
+        wait_s = 0.0
         if excess.prefill_tokens:
             rate = self._computed.tokens_per_s(now_s)
-            waits.append(None if rate is None else excess.prefill_tokens * ranks / rate)
+            wait_s = inf if rate is None else excess.prefill_tokens * ranks / rate
         if excess.decode_blocks_fraction:
-            tokens = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0)
-            is_known = self._stay_s is not None and tokens > 0 and load.inflight_tokens > 0
-            waits.append(tokens * (self._stay_s or 0.0) / load.inflight_tokens if is_known else None)
-        known = [wait_s for wait_s in waits if wait_s is not None]
-        return max(known) if known and len(known) == len(waits) else inf
+            tokens, stay_s = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0), self._stay_s
+            is_known = stay_s is not None and tokens > 0 and load.inflight_tokens > 0
+            wait_s = max(wait_s, tokens * (stay_s or 0.0) / load.inflight_tokens if is_known else inf)
+        return wait_s

@@ -331,24 +331,6 @@ WINDOW_S = 180.0
 """Over which a worker's load is summed, simulated seconds. Source: Preble's H, three minutes."""
 
 
-class _GivenTokens:
-    """Uncached tokens of the requests that one worker was given within the window: their sum is ``tokens``."""
-
-    def __init__(self) -> None:
-        self._given: deque[tuple[float, int]] = deque()
-        self.tokens = 0
-
-    def add(self, tokens: int, now_s: float) -> None:
-        """Count a request; times never decrease."""
-        self._given.append((now_s, tokens))
-        self.tokens += tokens
-
-    def forget(self, until_s: float) -> None:
-        """Leave out what was given at ``until_s`` or before."""
-        while self._given and self._given[0][0] <= until_s:
-            self.tokens -= self._given.popleft()[1]
-
-
 class PrebleE2:
     """Preble's E2: exploit a prefix longer than the rest of the prompt, else explore the worker that was given least lately.
 
@@ -365,18 +347,25 @@ class PrebleE2:
     reads_usage = False
 
     def __init__(self) -> None:
-        self._given: dict[str, _GivenTokens] = {}
+        # What was given within the window, the oldest first: when, to whom, and the tokens; and their sums by worker.
+        self._given: deque[tuple[float, str, int]] = deque()
+        self._sums: dict[str, int] = {}
 
     def worker_joined(self, name: str) -> None:
         """Begin with nothing given."""
-        self._given[name] = _GivenTokens()
+        self._sums[name] = 0
 
     def worker_left(self, name: str) -> None:
         """Forget what it was given."""
-        del self._given[name]
+        del self._sums[name]
+        self._given = deque(each for each in self._given if each[1] != name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker with the prefix, the least loaded of several; else the least loaded of all."""
+        given, sums = self._given, self._sums
+        while given and given[0][0] <= estimates.now_s - WINDOW_S:
+            _, name, tokens = given.popleft()
+            sums[name] -= tokens
         pool = eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
         least = min(uncached)
@@ -385,13 +374,12 @@ class PrebleE2:
         for at, (worker, own) in enumerate(zip(pool, uncached, strict=True)):
             if exploits and own > least:
                 continue
-            given = self._given[worker.name]
-            given.forget(estimates.now_s - WINDOW_S)
-            load = (given.tokens + own) * estimates.relative_slowdown(worker)
+            load = (sums[worker.name] + own) * estimates.relative_slowdown(worker)
             load += DECODE_WEIGHT * worker.decoding_tokens
             loads.append((load, at))
         _, at = min(loads)
         chosen = pool[at].name
-        self._given[chosen].add(uncached[at], estimates.now_s)
+        given.append((estimates.now_s, chosen, uncached[at]))
+        sums[chosen] += uncached[at]
         reason = "most of it is cached there" if exploits else "given least in the last minutes"
         return RoutingDecision(chosen, reason, uncached=uncached[at])
