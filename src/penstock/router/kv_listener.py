@@ -1,14 +1,12 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
 One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
-number, and msgpack. What is no such message is counted and passed over: a worker that talks nonsense costs hits, never a
-request.
+number, and msgpack. What is no such message is counted and passed over: it costs hits, never a request.
 
-A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed. What
-cannot be had again is forgotten with everything before it (`KvEvents.numbered`). A replay is requested on a socket of its
-own: a number, 8 bytes, big-endian. Answered with each batch that the buffer still holds from there on, oldest first, and a
-number of all ones at the end. The worker's socket drops what it cannot queue, so that a long answer may have holes and no
-end: its reader requests it again from the first hole.
+A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed; what cannot
+be had again is forgotten with everything before it (`KvEvents.numbered`). A replay is requested on a socket of its own by
+its first number, 8 bytes, big-endian, and answered by the batches from there on, then a number of all ones. The worker's
+socket drops what it cannot queue, so a long answer may have holes and no end: it is requested again from the first hole.
 
 Source: vLLM, vllm/distributed/kv_events.py, ``ZmqEventPublisher._service_replay``.
 """

@@ -1,9 +1,8 @@
 """A worker's circuit: after failures in a row it is ejected, then tried with one request. Pure.
 
-A circuit opens for ``open_s`` times the number of its openings of late, at most ``max_open_s``; its owner may forbid the
-opening, because too much of the pool is ejected already. The beginning of one probe's answer then closes it, because
-answers may last minutes; until the first answer is complete, one failure opens it again. What counts as a failure is
-`penstock.router.proxy.failures`' to say.
+A circuit opens for ``open_s`` times the number of its openings of late, at most ``max_open_s``. The beginning of one probe's
+answer closes it, because answers may last minutes; until the first answer is complete, one failure opens it again. What
+counts as a failure is `penstock.router.proxy.failures`' to say.
 
 Source: Envoy's outlier detection (consecutive failures, base and maximum ejection time, maximum ejected share).
 """

@@ -1,15 +1,12 @@
 """What the tries of a request prove: its assignments to workers, lost KV transfers, and whether it is tried again. Pure.
 
 A retry that leaves a failing worker for a sound one adds no load where there is none to spare, so it takes nothing
-out of the budget: the budget protects a pool that fails entirely.
-
-Of a lost KV transfer either end may be at fault: a prefill worker that is gone or whose KV port is shut, a decode worker
-without a way there. The request shows which, once it is served over other ends.
+out of the budget: the budget protects a pool that fails entirely. Of a lost KV transfer either end may be at fault; the
+request shows which, once it is served over other ends.
 
 A vLLM 0.32 decode worker does not notice that it reads blocks after their lease: it answers 200 with text made from
-whatever the blocks hold by then. The lease runs on the prefill worker, whose answer does not say until when
-(``remote_blocks_expiry_time`` is null in pull mode); but that worker counts leases that ran out. So: a first token within
-the lease is trusted; a later one only if that count has not grown since the prefill.
+whatever the blocks hold by then. The prefill worker's answer does not say until when the lease runs, but that worker counts
+leases that ran out. So a first token within the lease is trusted; a later one only if that count has not grown since.
 """
 
 from __future__ import annotations

@@ -161,11 +161,8 @@ class RouterCore(Generic[T]):
     ) -> Effects[T]:
         """Record that a worker has computed a prompt; it decodes from now on.
 
-        Args:
-            assignment: The request's.
-            now_s: Simulated seconds.
-            cached_tokens: Prompt tokens that the worker found in its cache; None: not known.
-            measured: Whether this is noticed as it happens, and not only at the end of the answer.
+        ``cached_tokens`` are those that the worker found in its cache, None: not known; ``measured`` says whether this is
+        noticed as it happens, and not only at the end of the answer.
         """
         role, queue = assignment.role, self.queues[assignment.role]
         if self.tiers is not None:

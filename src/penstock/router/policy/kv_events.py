@@ -1,10 +1,10 @@
 """KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold. Pure.
 
-Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
-and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
-`prefixes.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
-everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
-costs a prefill. vLLM wrote events as arrays up to 0.23 and as maps since (its pull request 42892); both are read.
+Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent and its
+token ids. From those this makes the router's exact keys, as `prefixes.token_keys` does with the engine's block size as its
+unit. A gap in the numbers means that removals may be lost: everything is forgotten then, since a block believed held sends
+requests to the wrong place, one not known only costs a prefill. vLLM wrote events as arrays up to 0.23 and as maps since
+(its pull request 42892); both are read.
 """
 
 from __future__ import annotations

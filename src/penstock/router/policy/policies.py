@@ -1,10 +1,9 @@
 """The policies that compare workers: prefix cost, which is the default, round-robin, least-loaded, and published ones. Pure.
 
-Prefix cost: recomputing a token weighs more than waiting for one. What a request computes again delays not only itself but
-everybody behind it, and pushes another prefix out of a cache. A policy that minimises its own TTFT counts such a token
-once, leaves caches too early under load, and so makes the load that it flees from. bench/dualmap measures it.
-
-Among equals the worker that remembers the fewest blocks is taken, so that idle workers fill their caches evenly.
+Prefix cost: what a request computes again delays not only itself but all behind it, and pushes another prefix out of a
+cache. A policy that minimises its own TTFT counts such a token once, leaves caches too early under load, and so makes the
+load that it flees from. bench/dualmap measures it. Among equals the worker that remembers the fewest blocks is taken, so
+that idle workers fill their caches evenly.
 
 Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost.
 """

@@ -1,12 +1,10 @@
 """Prefixes of prompts: one chained key per block, and the index of those that a worker holds, as far as is known. Pure.
 
 Keys are made of bytes, or of token ids where a tokenizer is at hand, and equal exactly where prompts share everything so
-far. So a block stands for everything before it, and what one prompt added is a *run* that is only ever entered at its
-first block, its *head*. A lookup costs one probe and one memory comparison per run, not one probe per block. Runs are
-forgotten in order of use and from their ends, so that a block never outlives the block before it.
-
-A run is a number, and the equally numbered items of flat arrays; number 0 is no run. A dict would be a little
-quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
+far. What one prompt added is a *run* that is only ever entered at its first block, its *head*: a lookup costs one probe and
+one memory comparison per run, not one probe per block. Runs are forgotten in order of use and from their ends, so that a
+block never outlives the block before it. A run is a number, and the equally numbered items of flat arrays; 0 is no run. A
+dict would be a little quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
 """
 
 from __future__ import annotations

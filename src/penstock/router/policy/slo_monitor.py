@@ -1,9 +1,8 @@
 """Whether the tiers keep their SLOs, and which share of the lower tiers to shed so that the higher ones do. Pure.
 
-Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets.
-While premium or standard misses one, shedding goes up the ladder `STEPS`, one step at a time; standard is shed for
-premium alone. While both keep well within their targets it comes down again, more slowly. Each step is judged by what
-was measured since it was taken, so that the load before it does not push it further.
+Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets. While
+premium or standard misses one, shedding goes up the ladder `STEPS`, standard being shed for premium alone; while both keep
+well within their targets it comes down, more slowly. Each step is judged by what was measured since it was taken.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Priority tiers, and who is next among them and their tenants: deficit round robin, and fair queueing of tenants. Pure.
 
-The unit is the tokens that a request makes its worker compute. The system tier goes first, always. The others
-have a credit each. The one served pays; while a tier with requests has credit left, the one of the highest
-effective priority goes; when none has, all get their shares of another round. So a tier that asks for less than its
-share is served as if it had strict priority over those below, and one that asks for more gets its share and what
-others leave.
+The unit is the tokens that a request makes its worker compute. The system tier always goes first. The others have a credit
+each, from which the one served pays; while a tier with requests has credit left, the one of the highest effective priority
+goes; when none has, all get their shares of another round. So a tier that asks for less than its share is served as if it
+had strict priority over those below, and one that asks for more gets its share and what others leave.
 
-An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve
-anyone. A request may cost more than its tier's credit, which is then negative and paid back round by round, so
-
-    -(largest request) < credit <= share of one round,
-
-and the first request of a tier waits while at most ``(largest // share + 2)`` rounds and one request of each other
-tier are served, system requests aside. Worked: of 8,192 tokens a round, background gets 1,228.8; with requests of 2,000
-tokens at most it waits for (1 + 2) rounds and two requests more: 28,576 tokens, 2.9 s of a fleet at 10,000 tokens/s.
+An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve another.
+A request may cost more than its tier's credit, which is then negative and paid back round by round, so that
+``-(largest request) < credit <= share of one round``, and the first request of a tier waits while at most
+``largest // share + 2`` rounds and one request of each other tier are served, system requests aside.
 
 Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (1995); of tenants: Goyal, Vin and
 Cheng, "Start-time Fair Queuing" (1996).
