@@ -211,6 +211,11 @@ class WorkerQueue(Generic[T]):
             return None
         return self.load.projected_kv_usage(self.inflight_tokens, now_s)
 
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait for it and were not found late."""
+        return self.line.queue
+
     def uncached(self, arrival: Arrival) -> int:
         """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
 
