@@ -375,21 +375,14 @@ def test_small_fleets_are_asked_whole():
     assert send(queues, "r", arrival(99, tokens=10)) == "w63"
 
 
-def test_workers_that_failed_a_request_are_not_listed():
-    """Unless there is no other."""
+def test_workers_that_failed_a_request_or_left_are_not_listed():
+    """Unless there is no other; what a worker that left had held is nowhere."""
     queues = fleet_of()
     home = send(queues, "first", arrival(1, 2))
     assert send(queues, "again", arrival(1, 2, avoid=frozenset({home}))) != home
     everybody = frozenset(f"w{number}" for number in range(FLEET))
     assert send(queues, "any", arrival(1, 2, avoid=everybody))
-
-
-def test_workers_that_leave_are_forgotten():
-    """What they held is nobody's."""
-    queues = fleet_of()
-    home = send(queues, "first", arrival(1, 2))
-    left = [WorkerLoad(f"w{number}") for number in range(FLEET) if f"w{number}" != home]
-    queues.set_workers(left, 1.0)
+    queues.set_workers([WorkerLoad(name) for name in everybody - {home}], 1.0)
     assert send(queues, "next", arrival(1, 2), 1.0) != home
 
 
