@@ -149,7 +149,7 @@ def test_changed_shares_hold_from_the_next_round_and_leave_what_waits_where_it_i
     """Settings change while requests wait."""
     queue = TierQueue(TiersConfig())
     backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=4000)
-    queue.settings = TiersConfig(shares=TierShares(premium=0.1, standard=0.45, background=0.45))
+    queue.configure(TiersConfig(shares=TierShares(premium=0.1, standard=0.45, background=0.45)))
     served = Counter(serve(queue).arrival.tier for _ in range(3000))
     assert served[Tier.STANDARD] / 3000 == pytest.approx(0.5, abs=0.03)
 

@@ -98,7 +98,8 @@ class CircuitBreaker:
         opened.
         """
         if self._state is Circuit.OPEN:
-            return now_s >= (self._first_probe_s() if is_last else self._open_until_s)
+            first_s = min(self._open_until_s, self._opened_s + self._open_s)
+            return now_s >= (first_s if is_last else self._open_until_s)
         return self.is_closed or not self._probing
 
     def sent(self, now_s: float) -> bool:
@@ -177,6 +178,3 @@ class CircuitBreaker:
         self._state = state
         self.is_closed = state is Circuit.CLOSED
         self._touched()
-
-    def _first_probe_s(self) -> float:
-        return min(self._open_until_s, self._opened_s + self._open_s)

@@ -141,7 +141,8 @@ class DispatchQueue(Generic[T]):
         self.workers.density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
         if is_new:
-            self.prompt_tokens.admit(queued.tokens, queued.weight)
+            self.prompt_tokens.routed += queued.tokens
+            self.prompt_tokens.admitted += queued.weight
         self._relieve(decision, now_s)
         return True
 

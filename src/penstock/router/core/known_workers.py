@@ -55,7 +55,7 @@ class KnownWorkers(Generic[T]):
         """Share by other settings from now on, where tiers were on before."""
         self._tiers = tiers
         for line in self._tier_queues():
-            line.settings = tiers
+            line.configure(tiers)
 
     def hold(self, tiers: frozenset[Tier]) -> bool:
         """Serve nothing of these tiers from now on; return whether that is a change."""

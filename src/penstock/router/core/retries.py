@@ -295,15 +295,15 @@ class FailedTry:
     unproven: Assignment[Any] | None = None
 
 
+@dataclass(slots=True)
 class RequestTries:
     """What the tries of one request have shown so far; ``avoid`` names the workers that have failed it."""
 
-    def __init__(self) -> None:
-        self.retries = 0
-        self.timeouts = 0
-        self.avoid: frozenset[str] = frozenset()
-        self.unproven: tuple[Assignment[Any], ...] = ()
-        self.lost_transfers: tuple[KvTransfer, ...] = ()
+    retries: int = 0
+    timeouts: int = 0
+    avoid: frozenset[str] = frozenset()
+    unproven: tuple[Assignment[Any], ...] = ()
+    lost_transfers: tuple[KvTransfer, ...] = ()
 
 
 class RetryRules:

@@ -288,13 +288,13 @@ class WorkerPool:
         self._touch()
         for name in [name for name in self._workers if name not in wanted]:
             self._record(WorkerChange.LEFT, name)
-            self._let_go(self._workers.pop(name))
+            self._leaving = [*self.leaving, self._workers.pop(name)]
         for name, spec in wanted.items():
             worker = self._workers.get(name)
             if worker is None or (worker.spec.url, worker.spec.role) != (spec.url, spec.role):
                 joined = self._workers[name] = self._new_worker(spec)
                 if worker is not None:
-                    self._let_go(worker)
+                    self._leaving = [*self.leaving, worker]
                     restarted.append(joined)
                 self._record(WorkerChange.JOINED, name, role=spec.role.value, url=spec.url, ready=spec.ready)
             elif worker.spec != spec:
@@ -367,9 +367,6 @@ class WorkerPool:
             worker.drained = drained
             self._touch()
             self._record(WorkerChange.DRAINED if drained else WorkerChange.UNDRAINED, name)
-
-    def _let_go(self, worker: Worker) -> None:
-        self._leaving = [*self.leaving, worker]
 
     def _update(self, worker: Worker, spec: WorkerSpec) -> None:
         old = worker.spec

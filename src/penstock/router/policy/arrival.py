@@ -215,11 +215,6 @@ class PromptTokenCounts:
     admitted: int = 0
     computed: int = 0
 
-    def admit(self, prompt_tokens: int, weight: int) -> None:
-        """Count a request in that comes for the first time."""
-        self.routed += prompt_tokens
-        self.admitted += weight
-
     def give(self, worker: str, weight: int) -> None:
         """Count a request as pending at a worker."""
         self.pending[worker] = self.pending.get(worker, 0) + weight

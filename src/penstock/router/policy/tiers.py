@@ -87,13 +87,8 @@ class TierQueue(Generic[T]):
         self.late_tokens = 0
         self.held: Collection[Tier] = ()
 
-    @property
-    def settings(self) -> TiersConfig:
-        """Shares, aging and targets; replacing them does not move the requests that wait."""
-        return self._settings
-
-    @settings.setter
-    def settings(self, settings: TiersConfig) -> None:
+    def configure(self, settings: TiersConfig) -> None:
+        """Take other shares, aging and targets; the requests that wait are not moved."""
         self._settings = settings
         self._credits = {tier: min(self._credits[tier], quantum(settings, tier)) for tier in SHARED}
 
