@@ -120,11 +120,18 @@ class Lane(Generic[T]):
         late_tokens: Uncached tokens of the late ones.
     """
 
+    __slots__ = ("_late_turns", "late", "late_tokens", "queue")
+    has_tiers = False
+
     def __init__(self) -> None:
         self.queue: dict[T, QueuedRequest[T]] = {}
         self.late: dict[T, QueuedRequest[T]] = {}
         self.late_tokens = 0
         self._late_turns = 0
+
+    def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
+        """Return 0: all are of one tier."""
+        return 0
 
     def __bool__(self) -> bool:
         return bool(self.queue or self.late)

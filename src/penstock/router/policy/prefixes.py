@@ -160,6 +160,20 @@ class PrefixIndex:
             known to be held elsewhere. Forgotten by `clear`.
     """
 
+    __slots__ = (
+        "_clock",
+        "_free",
+        "_heads",
+        "_mask",
+        "_next",
+        "_runs",
+        "_table",
+        "_used",
+        "anywhere",
+        "capacity",
+        "count",
+    )
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.clear()

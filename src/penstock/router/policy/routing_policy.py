@@ -107,6 +107,8 @@ class PrefillThroughput:
     as one of ten thousand. ``tokens_per_s`` is the estimate; None while nothing was measured.
     """
 
+    __slots__ = ("_seconds", "_tokens", "tokens_per_s")
+
     def __init__(self, tokens_per_s: float | None = None) -> None:
         """Start with a throughput, as if measured over one second, or without one."""
         self._set(tokens_per_s or 0.0, 1.0 if tokens_per_s else 0.0)
@@ -165,6 +167,22 @@ class WorkerQueue(Generic[T]):
             it clearly differs. `Estimates.relative_slowdown` is what is believed now.
     """
 
+    __slots__ = (
+        "decoding_tokens",
+        "index",
+        "line",
+        "load",
+        "name",
+        "peer_tokens",
+        "progress_s",
+        "queued_tokens",
+        "relative_slowdown",
+        "running",
+        "running_prompt_tokens",
+        "running_tokens",
+        "throughput",
+    )
+
     def __init__(
         self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
     ) -> None:
@@ -198,7 +216,7 @@ class WorkerQueue(Generic[T]):
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
-        return pending - line.lower_tokens(arrival.rank) if isinstance(line, TierQueue) else pending
+        return pending - line.lower_tokens(arrival.rank) if line.has_tiers else pending
 
     @property
     def inflight_tokens(self) -> int:

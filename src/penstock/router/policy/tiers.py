@@ -78,6 +78,8 @@ class TierQueue(Generic[T]):
         held: Tiers that are not served for now.
     """
 
+    has_tiers = True
+
     def __init__(self, settings: TiersConfig) -> None:
         self._settings = settings
         self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
