@@ -130,25 +130,6 @@ def keys(path="/v1/completions", **body):
     return read_prompt(parse_completion(path, b"application/json", raw, model="m")).chain
 
 
-def chat(*texts, **body):
-    """Return the prefix keys of a conversation."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
-    return keys("/v1/chat/completions", messages=messages, **body)
-
-
-def test_a_longer_chat_keeps_its_prefix():
-    """All full blocks of the shorter conversation begin the longer one; another role or text does not."""
-    short, long = chat("a" * 3000, "b" * 3000), chat("a" * 3000, "b" * 3000, "c" * 3000)
-
-    assert len(short) == 8 + 2
-    assert long[:9] == short[:9]
-    assert len(long) == 8 + 4
-    assert chat("a" * 3001, "b" * 3000)[:8] == short[:8]
-    assert chat("x" + "a" * 2999)[0] != short[0]
-    assert chat("a" * 3000, "b" * 3000, tools=[{"name": "f"}])[0] != short[0]
-
-
 @pytest.mark.parametrize(
     ("prompt", "count"),
     [

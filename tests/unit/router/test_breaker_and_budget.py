@@ -95,16 +95,6 @@ def test_openings_are_forgotten_with_time(healthy_s, next_s):
     assert breaker.probe_in_s(30 + healthy_s) == next_s
 
 
-def test_the_last_of_a_pool_is_probed_after_the_base_time():
-    """However long it would stay open while others serve."""
-    breaker = _after(FAIL, ("fail", 10), consecutive_failures=1, max_open_s=100)
-
-    assert [breaker.allows(now_s) for now_s in (20, 29.9, 30)] == [False, False, True]
-    assert [breaker.allows(now_s, is_last=True) for now_s in (19.9, 20)] == [False, True]
-    assert breaker.sent(20)
-    assert not breaker.allows(20, is_last=True)
-
-
 def test_a_forbidden_opening_is_asked_for_again():
     """The worker is kept and counts as failing; its next failure opens the circuit if the pool has recovered."""
     allowed = False

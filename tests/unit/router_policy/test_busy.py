@@ -329,17 +329,6 @@ def test_a_worker_that_refused_is_skipped_until_it_is_heard_of():
     assert stage.ask() in {"a", "b"}
 
 
-def test_thresholds_hold_from_the_next_request_on():
-    """Unset, nothing is rejected; set again, at once."""
-    stage = Stage("a")
-    stage.read("a", 0.9)
-    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
-    stage.core.set_thresholds(NO_THRESHOLDS, 0.0)
-    assert stage.ask(1) == "a"
-    stage.core.set_thresholds(BusyThresholds(0.5), 0.0)
-    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
-
-
 @pytest.mark.parametrize("gap_s", [1.0, 30.0])
 def test_retry_after_is_what_workers_can_not_what_came(gap_s):
     """A worker that takes a second for 100 tokens is 600 above its threshold: 6 s, however light the traffic before."""
