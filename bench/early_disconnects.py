@@ -24,7 +24,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
 from penstock.core.http.server import HttpServer, Request, Responder
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 

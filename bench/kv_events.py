@@ -28,7 +28,7 @@ from penstock.router.admission import Admission
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.kv_listener import KvListener
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 
 FLEETS = (1, 100, 1000)
 UNIT, PROMPT = 16, 2048

@@ -46,7 +46,7 @@ from penstock.core.http.loop import run
 from penstock.core.local_state import EntryState
 from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.local.ports import ephemeral_port
-from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
+from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.protocol import RuntimeContext
 from penstock.runtimes.simulated import Simulated
 from penstock.simulator.jobs import Job, PrefixChains

@@ -20,7 +20,7 @@ from penstock.core.http.loop import run
 from penstock.router.admission import Admission
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.retries import Verdict
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.picker import messages as wire
 from penstock.router.picker.relay import RecentPrompts
 from penstock.router.picker.server import PickerServer

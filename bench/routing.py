@@ -21,15 +21,13 @@ from options import read_options
 from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterConfig
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
 from penstock.router.core.router import RouterCore
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.keys import Prefix, prompt_keys
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import Prefix, PrefixIndex, prompt_keys
 from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400
@@ -78,7 +76,7 @@ def rebalance_ms() -> float:
         queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(8)), 0.0)
         for item in range(1000):
             queues.submit(item, Arrival((1, item + 2), PROMPT_TOKENS), 0.0)
-        names = [name for name in (f"worker-{i}" for i in range(8)) if queues.queued_tokens(name)]
+        names = [name for name in (f"worker-{i}" for i in range(8)) if queues.workers.queued_tokens(name)]
         began = time.process_time()
         queues.rebalance(0.0, names[:1])
         took.append((time.process_time() - began) * 1e3)
@@ -136,7 +134,7 @@ def index_bytes(blocks: int) -> float:
     gc.collect()  # Tuples that the interpreter keeps for reuse are not the index's.
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return used / len(index)
+    return used / index.count
 
 
 def main() -> None:

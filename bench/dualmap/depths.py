@@ -8,7 +8,7 @@ from typing import Any
 
 from setups import HOT_SHARES, INSTANCES, Case
 
-from penstock.router.policy.hotness import HotnessTree
+from penstock.router.policy.rings import HotnessTree
 from penstock.simulator.workload import prepare
 
 THRESHOLDS: Mapping[str, Mapping[str, float]] = {"2/n and 1/n, the paper's": {}, "the artefact's": HOT_SHARES}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from workload import TIERS, Request
 
-from penstock.api import SheddingConfig, Tier
+from penstock.api import Tier, TiersConfig
 from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
@@ -15,7 +15,6 @@ from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.requests import EngineRequest, EngineRole, RequestState
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
-from penstock.router.policy.tiers import SloTarget, TierSettings
 
 PROFILE = "a100-llama-70b-bf16-tp8"
 KV_BLOCKS, BLOCK_TOKENS = 3072, 16
@@ -76,8 +75,11 @@ def make_engine(mode: Mode) -> Engine:
 
 def make_monitor() -> SloMonitor:
     """Return the router's monitor, with the document's targets of TTFT."""
-    targets = {Tier[tier.name]: SloTarget(ttft_s=target_s) for tier, target_s in TARGETS_S.items()}
-    return SloMonitor(TierSettings(targets=targets), SheddingConfig())
+    slo = {
+        tier.name.lower(): {"ttftSeconds": target_s, "tpotSeconds": None, "endToEndSeconds": None}
+        for tier, target_s in TARGETS_S.items()
+    }
+    return SloMonitor(TiersConfig.model_validate({"slo": slo}))
 
 
 def drive(mode: Mode, requests: Sequence[Request], seconds: float) -> Run:

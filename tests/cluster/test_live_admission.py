@@ -8,7 +8,7 @@ from operating import at_rest, edit, settled, until
 from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings

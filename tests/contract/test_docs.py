@@ -16,7 +16,7 @@ from penstock.cli.main import cli
 from penstock.core import plugins
 from penstock.core.errors import ConfigError
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.registry import make_policy
 from penstock.router.policy.routing_policy import Arrival
 from penstock.router.server import RouterServer

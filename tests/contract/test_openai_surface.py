@@ -13,7 +13,7 @@ from penstock.core.http.server import HttpServer
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 

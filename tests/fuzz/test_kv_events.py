@@ -5,10 +5,10 @@ import pytest
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.kv_listener import KvListener
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")

@@ -14,7 +14,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.simulated_tokens import token_ids
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.router.policy.keys import Prefix, token_keys
+from penstock.router.policy.prefixes import Prefix, token_keys
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 
@@ -113,7 +113,7 @@ class Scene:
 
     def believed(self, engine, text):
         """Return how many blocks of a prompt the router believes a worker to hold."""
-        index = self.router.core.entry_queue.index_of(engine.name)
+        index = self.router.core.entry_queue.workers.index_of(engine.name)
         prefix = Prefix(token_keys(token_ids(text.encode()), engine_block_tokens=16))
         return 0 if index is None else index.held(prefix)
 

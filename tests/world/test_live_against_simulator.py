@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.core.kv_blocks import prefix_keys
-from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
+from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from penstock.api import Role, Tier
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.core.logs import get_logger
-from penstock.router.core.retries import Assignment
+from penstock.router.core.retries import Assignment, Effects, RefusalReason
 from penstock.router.core.router import RouterCore
-from penstock.router.core.router_state import Effects, RefusalReason
-from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import Worker, WorkerChange, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
@@ -46,11 +44,7 @@ LiveCore: TypeAlias = RouterCore[Waiter]
 
 
 class RetryLater(NoEndpointsError):  # noqa: N818 - named like the client's message
-    """A refusal that may say when to come back.
-
-    Attributes:
-        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
-    """
+    """A refusal that may say when to come back: ``retry_after_s``, simulated seconds; None: unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         self.retry_after_s = retry_after_s
@@ -65,24 +59,20 @@ class NoWorker(RetryLater):
     """No worker serves, and none will in time."""
 
 
-class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
-    """Too many requests wait.
-
-    Attributes:
-        retry_after_s: When workers that are being started are expected to serve, simulated seconds; None: unknown.
-    """
-
-    def __init__(self, message: str, retry_after_s: float | None) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(message)
-
-
 class AllBusy(RetryLater):
     """Every worker that could take the request is busy."""
 
 
 class Shed(RetryLater):
     """A request's tier is shed so that higher tiers keep their SLO."""
+
+
+class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
+    """Too many requests wait; ``retry_after_s`` is when workers that are being started are expected to serve."""
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
@@ -95,22 +85,20 @@ REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
-def log_worker_event(event: WorkerEvent) -> None:
+def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> None:
     """Write a worker's change into the log."""
-    write = log.warning if event.change in _WARNINGS else log.info
-    write(event.change.value, worker=event.worker, **event.facts)
+    write = log.warning if change in _WARNINGS else log.info
+    write(change.value, worker=worker, **facts)
 
 
 class Admission:
     """The way to a worker; one thread, one event loop.
 
     Attributes:
-        core: Decides.
         other: The way to another router that picks; None: this one always does.
     """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
-        """Connect the core to a clock, which returns simulated seconds."""
         self.core = core
         self.other: Relay | None = None
         self._now_s = now_s
@@ -119,17 +107,10 @@ class Admission:
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; the caller releases the assignment.
 
-        Args:
-            role: A stage's.
-            arrival: The request.
-            again: It was admitted before: it meets no length bound, and waits before all others.
+        With ``again`` it was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            QueueFull: the queue is full.
-            QueueTimeout: it waited until its time limit.
-            Shed: its tier is shed.
-            AllBusy: every worker is busy.
-            NoWorker: no worker serves, and none will in time.
+            RetryLater, QueueFull: it gets none; see `REFUSALS`.
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         other = self.other
@@ -164,7 +145,7 @@ class Admission:
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Note that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
+        """Record that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
         if self.other is not None:
             self.other.prefilled(assignment, cached_tokens, measured=measured)
         effects = self.core.prefilled(
@@ -173,7 +154,7 @@ class Admission:
         self.apply(effects)
 
     def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
-        """Note what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
+        """Record what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
         tiers = self.core.tiers
         if tiers is None or (self.other is not None and self.other.record_tier_event(tier, event)):
             return
@@ -249,7 +230,7 @@ class Admission:
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
             self.core.turned_away[self.core.entry].add(self._now_s())
-            raise Shed(shed, tiers.monitor.settings.recover_seconds)
+            raise Shed(shed, tiers.monitor.tiers.shedding.recover_seconds)
 
     def all_busy(self, role: Role) -> AllBusy:
         """Return the refusal of a request that no worker of a role has room for."""

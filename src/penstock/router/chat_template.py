@@ -177,7 +177,6 @@ def _text(part: Any) -> str | None:
 
 
 def _call(call: Any) -> Any:
-    """Return a tool call with its arguments as an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return call

@@ -21,8 +21,6 @@ log = get_logger(__name__)
 POLL_REAL_S: Final = 1.0
 """Chosen: a look at a file's date costs microseconds; a kubelet takes up to a minute anyway; real seconds."""
 
-_Seen = tuple[int, int, int]
-
 
 class ConfigWatch:
     """Calls back with each new section of one file.
@@ -34,11 +32,10 @@ class ConfigWatch:
     def __init__(
         self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
-        """Prepare; nothing is read before `check`."""
         self._file = file
         self._current = current
         self._on_change = on_change
-        self._seen: _Seen | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,7 +70,6 @@ class ConfigWatch:
                 take(section)
 
     def _read(self) -> RouterConfig | None:
-        """Return the router section, or None where the file has not changed or is unusable."""
         try:
             found = self._file.stat()
             seen = (found.st_mtime_ns, found.st_ino, found.st_size)

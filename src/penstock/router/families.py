@@ -24,22 +24,24 @@ Rows = Iterable[tuple[Sequence[str], float | None]]
 """Label values, and the value; a row whose value is None is left out."""
 
 
-def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> CounterMetricFamily:
-    """Return a counter's family."""
-    family = CounterMetricFamily(name, text, labels=labels)
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+
+
+def _filled(family: Family, rows: Rows) -> Family:
     for key, value in rows:
         if value is not None:
             family.add_metric(key, value)
     return family
+
+
+def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> CounterMetricFamily:
+    """Return a counter's family."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), rows)
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> GaugeMetricFamily:
     """Return a gauge's family."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for key, value in rows:
-        if value is not None:
-            family.add_metric(key, value)
-    return family
+    return _filled(GaugeMetricFamily(name, text, labels=labels), rows)
 
 
 def by_label(label: str, name: str, text: str, counts: Mapping[Label, int]) -> CounterMetricFamily:
@@ -63,63 +65,40 @@ def histogram(
     return family
 
 
+_TIER_COUNTERS = (
+    (names.ROUTER_TIER_ARRIVALS, "Requests that arrived.", "arrivals"),
+    (names.ROUTER_TIER_REJECTED, "Arrivals for which there was no room, no worker or no time.", "rejected"),
+    (names.ROUTER_TIER_SHED, "Arrivals refused so that higher tiers keep their SLO.", "shed"),
+)
+_TIER_HISTOGRAMS = (
+    (names.ROUTER_TIER_TTFT, "Arrival to first token of streams; simulated seconds.", "ttft"),
+    (names.ROUTER_TIER_E2E, "Arrival to last byte; simulated seconds.", "e2e"),
+    (names.ROUTER_TIER_QUEUE_TIME, "Waits for the first stage; simulated seconds.", "queue_time"),
+)
+
+
 def tier_families(
     control: TierControl, now_s: float, *, waiting: Mapping[Tier, int], downgraded: Mapping[Tier, int]
 ) -> Iterator[Metric]:
     """Yield every family with the label ``tier``; requests that wait, and that asked for more than they may, are given."""
     counts, monitor = control.counts, control.monitor
+    for name, text, field in _TIER_COUNTERS:
+        yield by_label("tier", name, text, {tier: getattr(each, field) for tier, each in counts.items()})
+    asked = "Requests that asked for this tier without a key that allows it."
+    yield by_label("tier", names.ROUTER_TIER_DOWNGRADED, asked, downgraded)
+    kept = (
+        "Share of the requests of the window that kept all targets of their tier, 0-1; absent if none ended."
+    )
+    shed = "Share of the arrivals that is shed now, 0-1."
     for name, text, values in (
-        (names.ROUTER_TIER_ARRIVALS, "Requests that arrived.", {t: c.arrivals for t, c in counts.items()}),
-        (
-            names.ROUTER_TIER_REJECTED,
-            "Arrivals for which there was no room, no worker or no time.",
-            {t: c.rejected for t, c in counts.items()},
-        ),
-        (
-            names.ROUTER_TIER_SHED,
-            "Arrivals refused so that higher tiers keep their SLO.",
-            {t: c.shed for t, c in counts.items()},
-        ),
-        (
-            names.ROUTER_TIER_DOWNGRADED,
-            "Requests that asked for this tier without a key that allows it.",
-            downgraded,
-        ),
-    ):
-        yield by_label("tier", name, text, values)
-    for name, text, read in (
         (
             names.ROUTER_TIER_WAITING,
             "Requests that wait for the first stage.",
-            lambda tier: waiting.get(tier, 0),
+            {tier: waiting.get(tier, 0) for tier in Tier},
         ),
-        (
-            names.ROUTER_TIER_COMPLIANCE,
-            "Share of the requests of the window that kept all targets of their tier, 0-1; absent if none ended.",
-            lambda tier: monitor.compliance(tier, now_s),
-        ),
-        (
-            names.ROUTER_TIER_SHED_FRACTION,
-            "Share of the arrivals that is shed now, 0-1.",
-            monitor.shed_fraction,
-        ),
+        (names.ROUTER_TIER_COMPLIANCE, kept, {tier: monitor.compliance(tier, now_s) for tier in Tier}),
+        (names.ROUTER_TIER_SHED_FRACTION, shed, {tier: monitor.shed_fraction(tier) for tier in Tier}),
     ):
-        yield gauge(name, text, ["tier"], (([tier.value], read(tier)) for tier in Tier))
-    for name, text, buckets in (
-        (
-            names.ROUTER_TIER_TTFT,
-            "Arrival to first token of streams; simulated seconds.",
-            {t: c.ttft for t, c in counts.items()},
-        ),
-        (
-            names.ROUTER_TIER_E2E,
-            "Arrival to last byte; simulated seconds.",
-            {t: c.e2e for t, c in counts.items()},
-        ),
-        (
-            names.ROUTER_TIER_QUEUE_TIME,
-            "Waits for the first stage; simulated seconds.",
-            {t: c.queue_time for t, c in counts.items()},
-        ),
-    ):
-        yield histogram(name, text, "tier", buckets.items())
+        yield gauge(name, text, ["tier"], (([tier.value], value) for tier, value in values.items()))
+    for name, text, field in _TIER_HISTOGRAMS:
+        yield histogram(name, text, "tier", ((tier, getattr(each, field)) for tier, each in counts.items()))

@@ -1,154 +1,221 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
-One subscription per worker of the first stage, renewed with each new process (`kv_subscription`). Messages are three
-frames: topic, batch number, and msgpack. What is no such message is counted and passed over: a worker that talks nonsense
-costs hits, never a request. vLLM wrote events as arrays up to 0.23 and as maps since (its pull request 42892); batches
-stayed arrays. Both are read, a batch as a map, too.
+One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
+number, and msgpack. What is no such message is counted and passed over: it costs hits, never a request.
+
+A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed; what cannot
+be had again is forgotten with everything before it (`KvEvents.numbered`). A replay is requested on a socket of its own by
+its first number, 8 bytes, big-endian, and answered by the batches from there on, then a number of all ones. The worker's
+socket drops what it cannot queue, so a long answer may have holes and no end: it is requested again from the first hole.
+
+Source: vLLM, vllm/distributed/kv_events.py, ``ZmqEventPublisher._service_replay``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.kv_subscription import NUMBER_BYTES, KvAddress, KvSink, KvSubscription
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 from penstock.runtimes.engine_flags import kv_replay_port
-
-_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "BlockStored": (
-        "block_hashes",
-        "parent_block_hash",
-        "token_ids",
-        "block_size",
-        "lora_id",
-        "medium",
-        "lora_name",
-        "extra_keys",
-    ),
-    "BlockRemoved": ("block_hashes", "medium"),
-    "AllBlocksCleared": (),
-}
-"""The first fields of each event in the order of an array."""
-_MEDIA: Final = {None, "GPU"}
-"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
-_MEDIUM, _EXTRA_KEYS = 1, 3
-"""Places after a stored block's size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Blocks are held; see `KvEvents.stored`. Of other memory an engine may send neither tokens nor a unit."""
-
-    hashes: list[Any]
-    parent: Any
-    tokens: list[Any]
-    unit: int
-    is_offloaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Blocks are no longer held."""
-
-    hashes: list[Any]
-    is_offloaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Nothing is held."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedBlocks:
-    """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
-
-    Tokens alone do not distinguish those from a plain prompt's.
-    """
-
-
-Event = Stored | Removed | Cleared | UnsupportedBlocks
-
-
-def read_batch(batch: Any) -> list[Any] | None:
-    """Return a decoded batch's events, each for `read_event`; None: it is no batch."""
-    events = None
-    if isinstance(batch, dict):
-        events = batch.get("events")
-    elif isinstance(batch, list) and len(batch) > 1:
-        events = batch[1]
-    return events if isinstance(events, list) else None
-
-
-def read_event(event: Any) -> Event | None:
-    """Return an event; None: it is none that is known."""
-    match _as_array(event):
-        case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
-            [*hashes, parent]
-        ) and _is_medium(rest[_MEDIUM : _MEDIUM + 1]):
-            if _has_extra(rest[_EXTRA_KEYS:]):
-                return UnsupportedBlocks()
-            return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
-        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(rest[:1]):
-            return Removed(hashes, _is_offloaded(rest[:1]))
-        case ["AllBlocksCleared", *_]:
-            return Cleared()
-        case _:
-            return None
-
-
-def _as_array(event: Any) -> Any:
-    if not isinstance(event, dict):
-        return event
-    kind = event.get("type")
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    return None if fields is None else [kind, *(event.get(name) for name in fields)]
-
-
-def _is_medium(medium: Sequence[Any]) -> bool:
-    return all(each is None or isinstance(each, str) for each in medium)
-
-
-def _is_offloaded(medium: Sequence[Any]) -> bool:
-    return bool(medium) and medium[0] not in _MEDIA
-
-
-def _has_extra(rest: Sequence[Any]) -> bool:
-    return bool(rest) and isinstance(rest[0], list) and any(each is not None for each in rest[0])
-
-
-def _are_names(names: Sequence[Any]) -> bool:
-    """Return whether an engine's names of blocks can be looked up."""
-    return all(name is None or isinstance(name, int | bytes | str) for name in names)
-
 
 log = get_logger(__name__)
 
-ENGINE_BLOCK_TOKENS = 16
+ENGINE_BLOCK_TOKENS: Final = 16
 """Tokens of an engine block where the graph sets none. Source: vLLM's default."""
-_FRAMES = 3
-_AGAIN_REAL_S = 1.0
+_FRAMES: Final = 3
+_AGAIN_REAL_S: Final = 1.0
 """Chosen: the pause before a worker whose events broke something here is followed again."""
-_TURNS = 32
+_TURNS: Final = 32
 """Chosen: workers whose buffers are read at once. A thousand that do not answer hold up each other for half a minute."""
+CATCH_UP_S: Final = 10.0
+"""Chosen: meanwhile new events wait in the socket; after it the gap is taken for lost."""
+NUMBER_BYTES: Final = 8
+FIRST_ANSWER_S: Final = 1.0
+"""Chosen: vLLM looks for questions each 0.1 s, between two batches of a busy engine."""
+NEXT_ANSWER_S: Final = 0.5
+"""Chosen: what comes later than this after the batch before it was dropped."""
+MAX_BATCHES: Final = 1 << 17
+"""Chosen: 13 times vLLM's default buffer; a worker that sends more in one answer does not end it."""
+MAX_BYTES: Final = 1 << 28
+"""Chosen: 256 MiB in one answer, some 60 M tokens."""
+_END: Final = (1 << 8 * NUMBER_BYTES) - 1
+_LAST_FRAMES: Final = 2
+"""Number and payload. A topic goes before them since vLLM 0.32, and nothing did earlier."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    """A process that is followed: which, by what, and the task that does."""
+async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
+    """Yield a worker's batches from a number >= 0 on, each with its number, until the answer ends or falls silent."""
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.setsockopt(zmq.IPV6, 1)
+        # Without a bound of its own the size below is the bound: what this side drops would be a hole, too.
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(address)
+        await socket.send_multipart((b"", first.to_bytes(NUMBER_BYTES, "big")))
+        patience_s, left_bytes = FIRST_ANSWER_S, MAX_BYTES
+        for _ in range(MAX_BATCHES):
+            try:
+                frames = await asyncio.wait_for(socket.recv_multipart(), patience_s)
+            except TimeoutError:
+                return
+            if len(frames) < _LAST_FRAMES or len(frames[-2]) != NUMBER_BYTES:
+                return
+            number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+            left_bytes -= len(payload)
+            if number == _END or left_bytes < 0:
+                return
+            patience_s = NEXT_ANSWER_S
+            yield number, payload
+    finally:
+        socket.close(linger=0)
 
-    process: tuple[KvAddress, str]
-    subscription: KvSubscription
-    task: asyncio.Task[None]
+
+class KvAddress(NamedTuple):
+    """Where a worker publishes its KV events, and answers for what it published before; None: nowhere."""
+
+    events: str
+    replay: str | None
+
+
+class KvSubscription:
+    """The events of one worker's process, which is known by its address and its incarnation."""
+
+    def __init__(self, listener: KvListener, name: str, process: tuple[KvAddress, str]) -> None:
+        self.process = process
+        self._address, _ = process
+        self._listener = listener
+        self._name = name
+        self.task: asyncio.Task[None]
+        self._index: PrefixIndex | None = None
+        self._events: KvEvents | None = None
+        # Published batches below this number were replayed before they were read.
+        self._replayed_until = 0
+        # A replay and the batch that found the gap come before any batch read later.
+        self._order = asyncio.Lock()
+        self._may_begin = asyncio.Event()
+        self._is_connected = False
+
+    def worker_changed(self) -> None:
+        """Record that the worker may take requests from now on."""
+        if self._is_connected and self._listener.index_of(self._name) is not self._index:
+            self._may_begin.set()
+
+    async def follow(self) -> None:
+        """Apply the worker's events until cancelled."""
+        zmq = self._listener.zmq
+        socket = self._listener.context.socket(zmq.SUB)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(self._address.events)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(socket))
+                group.create_task(self._watch(monitor))
+                group.create_task(self._join())
+        finally:
+            socket.disable_monitor()
+            socket.close(linger=0)
+
+    async def _read(self, socket: Any) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            async with self._order:
+                await self._take(frames)
+
+    async def _watch(self, monitor: Any) -> None:
+        """Forget a worker's cache with its connection, and relearn it with the next.
+
+        Numbers alone do not show a restart: a new process may reach the expected one before its first event arrives.
+        """
+        from zmq.utils.monitor import parse_monitor_message  # noqa: PLC0415 - an extra
+
+        while True:
+            message = parse_monitor_message(await monitor.recv_multipart())
+            self._is_connected = message["event"] == self._listener.zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._is_connected:
+                self._may_begin.set()
+                continue
+            self._events = self._index = None
+            index = self._listener.index_of(self._name)
+            if index is not None:
+                index.clear()
+                self._listener.gaps += 1
+
+    async def _join(self) -> None:
+        while True:
+            await self._may_begin.wait()
+            self._may_begin.clear()
+            async with self._order:
+                await self._begin()
+
+    async def _begin(self) -> KvEvents | None:
+        """Return the events of the worker's index, which are caught up with where it is a new one."""
+        index = self._listener.index_of(self._name)
+        if index is None:
+            self._events = self._index = None
+        elif self._events is None or index is not self._index:
+            # A worker that joins again begins with an empty index and no known blocks.
+            self._index, self._events, self._replayed_until = index, self._listener.begin(index), 0
+            await self._catch_up(self._events)
+        return self._events
+
+    async def _take(self, frames: Sequence[bytes]) -> None:
+        events = await self._begin()
+        if events is None:
+            return
+        number = _number(frames)
+        if number is not None and events.expected is not None and number > events.expected:
+            await self._catch_up(events)
+        if number is not None and number < self._replayed_until:
+            return
+        if self._events is events:
+            self._replayed_until = 0
+            self._listener.apply(events, frames)
+
+    async def _catch_up(self, events: KvEvents) -> None:
+        """Apply what the worker replays from the expected batch on; what cannot be had shows with the next number."""
+        if self._address.replay is None:
+            return
+        async with self._listener.turns:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_S):
+                    while await self._ask(events, self._address.replay):
+                        log.debug("kv events asked for again", address=self._address.replay)
+
+    async def _ask(self, events: KvEvents, address: str) -> bool:
+        """Apply one answer in its order; return whether to ask again, since it had a hole after it had begun."""
+        has_begun = False
+        answers = replayed(self._listener.zmq, self._listener.context, address, events.expected or 0)
+        async with contextlib.aclosing(answers) as answer:
+            async for number, payload in answer:
+                if self._events is not events:
+                    return False
+                if has_begun and number != events.expected:
+                    return True
+                has_begun = True
+                self._listener.apply(events, (b"", number.to_bytes(NUMBER_BYTES, "big"), payload))
+                if events.expected != number + 1:
+                    return False
+                self._replayed_until = number + 1
+                # What has already arrived is read without waiting; requests go on in between.
+                await asyncio.sleep(0)
+        return False
+
+
+def _number(frames: Sequence[bytes]) -> int | None:
+    if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
+        return None
+    return int.from_bytes(frames[1], "big")
 
 
 class KvListener:
@@ -171,8 +238,8 @@ class KvListener:
         """Prepare; nothing is connected before `start`.
 
         Args:
-            admission: Knows the workers; the caches of the first stage's decide.
-            index_of: A worker's prefix index; None while it takes no requests.
+            admission: Knows the workers.
+            index_of: Returns a worker's prefix index; None while it takes no requests.
             port: On which workers publish whose discovery names no port of their own.
             engine_block_tokens: Tokens of an engine block.
 
@@ -188,16 +255,16 @@ class KvListener:
             ) from exc
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.decode
         self._decode_errors = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-        self._zmq = zmq
-        self._context: Any = None
+        self.zmq = zmq
+        self.context: Any = None
         self._admission = admission
         self._pool = admission.core.pool
         self._role = admission.core.entry
-        self._index_of = index_of
+        self.index_of = index_of
         self._port = port
         self._engine_block_tokens = engine_block_tokens
-        self._followed: dict[str, _Followed] = {}
-        self._turns = asyncio.Semaphore(_TURNS)
+        self._followed: dict[str, KvSubscription] = {}
+        self.turns = asyncio.Semaphore(_TURNS)
         # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
         self._running: set[asyncio.Task[None]] = set()
         self.batches = 0
@@ -206,13 +273,13 @@ class KvListener:
 
     def start(self) -> None:
         """Follow the workers from now on."""
-        self._context = self._zmq.asyncio.Context()
+        self.context = self.zmq.asyncio.Context()
         self._admission.on_change(self._workers_changed)
         self._workers_changed()
 
     async def close(self) -> None:
         """End all subscriptions."""
-        context, self._context = self._context, None
+        context, self.context = self.context, None
         self._followed = {}
         for task in self._running:
             task.cancel()
@@ -222,7 +289,7 @@ class KvListener:
             context.destroy(linger=0)
 
     def _workers_changed(self) -> None:
-        if self._context is None:
+        if self.context is None:
             return
         wanted = {
             each.name: (self._address(each.spec), each.spec.incarnation)
@@ -234,22 +301,16 @@ class KvListener:
         for name, process in wanted.items():
             if name not in self._followed:
                 self._followed[name] = self._follow(name, process)
-            self._followed[name].subscription.worker_changed()
+            self._followed[name].worker_changed()
 
-    def _follow(self, name: str, process: tuple[KvAddress, str]) -> _Followed:
-        sink = KvSink(
-            index=lambda: self._index_of(name),
-            begin=lambda index: KvEvents(index, engine_block_tokens=self._engine_block_tokens),
-            apply=self.apply,
-            lost=self._connection_lost,
-            turns=self._turns,
-        )
-        subscription = KvSubscription(self._zmq, self._context, process[0], sink)
+    def _follow(self, name: str, process: tuple[KvAddress, str]) -> KvSubscription:
+        subscription = KvSubscription(self, name, process)
         task = asyncio.create_task(self._follow_on(name, subscription), name=f"kv events {name}")
         log.debug("kv events followed", worker=name, address=process[0].events)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return _Followed(process, subscription, task)
+        subscription.task = task
+        return subscription
 
     async def _follow_on(self, name: str, subscription: KvSubscription) -> None:
         while True:
@@ -268,12 +329,9 @@ class KvListener:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 
-    def _connection_lost(self) -> None:
-        self.gaps += 1
-
     def blocks(self) -> dict[str, int]:
         """Return the prefix blocks that each worker is believed to hold, for workers that take requests."""
-        found = {name: self._index_of(name) for name in self._followed}
+        found = {name: self.index_of(name) for name in self._followed}
         return {name: index.count for name, index in found.items() if index is not None}
 
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
@@ -282,33 +340,28 @@ class KvListener:
             self._not_understood()
             return
         try:
-            found = read_batch(self._decode(frames[2]))
+            batch = self._decode(frames[2])
         except self._decode_errors:
-            found = None
-        if found is None:
+            batch = None
+        # vLLM's batches are arrays; one as a map is read, too.
+        if isinstance(batch, dict):
+            found = batch.get("events")
+        else:
+            found = batch[1] if isinstance(batch, list) and len(batch) > 1 else None
+        if not isinstance(found, list):
             self._not_understood()
             return
         self.gaps += events.numbered(int.from_bytes(frames[1], "big"))
         for event in found:
-            self._apply_one(events, event)
-        self.batches += 1
-
-    def _apply_one(self, events: KvEvents, raw: Any) -> None:
-        match read_event(raw):
-            case Stored(hashes, parent, tokens, unit, is_offloaded) if unit == self._engine_block_tokens:
-                events.stored(hashes, parent, tokens, is_offloaded=is_offloaded)
-            case Stored(hashes, is_offloaded=True):
-                events.copied(hashes)
-            case Removed(hashes, is_offloaded):
-                events.removed(hashes, is_offloaded=is_offloaded)
-            case Cleared():
-                events.cleared()
-            case UnsupportedBlocks():
-                pass
-            case _:
+            if not events.apply(event):
                 self._not_understood()
+        self.batches += 1
 
     def _not_understood(self) -> None:
         if not self.malformed:
             log.warning("kv events not understood; a metric counts them from here on")
         self.malformed += 1
+
+    def begin(self, index: PrefixIndex) -> KvEvents:
+        """Return the events of an index, none applied yet."""
+        return KvEvents(index, engine_block_tokens=self._engine_block_tokens)

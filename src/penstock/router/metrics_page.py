@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.router.admission import LiveCore
-from penstock.router.core.router_state import LATELY_S
+from penstock.router.core.waiting import LATELY_S
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.families import Rows, by_label, counter, gauge, histogram
 from penstock.router.kv_listener import KvListener

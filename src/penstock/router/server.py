@@ -15,11 +15,11 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import Admission, LiveCore, log_worker_event
+from penstock.router.admission import Admission, LiveCore
 from penstock.router.config_watch import ConfigWatch
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router
-from penstock.router.core.worker_spec import WorkerSize
+from penstock.router.core.worker import WorkerSize
 from penstock.router.discovery.statefile import Discovery, StatefileDiscovery
 from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
@@ -256,7 +256,7 @@ class RouterServer:
         if port is None or tokens is None:
             return None
         return KvListener(
-            self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=tokens
+            self.admission, self.core.entry_queue.workers.index_of, port=port, engine_block_tokens=tokens
         )
 
     def _set_admission(self, section: AdmissionConfig) -> None:
@@ -284,7 +284,7 @@ def _build_core(settings: RouterSettings) -> LiveCore:
         dict.fromkeys(settings.roles, size),
         lease_s=settings.lease_s,
         is_supervised=settings.kubernetes is not None,
-        record=log_worker_event,
+        record=log_worker_change,
     )
     core.speed = settings.speed
     return core

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.busy import admission_with, check_flags
+from penstock.router.core.worker import WorkerSpec
+from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
 
 _FILES_PER_REQUEST = 2
@@ -20,12 +20,7 @@ _FILES_PER_REQUEST = 2
 
 @dataclass(frozen=True, slots=True)
 class GraphPlace:
-    """A graph on Kubernetes.
-
-    Attributes:
-        graph: Its name.
-        namespace: Where it lives; None: the service account's or the kubeconfig context's.
-    """
+    """A graph on Kubernetes; ``namespace`` None: the service account's or the kubeconfig context's."""
 
     graph: str
     namespace: str | None = None
@@ -37,8 +32,6 @@ class RouterSettings:
 
     Attributes:
         model: Name under which clients ask for the model.
-        disaggregated: Prefill and decode are separate pools.
-        config: The graph's router section.
         admission_flags: Fields of its admission section that go before it, by name.
         lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
@@ -47,14 +40,11 @@ class RouterSettings:
         worker_requests: Requests that a worker has room for; None: not known.
         graph: What the live page shows of GPUs and planner; None: a fixed fleet without a graph.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        speed: Simulated seconds per real one.
         statefile: Where the local backend lists the workers, or None.
         kubernetes: The graph whose EndpointSlices list the workers, or None.
         workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
-        graph_secret: ServerContext by the graph's routers, which know each other by it; empty: none is known.
+        graph_secret: Shared by the graph's routers, which know each other by it; empty: none is known.
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
         tier_keys: Keys that carry a tier; where API keys are required, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
@@ -113,7 +103,7 @@ class RouterSettings:
 
     def admission(self, section: AdmissionConfig) -> AdmissionConfig:
         """Return what holds of an admission section of the graph, beside the flags."""
-        return admission_with(section, self.admission_flags)
+        return section.model_copy(update=dict(self.admission_flags))
 
     @property
     def roles(self) -> tuple[Role, ...]:

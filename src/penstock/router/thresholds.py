@@ -10,9 +10,8 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
-from typing import Any, Final
+from dataclasses import astuple, replace
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -26,9 +25,7 @@ MAX_PREFILL_TOKENS: Final = 2**53
 class ThresholdError(Exception):
     """A change that cannot be made; nothing was changed.
 
-    Attributes:
-        status: 400 out of range or not JSON, 404 another model, 415 another content type, 422 wrong type or missing.
-        message: Key, bound and value.
+    The status is 400: out of range or not JSON, 404: another model, 415: another content type, 422: wrong type or missing.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -45,13 +42,7 @@ class BusyThresholdApi:
     """Reads and changes a graph's thresholds."""
 
     def __init__(self, thresholds: GraphThresholds, *, model: str, batch_tokens: int | None) -> None:
-        """Tie the parts.
-
-        Args:
-            thresholds: Of the graph.
-            model: The one that the router serves.
-            batch_tokens: Most tokens of one step of a worker; None: unknown, so no fraction of it can be a threshold.
-        """
+        """Tie the parts; without ``batch_tokens``, those of one step of a worker, no fraction of it can be a threshold."""
         self._thresholds = thresholds
         self._model = model
         self._batch_tokens = batch_tokens
@@ -79,10 +70,8 @@ class BusyThresholdApi:
             if key not in _FIELDS:
                 known = ", ".join(_FIELDS)
                 raise ThresholdError(400, f"{key[:200]}: no such threshold; known are {known}")
-            name, check = _FIELDS[key]
-            if value is not None:
-                check(key, value)
-            changes[name] = value
+            _check(key, value)
+            changes[_FIELDS[key].name] = value
         if changes.get("active_prefill_tokens_frac") is not None and self._batch_tokens is None:
             raise ThresholdError(
                 400,
@@ -95,7 +84,7 @@ class BusyThresholdApi:
 
     def _shown(self) -> dict[str, Any]:
         now = self._thresholds.now
-        return {"model": self._model, **{key: getattr(now, name) for key, (name, _) in _FIELDS.items()}}
+        return {"model": self._model, **{key: getattr(now, field.name) for key, field in _FIELDS.items()}}
 
 
 def checked(values: object) -> BusyThresholds:
@@ -106,9 +95,8 @@ def checked(values: object) -> BusyThresholds:
     """
     if not isinstance(values, list) or len(values) != len(_FIELDS):
         raise ThresholdError(422, f"thresholds: must be {len(_FIELDS)} values, got {_short(values)}")
-    for (key, (_, check)), value in zip(_FIELDS.items(), values, strict=True):
-        if value is not None:
-            check(key, value)
+    for key, value in zip(_FIELDS, values, strict=True):
+        _check(key, value)
     return BusyThresholds(*values)
 
 
@@ -125,47 +113,43 @@ def _read_object(content_type: bytes | None, body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _fraction(key: str, value: object) -> None:
-    if _number(key, value) > 1 or _number(key, value) < 0:
-        raise ThresholdError(400, f"{key} must be between 0.0 and 1.0, got {value}")
-
-
-def _tokens(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ThresholdError(422, f"{key} must be a whole number of tokens or null, got {_short(value)}")
-    if not 0 <= value <= MAX_PREFILL_TOKENS:
-        raise ThresholdError(400, f"{key} must be between 0 and {MAX_PREFILL_TOKENS}, got {value}")
-
-
-def _multiple(key: str, value: object) -> None:
-    if _number(key, value) < 0:
-        raise ThresholdError(400, f"{key} must be at least 0, got {value}")
-
-
-def _number(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ThresholdError(422, f"{key} must be a number or null, got {_short(value)}")
-    return value
+def _check(key: str, value: object) -> None:
+    if value is None:
+        return
+    field = _FIELDS[key]
+    types = (int,) if field.is_whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, types) or not math.isfinite(value):
+        kind = "a whole number of tokens" if field.is_whole else "a number"
+        raise ThresholdError(422, f"{key} must be {kind} or null, got {_short(value)}")
+    if not 0 <= value <= field.most:
+        bounds = "at least 0" if field.most == math.inf else f"between {field.most * 0} and {field.most}"
+        raise ThresholdError(400, f"{key} must be {bounds}, got {value}")
 
 
 def _short(value: object) -> str:
     return orjson.dumps(value).decode()[:100]
 
 
-_FIELDS: Final[dict[str, tuple[str, Callable[[str, object], None]]]] = {
-    "active_decode_blocks_threshold": ("active_decode_blocks", _fraction),
-    "active_prefill_tokens_threshold": ("active_prefill_tokens", _tokens),
-    "active_prefill_tokens_threshold_frac": ("active_prefill_tokens_frac", _multiple),
-}
-"""By key of the API: the field of `BusyThresholds`, in its order, and what its value must be."""
+class _Field(NamedTuple):
+    """The field of `BusyThresholds`, and its bounds: 0 and the largest value."""
 
+    name: str
+    most: float
+    is_whole: bool = False
+
+
+_FIELDS: Final = {
+    "active_decode_blocks_threshold": _Field("active_decode_blocks", 1.0),
+    "active_prefill_tokens_threshold": _Field("active_prefill_tokens", MAX_PREFILL_TOKENS, is_whole=True),
+    "active_prefill_tokens_threshold_frac": _Field("active_prefill_tokens_frac", math.inf),
+}
+"""By key of the API, in the order of `BusyThresholds`."""
 
 SharedThresholds = tuple[int, list[int | float | None], list[int | float | None]]
 """A state as routers send it: its version, the file's thresholds and the current ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdState:
+class ThresholdState(NamedTuple):
     """The state that all routers agree on.
 
     Attributes:
@@ -184,14 +168,9 @@ class ThresholdState:
 
 
 class GraphThresholds:
-    """One router's copy.
-
-    Attributes:
-        state: The current one here.
-    """
+    """One router's copy."""
 
     def __init__(self, admission: Admission) -> None:
-        """Start with the admission's thresholds, which the graph's file sets."""
         self._admission = admission
         core = admission.core
         file = core.busy[core.entry].thresholds

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from penstock.api import Role
 from penstock.planner.decide.observation import Demand
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.retries import RefusalReason
 from penstock.simulator.jobs import Job
 
 _BINS_PER_E = 100.0

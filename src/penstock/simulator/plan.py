@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.policy import policy_names as planner_names
-from penstock.router.policy.busy import admission_with, check_flags
+from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config
 from penstock.simulator.observer import Recording
@@ -353,7 +353,7 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
         "max_requests": options.max_waiting,
         "max_wait_seconds": options.max_wait_s,
     }
-    admission = admission_with(base.admission, options.admission)
+    admission = base.admission.model_copy(update=dict(options.admission))
     check_flags(admission, options.admission)
     section: dict[str, Any] = {
         "policy": policy,

@@ -7,11 +7,9 @@ from math import inf
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.build import build_retries, build_router
-from penstock.router.core.retries import Assignment, FailedTry, KvTransfer, RetryScope
+from penstock.router.core.retries import Assignment, Effects, FailedTry, KvTransfer, RefusalReason, RetryScope
 from penstock.router.core.router import RouterCore, RunningAt
-from penstock.router.core.router_state import Effects, RefusalReason
-from penstock.router.core.worker import Worker
-from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
+from penstock.router.core.worker import Worker, WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import Arrival, AssignTime, reads_usage
 from penstock.router.policy.slo_monitor import EndedRequest
@@ -260,7 +258,7 @@ class VirtualRouter:
     def _fit_caches(self) -> None:
         for worker in self.core.pool:
             if worker.spec.role is self.core.entry:
-                self.core.entry_queue.fit_cache(worker.name)
+                self.core.entry_queue.workers.fit_cache(worker.name)
 
     def _release(self, assignment: Assignment[Job], now_s: float) -> None:
         """Return a share without dispatching: waiting jobs continue with the next event."""

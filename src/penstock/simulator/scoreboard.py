@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api import Tier
-from penstock.router.policy.tiers import SloTarget, tier_settings
+from penstock.router.policy.tiers import Slo, slo_of
 from penstock.simulator.observer import Floats, PlannerChange, Recording
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.workload import Workload
@@ -115,21 +115,20 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     that asked: a rejected or shed request has attained nothing.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
-    targets = tier_settings(scenario.router.tiers).targets
     judged = np.arange(asked.size) >= workload.warmup
     return {
-        tier.value: _figures(recording, judged & (asked == tier), targets.get(tier, SloTarget()))
+        tier.value: _figures(recording, judged & (asked == tier), slo_of(scenario.router.tiers, tier))
         for tier in Tier
         if (asked == tier).any()
     }
 
 
-def _figures(recording: Recording, own: Any, target: SloTarget) -> dict[str, Any]:
+def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
     requests = recording.requests
     is_ok, is_rejected = requests.is_ok[own], requests.is_rejected[own]
     ttft, tpot, e2e = requests.ttft_s[own], requests.tpot_s[own], requests.e2e_s[own]
     is_met = is_ok.copy()
-    for values, bound in ((ttft, target.ttft_s), (tpot, target.tpot_s), (e2e, target.e2e_s)):
+    for values, bound in ((ttft, slo.ttft_seconds), (tpot, slo.tpot_seconds), (e2e, slo.end_to_end_seconds)):
         if bound is not None:
             is_met &= ~(values > bound)
     admitted = int((~is_rejected).sum())

@@ -13,8 +13,7 @@ import numpy as np
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Effects, RefusalReason
+from penstock.router.core.retries import Assignment, Effects, RefusalReason
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats

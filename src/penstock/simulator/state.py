@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.router.core.router_state import Effects
+from penstock.router.core.retries import Effects
 from penstock.router.core.worker import Worker
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
@@ -32,7 +32,7 @@ class SimulationState:
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
         """Return the prompt tokens that wait in routers for one worker."""
-        return sum(router.core.entry_queue.queued_tokens(worker.name) for router in self.routers)
+        return sum(router.core.entry_queue.workers.queued_tokens(worker.name) for router in self.routers)
 
     @property
     def waiting(self) -> int:
@@ -96,7 +96,7 @@ class Scrapes:
         if router.reads_usage:
             entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
-            tokens = router.core.entry_queue.inflight_tokens()
+            tokens = router.core.entry_queue.workers.inflight_tokens()
             self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._report_usage, router, gauges, tokens)
         self._apply(router.tick(now_s))
         self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)

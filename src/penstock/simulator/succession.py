@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock.router.core.router_state import Effects
+from penstock.router.core.retries import Effects
 from penstock.router.picker.relay import RECENT_KEYS
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.kernel import Kernel, Order

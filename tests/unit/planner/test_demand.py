@@ -14,7 +14,7 @@ from penstock.planner.decide.observation import Demand
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.policy.arrival import Arrival, PromptTokenCounts

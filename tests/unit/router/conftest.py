@@ -15,7 +15,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.server import HttpServer
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.proxy.auth import GRAPH_SECRET
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings

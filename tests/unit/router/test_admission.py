@@ -9,9 +9,9 @@ from penstock.api import Role, RouterConfig
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.router.admission import Admission, NoWorker, QueueTimeout
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import Prefix
+from penstock.router.policy.prefixes import Prefix
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
 
@@ -47,20 +47,34 @@ class World:
         """Begin to wait for a worker."""
         return asyncio.ensure_future(self.admission.wait(Role.PREFILL, Arrival(chain, tokens), again=again))
 
+    async def entered(self, *chain):
+        """Return a request that waits for a worker."""
+        waiting = self.enter(*chain)
+        await asyncio.sleep(0)
+        return waiting
+
+    async def at(self, now_s):
+        """Let time pass."""
+        self.now_s = now_s
+        self.admission.tick()
+        await asyncio.sleep(0)
+
     def finish(self, assignment):
         """Let a worker answer right."""
         assignment.succeeded()
-        self.admission.release(assignment)
-
-    def fail(self, assignment):
-        """Let a worker answer wrong."""
-        assignment.failed(self.now_s, "answered 500")
         self.admission.release(assignment)
 
     def assert_idle(self):
         """Nothing waits and nothing is under way."""
         assert (len(self.queue), self.queue.tokens, self.queue.oldest_s(99.0)) == (0, 0, 0.0)
         assert {(each.inflight_requests, each.inflight_tokens) for each in self.fleet} == {(0, 0)}
+
+
+def asleep(**queue):
+    """Return a world without workers, whose requests wait for some to be started."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, **queue)
+    world.admission.set_workers([])
+    return world
 
 
 async def served(task):
@@ -98,7 +112,7 @@ async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart(
     world.finish(warm)
 
     def held():
-        return world.queue.index_of(home).held(Prefix((1, 2, 3)))
+        return world.queue.workers.index_of(home).held(Prefix((1, 2, 3)))
 
     world.admission.set_drained(home, drained=True)
     world.admission.set_drained(home, drained=False)
@@ -114,25 +128,6 @@ def keys(path="/v1/completions", **body):
     """Return the prefix keys of a request."""
     raw = orjson.dumps({"model": "m", **body})
     return read_prompt(parse_completion(path, b"application/json", raw, model="m")).chain
-
-
-def chat(*texts, **body):
-    """Return the prefix keys of a conversation."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
-    return keys("/v1/chat/completions", messages=messages, **body)
-
-
-def test_a_longer_chat_keeps_its_prefix():
-    """All full blocks of the shorter conversation begin the longer one; another role or text does not."""
-    short, long = chat("a" * 3000, "b" * 3000), chat("a" * 3000, "b" * 3000, "c" * 3000)
-
-    assert len(short) == 8 + 2
-    assert long[:9] == short[:9]
-    assert len(long) == 8 + 4
-    assert chat("a" * 3001, "b" * 3000)[:8] == short[:8]
-    assert chat("x" + "a" * 2999)[0] != short[0]
-    assert chat("a" * 3000, "b" * 3000, tools=[{"name": "f"}])[0] != short[0]
 
 
 @pytest.mark.parametrize(
@@ -268,24 +263,18 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
 
 async def test_with_max_wake_seconds_requests_wait_for_workers_that_are_started_for_them():
     """Ready and not refused without any worker; up to the wake time while none serves, then the usual wait counts."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
-    world.admission.set_workers([])
+    world = asleep(maxWakeSeconds=100)
     assert world.admission.problems() == []
     first, late = world.enter(1), world.enter(2)
     await asyncio.sleep(0)
     assert not first.done()
-    world.now_s = 99.0
-    world.admission.tick()
-    await asyncio.sleep(0)
+    await world.at(99.0)
     assert not first.done()
     world.set("a")
     held = await served(first)
-    world.now_s = 108.9
-    world.admission.tick()
-    await asyncio.sleep(0)
+    await world.at(108.9)
     assert not late.done(), "ten seconds from when workers came, not from when it did"
-    world.now_s = 109.0
-    world.admission.tick()
+    await world.at(109.0)
     with pytest.raises(QueueTimeout):
         await late
     world.finish(held)
@@ -294,12 +283,9 @@ async def test_with_max_wake_seconds_requests_wait_for_workers_that_are_started_
 
 async def test_nobody_waits_longer_than_max_wake_seconds_for_workers():
     """Workers that never come: refused at the bound, as it is without the option at once."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
-    world.admission.set_workers([])
-    waiting = world.enter(1)
-    await asyncio.sleep(0)
-    world.now_s = 100.0
-    world.admission.tick()
+    world = asleep(maxWakeSeconds=100)
+    waiting = await world.entered(1)
+    await world.at(100.0)
     with pytest.raises(QueueTimeout):
         await waiting
     world = World(then=True, workers=())
@@ -316,8 +302,7 @@ async def wakes(world, took_s, times):
         world.admission.tick()
         world.admission.set_workers([])
         world.now_s += 1000.0
-        first = world.enter(1)
-        await asyncio.sleep(0)
+        first = await world.entered(1)
         world.now_s += took_s
         world.set("a")
         world.finish(await served(first))
@@ -327,19 +312,15 @@ async def wakes(world, took_s, times):
 
 async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
     """Three wake-ups of 40 s: a request waits twice that and no more, and is told what another start may take."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600)
+    world = asleep(maxWakeSeconds=600)
     await wakes(world, 40.0, 2)
     assert world.admission.core.hold_s == 600.0
     await wakes(world, 40.0, 1)
     assert world.admission.core.hold_s == 80.0
-    waiting = world.enter(1)
-    await asyncio.sleep(0)
-    world.now_s += 79.9
-    world.admission.tick()
-    await asyncio.sleep(0)
+    waiting = await world.entered(1)
+    await world.at(world.now_s + 79.9)
     assert not waiting.done()
-    world.now_s += 0.1
-    world.admission.tick()
+    await world.at(world.now_s + 0.1)
     with pytest.raises(QueueTimeout) as told:
         await waiting
     assert told.value.retry_after_s == pytest.approx(80.0), "as long again as it has taken"
@@ -349,10 +330,8 @@ async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
 
 async def test_the_first_start_of_a_graph_teaches_nothing():
     """Its workers were starting before any request came, for who knows how long."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600)
-    world.admission.set_workers([])
-    first = world.enter(1)
-    await asyncio.sleep(0)
+    world = asleep(maxWakeSeconds=600)
+    first = await world.entered(1)
     world.now_s = 2.0
     world.set("a")
     world.finish(await served(first))
@@ -362,14 +341,13 @@ async def test_the_first_start_of_a_graph_teaches_nothing():
 
 async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to_come():
     """Workers that need 120 s at least, requests that may wait 100: no client is kept waiting for nothing."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
+    world = asleep(maxWakeSeconds=100)
     for _ in range(3):
         world.set("a")
         world.admission.tick()
         world.admission.set_workers([])
         world.now_s += 1000.0
-        left = world.enter(1)
-        await asyncio.sleep(0)
+        left = await world.entered(1)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
@@ -381,8 +359,7 @@ async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to
         await world.enter(1)
     assert told.value.retry_after_s == pytest.approx(120.0)
     world.now_s += 30.0
-    late = world.enter(1)
-    await asyncio.sleep(0)
+    late = await world.entered(1)
     assert not late.done(), "90 s are left of the start that the first one has caused"
     world.set("a")
     world.finish(await served(late))
@@ -391,10 +368,9 @@ async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to
 
 async def test_a_full_queue_says_when_workers_are_expected():
     """One may wait, the second comes ten seconds into a start of forty: thirty are left."""
-    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600, maxRequests=1)
+    world = asleep(maxWakeSeconds=600, maxRequests=1)
     await wakes(world, 40.0, 3)
-    first = world.enter(1)
-    await asyncio.sleep(0)
+    first = await world.entered(1)
     world.now_s += 10.0
     with pytest.raises(SaturatedError) as told:
         await world.enter(2)
@@ -409,8 +385,7 @@ async def test_the_loss_of_single_workers_teaches_nothing_of_starts():
     for _ in range(4):
         world.admission.tick()
         world.set()
-        waiting = world.enter(1)
-        await asyncio.sleep(0)
+        waiting = await world.entered(1)
         world.now_s += 2.0
         world.set("a")
         world.finish(await served(waiting))

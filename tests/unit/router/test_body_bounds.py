@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.router.policy.keys import MAX_BYTES, render_chat
+from penstock.router.policy.prefixes import MAX_BYTES, render_chat
 from penstock.router.proxy.completion import (
     MAX_CONTAINERS,
     MAX_DEPTH,

@@ -2,61 +2,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
 from penstock.router.core.retries import RetryBudget
-from penstock.router.core.worker import Circuit, CircuitBreaker, may_eject
 from penstock.router.proxy.prefix import TokenEstimator
 
 
-def _opened(now_s=0.0):
-    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
-    for _ in range(3):
-        breaker.failed(now_s, probe=breaker.sent(now_s))
+def _after(*outcomes, **settings):
+    """Return a breaker after requests of which each ended as it was sent: fail, ok or abandoned, and when."""
+    breaker = CircuitBreaker(**{"consecutive_failures": 3, "open_s": 10, **settings})
+    for outcome, now_s in outcomes:
+        probe = breaker.sent(now_s)
+        if outcome == "fail":
+            breaker.failed(now_s, probe=probe)
+        elif outcome == "ok":
+            breaker.succeeded(probe=probe)
+        else:
+            breaker.abandoned(probe=probe)
     return breaker
 
 
-def test_failures_in_a_row_open_the_circuit():
-    """Two of three leave it closed, a success between them starts over, the third opens it."""
-    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
-    for outcome in ("fail", "fail", "ok", "fail", "fail"):
-        probe = breaker.sent(0)
-        breaker.succeeded(probe=probe) if outcome == "ok" else breaker.failed(0, probe=probe)
-    assert breaker.state(0) is Circuit.CLOSED
-
-    breaker.failed(0, probe=False)
-
-    assert breaker.state(0) is Circuit.OPEN
-    assert not breaker.allows(9.99)
+def _opened():
+    return _after(*OPENED)
 
 
-def test_one_probe_closes_a_half_open_circuit():
-    """After its time one request is let through; its success lets everybody in."""
+FAIL, OK = ("fail", 0), ("ok", 0)
+OPENED = [FAIL] * 3
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "at_s", "state", "allows"),
+    [
+        ([FAIL, FAIL, OK, FAIL, FAIL], 0, Circuit.CLOSED, True),
+        (OPENED, 0, Circuit.OPEN, False),
+        (OPENED, 9.99, Circuit.OPEN, False),
+        (OPENED, 10, Circuit.HALF_OPEN, True),
+        ([*OPENED, ("ok", 10)], 10, Circuit.CLOSED, True),
+        ([*OPENED, ("fail", 12)], 21.9, Circuit.OPEN, False),
+        ([*OPENED, ("fail", 12)], 22, Circuit.HALF_OPEN, True),
+        ([*OPENED, ("abandoned", 10)], 10, Circuit.HALF_OPEN, True),
+    ],
+)
+def test_failures_in_a_row_open_the_circuit_and_one_probe_decides(outcomes, at_s, state, allows):
+    """A success between failures starts over; a probe whose client left says nothing about the worker."""
+    breaker = _after(*outcomes)
+
+    assert (breaker.state(at_s), breaker.allows(at_s)) == (state, allows)
+
+
+def test_only_one_probe_is_let_through():
+    """Its answer lets all others in."""
     breaker = _opened()
-    assert breaker.state(10) is Circuit.HALF_OPEN
-    assert breaker.allows(10)
 
-    probe = breaker.sent(10)
-    assert probe
+    assert breaker.sent(10)
     assert not breaker.allows(10)
-    breaker.succeeded(probe=probe)
-
-    assert breaker.state(10) is Circuit.CLOSED
-
-
-def test_a_failed_probe_opens_it_again():
-    """The full time starts anew."""
-    breaker = _opened()
-    breaker.failed(12, probe=breaker.sent(12))
-
-    assert breaker.state(21.9) is Circuit.OPEN
-    assert breaker.state(22) is Circuit.HALF_OPEN
-
-
-def test_a_probe_without_a_verdict_makes_room_for_another():
-    """A client that left says nothing about the worker."""
-    breaker = _opened()
-    breaker.abandoned(probe=breaker.sent(10))
-
-    assert breaker.allows(10)
 
 
 @pytest.mark.parametrize("late", ["succeeded", "failed"])
@@ -67,14 +65,6 @@ def test_requests_sent_before_the_opening_change_nothing(late):
 
     assert breaker.state(9) is Circuit.OPEN
     assert breaker.state(10) is Circuit.HALF_OPEN
-
-
-def test_reset_forgets():
-    """A worker started anew is trusted."""
-    breaker = _opened()
-    breaker.reset()
-
-    assert breaker.state(0) is Circuit.CLOSED
 
 
 def _fail_probes(breaker, count):
@@ -89,8 +79,7 @@ def _fail_probes(breaker, count):
 
 def test_each_opening_lasts_longer_up_to_a_bound():
     """Envoy's base time times the number of ejections: 10, 20, 30, then the maximum of 35."""
-    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=35)
-    breaker.failed(0, probe=False)
+    breaker = _after(FAIL, consecutive_failures=1, max_open_s=35)
 
     assert _fail_probes(breaker, 5) == [10, 20, 30, 35, 35]
     assert breaker.openings == 6
@@ -99,26 +88,11 @@ def test_each_opening_lasts_longer_up_to_a_bound():
 @pytest.mark.parametrize(("healthy_s", "next_s"), [(0, 30), (10, 20), (20, 10), (1000, 10)])
 def test_openings_are_forgotten_with_time(healthy_s, next_s):
     """One for each base time that the circuit has been closed since."""
-    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=100)
-    breaker.failed(0, probe=False)
-    breaker.failed(10, probe=breaker.sent(10))
-    breaker.succeeded(probe=breaker.sent(30))
+    breaker = _after(FAIL, ("fail", 10), ("ok", 30), consecutive_failures=1, max_open_s=100)
 
     breaker.failed(30 + healthy_s, probe=False)
 
     assert breaker.probe_in_s(30 + healthy_s) == next_s
-
-
-def test_the_last_of_a_pool_is_probed_after_the_base_time():
-    """However long it would stay open while others serve."""
-    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=100)
-    breaker.failed(0, probe=False)
-    breaker.failed(10, probe=breaker.sent(10))
-
-    assert [breaker.allows(now_s) for now_s in (20, 29.9, 30)] == [False, False, True]
-    assert [breaker.allows(now_s, is_last=True) for now_s in (19.9, 20)] == [False, True]
-    assert breaker.sent(20)
-    assert not breaker.allows(20, is_last=True)
 
 
 def test_a_forbidden_opening_is_asked_for_again():
@@ -222,14 +196,6 @@ def test_the_floor_allows_retries_without_traffic():
     assert sum(budget.take(0) for _ in range(20)) == 10
     assert sum(budget.take(3) for _ in range(20)) == 3
     assert sum(budget.take(1000) for _ in range(20)) == 10
-
-
-def test_a_budget_of_zero_forbids_retries():
-    """Nothing paid in, nothing taken out."""
-    budget = RetryBudget(fraction=0, min_per_s=0, now_s=0)
-    budget.request_arrived()
-
-    assert not budget.take(1e6)
 
 
 @given(st.floats(0, 1), st.floats(0, 10), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=100))

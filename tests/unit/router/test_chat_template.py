@@ -8,7 +8,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.local.random_model import CHAT_TEMPLATE, RandomModel, write_model
 from penstock.router.chat_template import ChatTemplate, load_chat_template
-from penstock.router.policy.keys import token_keys
+from penstock.router.policy.prefixes import token_keys
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import ExactKeys, load_tokenizer, read_prompt
 

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock.api import GraphDeployment, Tier
+from penstock.api import GraphDeployment
 from penstock.operator.resources.router_config import config_digest, router_manifest
 
 
@@ -110,9 +110,9 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
     assert (await router.post(raw=body)).status == 200
     assert worker.seen[-1].body == {"model": "llama", "prompt": "hello", "priority": 2}
     core = router.server.core
-    assert core.entry_queue.settings.tiers.shares[Tier.BACKGROUND] == 0.6
-    assert core.tiers.monitor.tiers.target(Tier.PREMIUM).ttft_s == 9
-    assert core.tiers.monitor.settings.window_seconds == 7
+    assert core.entry_queue.settings.tiers.shares.background == 0.6
+    assert core.tiers.monitor.tiers.slo.premium.ttft_seconds == 9
+    assert core.tiers.monitor.tiers.shedding.window_seconds == 7
 
 
 def test_the_operator_rolls_no_router_for_it():

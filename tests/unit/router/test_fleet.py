@@ -5,9 +5,7 @@ import pytest
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker import WorkerState
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerPool, WorkerSpec, WorkerState
 
 SPEC = WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9", supervised=True)
 
@@ -22,11 +20,12 @@ def _routable(fleet, now_s=0.0):
     return [worker.name for worker in fleet.routable(Role.DECODE, now_s)]
 
 
-def fail(worker, now_s, at_s, cause):
-    """Let one request fail at a worker."""
-    assignment = Assignment(None, worker, 1, now_s=now_s)
-    assignment.failed(at_s, cause)
-    assignment.end()
+def fail(worker, now_s, cause="answered 302", *, times=1):
+    """Let requests fail at a worker, one after the other."""
+    for _ in range(times):
+        assignment = Assignment(None, worker, 1, now_s=now_s)
+        assignment.failed(now_s, cause)
+        assignment.end()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_counters_return_to_zero_exactly_once(verdicts):
 
 
 def test_a_drained_worker_takes_nothing_new_and_comes_back():
-    """Requests under way are told; undrain restores it."""
+    """Requests under way are told; undrain restores it, and so does the next worker of that name."""
     fleet = _fleet()
     assignment = Assignment(None, fleet.get("w"), 1, now_s=0)
     fleet.set_drained("w", drained=True)
@@ -78,6 +77,10 @@ def test_a_drained_worker_takes_nothing_new_and_comes_back():
     assignment.end()
     fleet.set_drained("w", drained=False)
     assert (_routable(fleet), fleet.inflight_requests("w")) == (["w"], 0)
+    fleet.set_drained("w", drained=True)
+    fleet.apply([])
+    fleet.apply([SPEC])
+    assert _routable(fleet) == ["w"]
 
 
 def test_a_worker_that_left_is_counted_until_its_requests_end():
@@ -94,22 +97,11 @@ def test_a_worker_that_left_is_counted_until_its_requests_end():
     assert fleet.inflight_requests("w") == 1
 
 
-def test_a_name_that_comes_back_is_not_drained_any_more():
-    """The base entry's name is used again for the next replica."""
-    fleet = _fleet()
-    fleet.set_drained("w", drained=True)
-    fleet.apply([])
-    fleet.apply([SPEC])
-
-    assert _routable(fleet) == ["w"]
-
-
 def test_a_restarted_process_is_trusted_anew():
     """Its predecessor's failures, KV and health say nothing about it."""
     fleet = _fleet(replace(SPEC, incarnation="1"))
     worker = fleet.get("w")
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 500")
+    fail(worker, 0, "answered 500", times=2)
     worker.suspect("refused a connection")
     worker.kv_usage_fraction = 0.5
     fleet.apply([replace(SPEC, ready=False, reason="starting")])
@@ -127,8 +119,7 @@ def test_an_only_worker_with_an_open_circuit_is_waited_for():
     fleet = _fleet(replace(SPEC, supervised=False))
     worker = fleet.get("w")
     worker.health_problem = None
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 302")
+    fail(worker, 0, times=2)
 
     assert _routable(fleet) == []
     assert fleet.expects(Role.DECODE)
@@ -140,8 +131,7 @@ def test_an_ejected_worker_is_named_with_its_cause():
     """And with the time of the next try; a pool of two keeps its second worker, with the cause as well."""
     fleet = _fleet(replace(SPEC, name="a"), replace(SPEC, name="b"))
     for name in ("a", "b"):
-        for _ in range(2):
-            fail(fleet.get(name), 0, 0, f"{name} answered 302")
+        fail(fleet.get(name), 0, f"{name} answered 302", times=2)
 
     assert fleet.get("a").state(4) == (
         WorkerState.CIRCUIT_OPEN,
@@ -155,9 +145,8 @@ def test_while_all_are_ejected_each_is_probed_after_the_base_time():
     """The other worker of the role is ill, so the growth of the first one's ejection does not count."""
     fleet = _fleet(replace(SPEC, name="a"), replace(SPEC, name="b"))
     worker = fleet.get("a")
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 302")
-    fail(worker, 10, 10, "answered 302")
+    fail(worker, 0, times=2)
+    fail(worker, 10)
     assert _routable(fleet, 20) == ["b"]
 
     fleet.get("b").health_problem = "health check failed"
@@ -169,8 +158,7 @@ def test_a_probe_is_decided_by_the_beginning_of_its_answer():
     """Others need not wait for the end of its stream."""
     fleet = _fleet()
     worker = fleet.get("w")
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 302")
+    fail(worker, 0, times=2)
     probe = Assignment(None, worker, 1, now_s=10)
     assert _routable(fleet, 10) == []
     probe.proved()
@@ -182,37 +170,27 @@ def test_a_probe_is_decided_by_the_beginning_of_its_answer():
 def _ejected_twice_and_back(fleet):
     """Return the worker, 20 s after its second ejection, with its probe's stream begun."""
     worker = fleet.get("w")
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 302")
-    fail(worker, 10, 10, "answered 302")
+    fail(worker, 0, times=2)
+    fail(worker, 10)
     probe = Assignment(None, worker, 1, now_s=30)
     probe.proved()
     return worker, probe
 
 
-def test_the_first_stream_that_breaks_after_an_ejection_ejects_again_and_for_longer():
-    """Half a stream proves nothing, however long the worker has been serving halves."""
-    fleet = _fleet()
-    worker, probe = _ejected_twice_and_back(fleet)
+def test_half_a_stream_after_an_ejection_proves_nothing_and_a_complete_answer_all():
+    """The first that breaks ejects again and for longer; after a complete one it takes as many failures as before."""
+    worker, probe = _ejected_twice_and_back(_fleet())
     other = Assignment(None, worker, 1, now_s=30)
-
     probe.failed(65, "closed the connection")
     other.failed(66, "closed the connection")
+    assert (worker.breaker.probe_in_s(65), worker.breaker.openings) == (30, 3)
 
-    assert worker.breaker.probe_in_s(65) == 30
-    assert worker.breaker.openings == 3
-
-
-def test_one_whole_answer_after_an_ejection_is_trusted():
-    """From then on it takes as many failures in a row as before, and time forgets ejections."""
     fleet = _fleet()
     worker, probe = _ejected_twice_and_back(fleet)
     probe.succeeded()
-
-    fail(worker, 50, 50, "answered 302")
+    fail(worker, 50)
     assert _routable(fleet, 50) == ["w"]
-    fail(worker, 50, 50, "answered 302")
-
+    fail(worker, 50)
     assert worker.breaker.probe_in_s(50) == 10
 
 
@@ -231,22 +209,13 @@ def test_streams_from_before_an_ejection_say_nothing_about_the_worker_after_it()
     assert worker.failures == 5
 
 
-def test_unknown_names_are_not_found():
+@pytest.mark.parametrize(
+    "ask", [lambda fleet: fleet.set_drained("x", drained=True), lambda fleet: fleet.inflight_requests("x")]
+)
+def test_unknown_names_are_not_found(ask):
     """Both for the drain and for its count."""
-    fleet = _fleet()
     with pytest.raises(NotFoundError, match="'x'"):
-        fleet.set_drained("x", drained=True)
-    with pytest.raises(NotFoundError, match="'x'"):
-        fleet.inflight_requests("x")
-
-
-def test_the_age_of_metrics_is_exported():
-    """Since the newest scrape; unknown before the first."""
-    worker = _fleet().get("w")
-    assert worker.metrics_age_s(150) is None
-    worker.metrics_at_s = 100.0
-
-    assert worker.metrics_age_s(150) == 50
+        ask(_fleet())
 
 
 @pytest.mark.parametrize(

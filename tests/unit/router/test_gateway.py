@@ -21,7 +21,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken, UpstreamConnectError
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.gateway import messages
 from penstock.router.gateway.server import GatewayPicker
 from penstock.router.settings import RouterSettings

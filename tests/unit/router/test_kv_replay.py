@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from penstock.router import kv_subscription
-from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
+from penstock.router import kv_listener
+from penstock.router.kv_listener import KvAddress, KvSubscription
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import PrefixIndex
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 pytest.importorskip("zmq.asyncio")
@@ -52,20 +53,24 @@ class Worker:
 @asynccontextmanager
 async def followed(worker, monkeypatch):
     """Follow a worker; give the numbers applied, in their order, and what is known of its cache."""
-    monkeypatch.setattr(kv_subscription, "FIRST_ANSWER_S", 0.2)
-    monkeypatch.setattr(kv_subscription, "NEXT_ANSWER_S", 0.2)
-    index, applied, known = PrefixIndex(100), [], []
-
-    def begin(index):
-        known.append(KvEvents(index, engine_block_tokens=16))
-        return known[-1]
+    monkeypatch.setattr(kv_listener, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(kv_listener, "NEXT_ANSWER_S", 0.2)
+    index, applied = PrefixIndex(100), []
 
     def apply(events, frames):
         number = int.from_bytes(frames[1], "big")
         applied.append((number, events.numbered(number)))
 
-    sink = KvSink(lambda: index, begin, apply, lambda: None, asyncio.Semaphore(1))
-    subscription = KvSubscription(zmq, worker.context, KvAddress(worker.events, worker.replay), sink)
+    listener = SimpleNamespace(
+        zmq=zmq,
+        context=worker.context,
+        index_of=lambda name: index,
+        begin=lambda index: KvEvents(index, engine_block_tokens=16),
+        apply=apply,
+        turns=asyncio.Semaphore(1),
+        gaps=0,
+    )
+    subscription = KvSubscription(listener, "a", (KvAddress(worker.events, worker.replay), "1"))
     tasks = [asyncio.create_task(worker.answer()), asyncio.create_task(subscription.follow())]
     try:
         yield applied
@@ -137,7 +142,7 @@ async def test_nonsense_ends_an_answer(monkeypatch, name):
 
 async def test_an_endless_answer_is_bounded(monkeypatch):
     """In number: the rest is left."""
-    monkeypatch.setattr(kv_subscription, "MAX_BATCHES", 10)
+    monkeypatch.setattr(kv_listener, "MAX_BATCHES", 10)
     worker = Worker([range(100)])
     async with followed(worker, monkeypatch) as applied:
         await until(lambda: len(applied) == 10)
@@ -148,7 +153,7 @@ async def test_an_endless_answer_is_bounded(monkeypatch):
 
 async def test_an_answer_is_bounded_in_size(monkeypatch):
     """What exceeds it is not taken."""
-    monkeypatch.setattr(kv_subscription, "MAX_BYTES", -1)
+    monkeypatch.setattr(kv_listener, "MAX_BYTES", -1)
     worker = Worker([[0, 1, None]])
     async with followed(worker, monkeypatch) as applied:
         await until(lambda: worker.asked)

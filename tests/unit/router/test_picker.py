@@ -124,7 +124,7 @@ async def test_a_successor_knows_where_prompts_were(harness, write_graph, came_t
     (first,) = [each for each in workers if each.seen]
 
     queue = two.server.core.entry_queue
-    await two.until(lambda: queue.index_of(first.name).count > 0)
+    await two.until(lambda: queue.workers.index_of(first.name).count > 0)
     await cut(one)
     await two.until(lambda: picker_among([two, three]) is two)
     assert (await two.post(prompt=prompt, max_tokens=1)).status == 200

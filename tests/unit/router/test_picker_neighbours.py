@@ -7,7 +7,7 @@ import pytest
 from picker_group import group_of, start
 
 from penstock.api import Role, Tier
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.retries import RefusalReason
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import PATH, SILENT_TICKS, Channel
 from penstock.router.picker.messages import FrameReader, frames, prompt_of

@@ -9,7 +9,7 @@ import pytest
 from penstock.api import Role
 from penstock.core.errors import ConfigError, PortInUseError, UpstreamError
 from penstock.router.access_log import AccessLog
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 from penstock.router.proxy.auth import API_KEYS, read_keys
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL

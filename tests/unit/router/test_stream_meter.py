@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import StreamBroken, WrongAnswer
 from penstock.router.core.retries import Assignment
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerPool, WorkerSpec
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.stream import RelayMeter

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from penstock.api import Role
+from penstock.router.core.breaker import CircuitBreaker
 from penstock.router.core.retries import KvTransfer, end_at_fault
-from penstock.router.core.worker import CircuitBreaker, Worker
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import Worker, WorkerSpec
 
 REQUESTS, AT_ONCE = 120, 16
 HTML = b"<html><body>It works!</body></html>"

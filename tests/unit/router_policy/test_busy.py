@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import RefusalReason, Refuse
-from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
+from penstock.router.core.retries import Assignment, RefusalReason, Refuse
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
     ALL_BUSY,
@@ -17,14 +16,17 @@ from penstock.router.policy.busy import (
     BusyThresholds,
     DrainRate,
     Excess,
-    RankLoad,
     busy_thresholds,
-    rank_loads,
     worker_excess,
 )
 
 BOTH = BusyThresholds(0.85, 10_000)
 POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
+
+
+def excess_of(usages, *prompts, thresholds=BOTH, rest=0.0):
+    """Return how far a worker is above its thresholds."""
+    return worker_excess(usages, prompts, rest, thresholds=thresholds)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +38,18 @@ POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
         (None, 10_000, False),
         (None, 10_001, True),
         (1.2, 0, True),
+        (None, 0, False),
     ],
 )
 def test_a_rank_is_busy_above_either_threshold_and_not_at_it(blocks, tokens, is_busy):
     """The document's examples: 87% of blocks at 0.85, 12,000 tokens at 10,000."""
-    assert (worker_excess([RankLoad(blocks, tokens)], BOTH, None) is not None) is is_busy
+    assert (excess_of([blocks], tokens) is not None) is is_busy
 
 
 def test_a_worker_is_busy_only_if_all_its_ranks_are():
-    """One rank with room takes the next request; a worker without ranks is none to reject for."""
-    full, free = RankLoad(0.9, 0), RankLoad(0.2, 0)
-    assert worker_excess([full, full], BOTH, None) == Excess(pytest.approx(0.05), 0.0)
-    assert worker_excess([full, free], BOTH, None) is None
-    assert worker_excess([], BOTH, None) is None
+    """One rank with room takes the next request."""
+    assert excess_of([0.9, 0.9]) == Excess(pytest.approx(0.05), 0.0)
+    assert excess_of([0.9, 0.2]) is None
 
 
 def test_the_lower_prefill_threshold_counts():
@@ -59,14 +60,9 @@ def test_the_lower_prefill_threshold_counts():
     assert BusyThresholds(None, None, 0.5).prefill_limit(None) is None
 
 
-def test_what_is_unknown_makes_nobody_busy():
-    """Missing is not full, and without thresholds nothing is."""
-    assert worker_excess([RankLoad(None, 0)], BusyThresholds(0.0), None) is None
-    assert worker_excess([RankLoad(1.0, 10**9)], NO_THRESHOLDS, 8192) is None
-
-
 def test_mode_none_clears_the_thresholds():
-    """The section's own defaults wait for mode token-capacity."""
+    """The section's own defaults wait for mode token-capacity; without thresholds nothing is busy."""
+    assert excess_of([1.0], 10**9, thresholds=NO_THRESHOLDS) is None
     assert busy_thresholds(AdmissionConfig()) == NO_THRESHOLDS
     config = AdmissionConfig.model_validate({"mode": "token-capacity"})
     assert busy_thresholds(config) == BusyThresholds(0.85, 100_000)
@@ -89,12 +85,10 @@ def test_the_drain_rate_is_that_of_work_whatever_came():
 
 def test_prompts_are_balanced_over_ranks_whole():
     """Of three prompts of 9,000 tokens one rank has one: not all are above 10,000, although the mean is."""
-    thresholds, prompts = BusyThresholds(None, 10_000), (9000, 9000, 9000)
-    ranks = rank_loads((0.5, 0.1), prompts, 0.0)
-    assert ranks == [RankLoad(0.5, 9000), RankLoad(0.1, 18_000)]
-    assert worker_excess(ranks, thresholds, None) is None
-    assert worker_excess(rank_loads((0.5, 0.1), (*prompts, 9000), 0.0), thresholds, None) is not None
-    assert rank_loads((None, None), (), 300.0) == [RankLoad(None, 150.0)] * 2
+    by_tokens, prompts = BusyThresholds(None, 10_000), (9000, 9000, 9000)
+    assert excess_of((0.5, 0.1), *prompts, thresholds=by_tokens) is None
+    assert excess_of((0.5, 0.1), *prompts, 9000, thresholds=by_tokens) == Excess(0.0, 8000.0)
+    assert excess_of((None, None), thresholds=by_tokens, rest=21_000.0) == Excess(0.0, 500.0)
 
 
 def test_a_worker_of_two_ranks_with_three_prompts_takes_the_next():
@@ -123,7 +117,8 @@ class Stage:
         self.core = build_router(config, {Role.AGGREGATED: WorkerSize(batch_tokens=batch_tokens)})
         specs = [WorkerSpec(name, Role.AGGREGATED, "http://x", supervised=True) for name in names]
         self.core.set_workers(specs, 0.0)
-        self.held = {}
+        # By item: its assignment, and its prompt tokens while they are not computed.
+        self.held, self.tokens = {}, {}
         self.count = 0
 
     def worker(self, name):
@@ -142,6 +137,7 @@ class Stage:
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
+        self.tokens[item] = tokens
         arrival = Arrival((item,), tokens, tier=tier)
         effects = self.core.acquire(item, Role.AGGREGATED, arrival, self.now_s, again=again)
         self.note(effects)
@@ -153,6 +149,11 @@ class Stage:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self.held[effect.item] = effect
+
+    def computed(self, item, now_s):
+        """A worker has computed a prompt."""
+        self.tokens[item] = 0
+        self.note(self.core.prefilled(self.held[item], now_s))
 
     def leave(self, item):
         """A request leaves its worker."""
@@ -207,7 +208,7 @@ def test_prompts_to_be_computed_make_a_worker_busy_until_they_are():
     stage = Stage("a", policy="prefix-cost", activePrefillTokensThreshold=1000)
     assert [stage.ask(600), stage.ask(600)] == ["a", "a"]
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
-    stage.note(stage.core.prefilled(stage.held[1], 1.0))
+    stage.computed(1, 1.0)
     assert stage.ask(600) == "a"
 
 
@@ -255,18 +256,36 @@ def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
     assert list(stage.held) == [1, 3]
 
 
-def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
-    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
-    config = RouterConfig.model_validate(
-        {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
-    )
+def two_stages(**tiers):
+    """A core before a prefill worker, and a decode worker that is full but for what it is sent."""
+    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}, "tiers": tiers})
     core = build_router(config, SPLIT)
     roles = {"p": Role.PREFILL, "d": Role.DECODE}
     core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
-    decode = core.pool.get("d")
+    return core, core.pool.get("d")
+
+
+def read_usage(core, worker, usage):
+    """A worker's KV usage is read."""
+    worker.kv_usage_fraction, worker.metrics_at_s = usage, 0.0
+    core.load_read(worker, 0.0)
+
+
+def test_a_full_decode_stage_rejects_at_the_frontend():
+    """Nothing is prefilled that no decode worker takes."""
+    core, decode = two_stages()
+    read_usage(core, decode, 0.95)
+    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
+    assert refused.reason is RefusalReason.ALL_BUSY
+    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
+    assert isinstance(admitted, Assignment)
+
+
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
+    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
+    core, decode = two_stages(enabled=True)
     (held,) = core.acquire(1, Role.DECODE, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
-    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
-    core.load_read(decode, 0.0)
+    read_usage(core, decode, 0.95)
     (refused,) = core.acquire(2, Role.PREFILL, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
     assert refused.reason is RefusalReason.ALL_BUSY
     assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
@@ -310,17 +329,6 @@ def test_a_worker_that_refused_is_skipped_until_it_is_heard_of():
     assert stage.ask() in {"a", "b"}
 
 
-def test_thresholds_hold_from_the_next_request_on():
-    """Unset, nothing is rejected; set again, at once."""
-    stage = Stage("a")
-    stage.read("a", 0.9)
-    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
-    stage.core.set_thresholds(NO_THRESHOLDS, 0.0)
-    assert stage.ask(1) == "a"
-    stage.core.set_thresholds(BusyThresholds(0.5), 0.0)
-    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
-
-
 @pytest.mark.parametrize("gap_s", [1.0, 30.0])
 def test_retry_after_is_what_workers_can_not_what_came(gap_s):
     """A worker that takes a second for 100 tokens is 600 above its threshold: 6 s, however light the traffic before."""
@@ -331,7 +339,7 @@ def test_retry_after_is_what_workers_can_not_what_came(gap_s):
     for _ in range(12):
         assert stage.ask(100) == "a"
         stage.now_s += 1.0
-        stage.note(stage.core.prefilled(stage.held[stage.count], stage.now_s))
+        stage.computed(stage.count, stage.now_s)
         stage.now_s += gap_s - 1.0
     for _ in range(16):
         stage.ask(100, again=True)
@@ -350,26 +358,6 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
         stage.ask(1000, again=True)
     stage.read("a", 1.0, total_blocks=625)
     assert stage.ask(100).retry_after_s == pytest.approx(0.5)
-
-
-def test_a_full_decode_stage_rejects_at_the_frontend():
-    """Nothing is prefilled that no decode worker takes."""
-    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}})
-    core = build_router(config, SPLIT)
-    core.set_workers(
-        [
-            WorkerSpec("p", Role.PREFILL, "", supervised=True),
-            WorkerSpec("d", Role.DECODE, "", supervised=True),
-        ],
-        0.0,
-    )
-    decode = core.pool.get("d")
-    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
-    core.load_read(decode, 0.0)
-    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
-    assert refused.reason is RefusalReason.ALL_BUSY
-    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
-    assert isinstance(admitted, Assignment)
 
 
 EVENTS = st.lists(
@@ -397,20 +385,17 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
         stage.now_s += share / 4
         name, held = names[number % 3], sorted(stage.held)
         if kind in {"ask", "again"}:
-            expected = not any(
-                is_free(stage, each) for each in core.pool.routable(Role.AGGREGATED, stage.now_s)
-            )
-            before = bool(core.pool.routable(Role.AGGREGATED, stage.now_s))
+            routable = core.pool.routable(Role.AGGREGATED, stage.now_s)
+            expected = bool(routable) and not any(is_free(stage, each) for each in routable)
             outcome = stage.ask(100 + number * 100, again=kind == "again")
             if isinstance(outcome, Refuse) and outcome.reason is RefusalReason.ALL_BUSY:
                 assert expected
-                assert before
         elif kind in {"leave", "prefilled"} and held:
             item = held[number % len(held)]
             if kind == "leave":
                 stage.leave(item)
             else:
-                stage.note(core.prefilled(stage.held[item], stage.now_s))
+                stage.computed(item, stage.now_s)
         elif kind == "read":
             stage.read(name, share)
         elif kind == "refused":
@@ -432,13 +417,7 @@ def is_free(stage, worker):
     if worker.name in busy.at_capacity():
         return False
     waiting = sum(each.uncached for each in core.entry_queue.waiting_requests() if each.worker == worker.name)
-    pending = sum(
-        core.entry_queue._assigned[item].weight
-        for item, held in stage.held.items()
-        if held.worker is worker
-        and item in core.entry_queue._assigned
-        and not core.entry_queue._assigned[item].is_prefilled
-    )
+    pending = sum(stage.tokens[item] for item, held in stage.held.items() if held.worker is worker)
     usage = worker.kv_usage_fraction
     used = None
     if usage is not None:

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.prefix_index import PrefixIndex
-from penstock.router.policy.worker_queue import LOAD_COST, WorkerLoad, WorkerQueue
+from penstock.router.policy.prefixes import Prefix, PrefixIndex, token_keys
+from penstock.router.policy.routing_policy import LOAD_COST, WorkerLoad, WorkerQueue
 
 UNIT, BLOCK = 4, 16
 
@@ -109,7 +108,7 @@ def test_malformed_events_change_nothing(parent, tokens):
     events.stored(names(0, 4), parent, tokens)
     events.removed(["never stored"])
 
-    assert (len(index), len(events)) == (0, 0)
+    assert (index.count, len(events)) == (0, 0)
 
 
 @given(
@@ -128,74 +127,51 @@ def test_events_and_keys_agree_on_any_two_prompts(one, other):
     assert shared // BLOCK == index.held(prefix(other[: len(other) // BLOCK * BLOCK]))
 
 
-def queue_of(index):
-    """Return a worker's queue with this index."""
-    found = WorkerQueue(WorkerLoad("a"), cache_blocks=10, now_s=0.0)
-    found.index = index
-    return found
-
-
 def uncached(index, tokens=TOKENS[:32]):
-    """Return what a prompt would cost there, tokens."""
-    found = prefix(tokens)
-    return queue_of(index).uncached(Arrival(found.keys, len(tokens), block_tokens=BLOCK))
+    """Return what a prompt would cost at a worker with this index, tokens."""
+    worker = WorkerQueue(WorkerLoad("a"), cache_blocks=10, now_s=0.0)
+    worker.index = index
+    return worker.uncached(Arrival(prefix(tokens).keys, len(tokens), block_tokens=BLOCK))
 
 
-def test_blocks_in_other_memory_are_a_hit_that_costs_its_loading():
-    """Evicted from the GPU, still on the host: cheaper than to compute, dearer than held; gone there, it costs all."""
+STORED = ("stored", names(0, 8), None, TOKENS[:32])
+COPIED = ("copied", names(0, 8))
+GONE, END_GONE = ("removed", names(0, 8)[::-1]), ("removed", names(4, 8)[::-1])
+ELSEWHERE = {"is_offloaded": True}
+
+
+@pytest.mark.parametrize(
+    ("steps", "held", "cost", "known"),
+    [
+        ([(STORED, {}), (COPIED, {})], 2, 1, 8),
+        ([(STORED, {}), (COPIED, {}), (END_GONE, {})], 1, 1 + int(LOAD_COST * 15), 8),
+        ([(STORED, {}), (COPIED, {}), (END_GONE, {}), (END_GONE, ELSEWHERE)], 1, 16, 4),
+        ([(STORED, ELSEWHERE)], 0, 1 + int(LOAD_COST * 31), 8),
+        ([(STORED, ELSEWHERE), (STORED, {}), (GONE, ELSEWHERE)], 2, 1, 8),
+        ([(STORED, {}), (COPIED, {}), (GONE, ELSEWHERE)], 2, 1, 8),
+        ([(STORED, {}), (COPIED, {}), (GONE, ELSEWHERE), (GONE, {})], 0, 32, 0),
+        ([(STORED, ELSEWHERE), (("cleared",), {})], 0, 32, 0),
+        ([(COPIED, {}), (GONE, ELSEWHERE)], 0, 32, 0),
+    ],
+    ids=[
+        "in both memories",
+        "evicted from the GPU: cheaper than to compute, dearer than held",
+        "gone there too",
+        "a late router learns of them from there alone",
+        "computed again, and dropped there",
+        "dropped there, still held on the GPU",
+        "given up by the GPU as well: nowhere",
+        "a cleared cache is cleared in all memories",
+        "unknown blocks teach nothing",
+    ],
+)
+def test_blocks_in_other_memory_are_a_hit_that_costs_its_loading(steps, held, cost, known):
+    """Whatever an engine publishes of them; to believe less costs a prefill at most."""
     index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.copied(names(0, 8))
-    assert uncached(index) == 1
+    for (name, *arguments), options in steps:
+        getattr(events, name)(*arguments, **options)
 
-    events.removed(names(4, 8)[::-1])
-    assert index.held(prefix(TOKENS[:32])) == 1
-    assert uncached(index) == 1 + int(LOAD_COST * 15)
-
-    events.removed(names(4, 8)[::-1], is_offloaded=True)
-    assert uncached(index) == 16
-    assert len(events) == 4
-
-
-def test_blocks_stored_in_other_memory_with_their_tokens_need_no_event_of_the_gpus():
-    """A late router hears of them from there alone; computed again they are held by both."""
-    index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32], is_offloaded=True)
-    assert (index.count, uncached(index)) == (0, 1 + int(LOAD_COST * 31))
-
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.removed(names(0, 8)[::-1], is_offloaded=True)
-    assert (index.count, uncached(index)) == (2, 1)
-
-
-def test_what_is_dropped_elsewhere_is_still_held_on_the_gpu():
-    """And what the GPU gives up then is nowhere."""
-    index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.copied(names(0, 8))
-    events.removed(names(0, 8)[::-1], is_offloaded=True)
-    assert uncached(index) == 1
-
-    events.removed(names(0, 8)[::-1])
-    assert (uncached(index), len(events)) == (32, 0)
-
-
-def test_unknown_blocks_in_other_memory_teach_nothing():
-    """Neither do they cost anything."""
-    index, events = feed()
-    events.copied(names(0, 8))
-    events.removed(names(0, 8), is_offloaded=True)
-
-    assert (index.anywhere, uncached(index)) == (None, 32)
-
-
-def test_a_cleared_cache_is_cleared_in_all_memories():
-    """To believe less costs a prefill at most."""
-    index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32], is_offloaded=True)
-    events.cleared()
-
-    assert uncached(index) == 32
+    assert (index.count, uncached(index), len(events)) == (held, cost, known)
 
 
 @pytest.mark.parametrize("hashes", [["a", "a"], ["a", "b", "a"]])

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.api import Tier
+from penstock.api import Tier, TiersConfig
+from penstock.api.router import TierShares
 from penstock.router.policy.arrival import Arrival, QueuedRequest
-from penstock.router.policy.tier_queue import TierQueue, longest_wait_tokens
-from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
+from penstock.router.policy.tiers import PRIORITIES, SHARED, TierQueue, effective_priority, quantum
 
 LARGEST = 3000
 
@@ -42,14 +42,14 @@ def backlog(queue, tiers, *, count: int, tokens: int = 100, tenants=("",)) -> No
 
 def test_system_goes_before_all_others_whatever_its_cost() -> None:
     """A cluster's own requests wait for none but each other."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     backlog(queue, (Tier.PREMIUM, Tier.SYSTEM), count=30, tokens=LARGEST)
     assert [serve(queue).arrival.tier for _ in range(31)] == [Tier.SYSTEM] * 30 + [Tier.PREMIUM]
 
 
 def test_a_premium_request_that_comes_to_a_long_background_queue_is_next() -> None:
     """An idle tier has saved a round's share, so that it need not wait for the others' credits to be spent."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=500)
     for _ in range(300):
         serve(queue)
@@ -59,7 +59,7 @@ def test_a_premium_request_that_comes_to_a_long_background_queue_is_next() -> No
 
 def test_tokens_are_shared_as_configured_while_all_tiers_want_more() -> None:
     """50/35/15 by tokens, not by requests: background's are ten times as long."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     for at in range(4000):
         queue.put(request(("p", at), Tier.PREMIUM, 100))
         queue.put(request(("s", at), Tier.STANDARD, 300))
@@ -75,7 +75,7 @@ def test_tokens_are_shared_as_configured_while_all_tiers_want_more() -> None:
 
 def test_an_absent_tiers_share_goes_to_the_others_by_their_shares() -> None:
     """Nothing is kept free for a tier that does not ask: 35 to 15 is 70 to 30."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=4000)
     served = Counter(serve(queue).arrival.tier for _ in range(3000))
     assert served[Tier.STANDARD] / 3000 == pytest.approx(0.7, abs=0.02)
@@ -96,12 +96,12 @@ def test_an_absent_tiers_share_goes_to_the_others_by_their_shares() -> None:
 )
 def test_age_raises_priority_to_just_behind_premium(tier: Tier, waited_s: float, priority: float) -> None:
     """0.1 a second, 1.5 at most, and never before a fresh premium request."""
-    assert TierSettings().effective_priority(tier, waited_s) == pytest.approx(priority)
+    assert effective_priority(TiersConfig(), tier, waited_s) == pytest.approx(priority)
 
 
 def test_an_aged_background_request_goes_before_fresh_standard_and_behind_fresh_premium() -> None:
     """Within a round age decides, and not beyond it."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     queue.put(request("old", Tier.BACKGROUND, since_s=0.0))
     queue.put(request("fresh", Tier.STANDARD, since_s=20.0))
     queue.put(request("paid", Tier.PREMIUM, since_s=20.0))
@@ -110,7 +110,7 @@ def test_an_aged_background_request_goes_before_fresh_standard_and_behind_fresh_
 
 def test_tenants_of_equal_demand_are_served_alike() -> None:
     """Jain's index over a tier's tenants is at least 0.95, though one of them came first with everything."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     tenants = [f"t{at}" for at in range(8)]
     for tenant in tenants:
         for at in range(200):
@@ -125,7 +125,7 @@ def test_tenants_of_equal_demand_are_served_alike() -> None:
 
 def test_a_tenant_that_comes_back_gets_no_arrears() -> None:
     """Having asked for nothing earns nothing: it shares evenly from then on."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     for at in range(300):
         queue.put(request(("busy", at), tenant="busy"))
     for _ in range(100):
@@ -138,7 +138,7 @@ def test_a_tenant_that_comes_back_gets_no_arrears() -> None:
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
     """A thousand tenants that come one after the other leave no trace of those before."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     for at in range(1000):
         queue.put(request(at, tenant=f"t{at}"))
         serve(queue)
@@ -147,9 +147,9 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 def test_changed_shares_hold_from_the_next_round_and_leave_what_waits_where_it_is() -> None:
     """Settings change while requests wait."""
-    queue = TierQueue(TierSettings())
+    queue = TierQueue(TiersConfig())
     backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=4000)
-    queue.settings = TierSettings(shares={Tier.PREMIUM: 0.1, Tier.STANDARD: 0.45, Tier.BACKGROUND: 0.45})
+    queue.configure(TiersConfig(shares=TierShares(premium=0.1, standard=0.45, background=0.45)))
     served = Counter(serve(queue).arrival.tier for _ in range(3000))
     assert served[Tier.STANDARD] / 3000 == pytest.approx(0.5, abs=0.03)
 
@@ -159,12 +159,16 @@ class TierQueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = TierQueue(TierSettings())
+        tiers = TiersConfig()
+        self.queue = TierQueue(tiers)
         self.waiting: dict[int, QueuedRequest] = {}
         self.count = 0
         self.now_s = 0.0
         self.ahead = dict.fromkeys(SHARED, 0)
-        self.bound = {tier: longest_wait_tokens(TierSettings(), tier, largest=LARGEST) for tier in SHARED}
+        # Rounds that a tier in debt waits, and one request of each other tier.
+        self.bound = {
+            tier: (LARGEST // quantum(tiers, tier) + 2) * tiers.round_tokens + 2 * LARGEST for tier in SHARED
+        }
 
     @rule(
         tier=st.sampled_from(list(PRIORITIES)),
@@ -219,7 +223,7 @@ class TierQueueMachine(RuleBasedStateMachine):
     def credits_stay_in_their_bounds(self) -> None:
         """More than the largest request below zero, at most one share above."""
         for tier in SHARED:
-            assert -LARGEST < self.queue.credit(tier) <= TierSettings().quantum(tier)
+            assert -LARGEST < self.queue.credit(tier) <= quantum(TiersConfig(), tier)
 
 
 TierQueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -8,100 +8,26 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from placement import EVENTS, Script, placement
 
-from penstock.api import QueueOrder, Role, RouterConfig, Tier
+from penstock.api import QueueOrder, Role, RouterConfig, Tier, TiersConfig
+from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.retries import Assignment, RefusalReason
 from penstock.router.core.tiers import QueueRoom
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.tier_queue import longest_wait_tokens
-from penstock.router.policy.tiers import SHARED, SloTarget, TierSettings
-from penstock.router.policy.worker_queue import WorkerLoad
 
 SLO_S = 2.0
-ALIKE = TierSettings(targets={tier: SloTarget(ttft_s=SLO_S) for tier in Tier})
-TIERS = st.sampled_from(list(Tier))
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("submit"),
-            st.lists(st.integers(0, 5), max_size=4),
-            st.integers(0, 4000),
-            TIERS,
-            st.sampled_from("ab"),
-        ),
-        st.tuples(
-            st.just("again"),
-            st.lists(st.integers(0, 5), max_size=4),
-            st.integers(0, 4000),
-            TIERS,
-            st.just(""),
-        ),
-        st.tuples(st.just("set"), st.sets(st.sampled_from("abc"))),
-        st.tuples(st.just("take")),
-        st.tuples(st.just("leave"), st.integers(0, 50)),
-        st.tuples(st.just("withdraw"), st.integers(0, 50)),
-        st.tuples(st.just("expire")),
-        st.tuples(st.just("rebalance")),
-        st.tuples(st.just("settings")),
-    ),
-    max_size=60,
+TARGETS = {"ttft_seconds": SLO_S, "tpot_seconds": None, "end_to_end_seconds": None}
+ALIKE = TiersConfig(
+    slo=TierSlos(
+        premium=PremiumSlo(**TARGETS), standard=StandardSlo(**TARGETS), background=BackgroundSlo(**TARGETS)
+    )
 )
-
-
-class Script:
-    """Lets events happen to a queue, and keeps what came of them."""
-
-    def __init__(self, policy, order, tiers):
-        self.queue = DispatchQueue(
-            make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
-            QueueSettings(
-                slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=SLO_S, tokens_per_s=500.0, tiers=tiers
-            ),
-        )
-        self.waiting, self.running, self.log = set(), [], []
-        self.now_s, self.count = 0.0, 0
-
-    def step(self, event, *, has_tiers):
-        """Let one event happen; without tiers all requests are standard and nobody's."""
-        self.now_s += 0.3
-        queue = self.queue
-        match event:
-            case ("submit" | "again" as kind, chain, tokens, tier, tenant):
-                own = {"tier": tier, "tenant": tenant} if has_tiers else {}
-                queue.submit(
-                    self.count, Arrival(tuple(chain), tokens, **own), self.now_s, again=kind == "again"
-                )
-                self.waiting.add(self.count)
-                self.count += 1
-            case ("set", names):
-                queue.set_workers(map(WorkerLoad, sorted(names)), self.now_s)
-            case ("take",):
-                for each in list(queue.dispatch(self.now_s)):
-                    self.waiting.remove(each.item)
-                    self.running.append(each.item)
-                    self.log.append((each.item, each.worker))
-            case ("leave", number) if self.running:
-                item = self.running.pop(number % len(self.running))
-                queue.prefilled(item, self.now_s)
-                queue.release(item, self.now_s)
-            case ("withdraw", number) if self.waiting:
-                item = sorted(self.waiting)[number % len(self.waiting)]
-                self.waiting.remove(item)
-                queue.cancel(item)
-            case ("expire",):
-                expired = {each.item for each in queue.take_expired(self.now_s)}
-                self.waiting -= expired
-                self.log.append(sorted(expired))
-            case ("rebalance",):
-                queue.rebalance(self.now_s)
-            case ("settings",) if queue.settings.tiers is not None and has_tiers:
-                queue.set_tiers(TierSettings(shares={tier: 0.2 + 0.1 * at for at, tier in enumerate(SHARED)}))
 
 
 @given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
@@ -118,35 +44,25 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
 @given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
 def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     """Requests and tokens are conserved in all counts, by tier too."""
-    script = Script(policy, order, TierSettings())
+    script = Script(policy, order, TiersConfig())
+    premium, background = (Arrival((), 1, tier=tier) for tier in (Tier.PREMIUM, Tier.BACKGROUND))
     for event in events:
         script.step(event, has_tiers=True)
         queue = script.queue
         assert {each.item for each in queue.waiting_requests()} == script.waiting
-        for worker in queue._workers.values():
-            assert (
-                worker.pending_tokens
-                >= worker.pending_for(Arrival((), 1, tier=Tier.PREMIUM))
-                >= worker.running_tokens
-            )
-            assert worker.pending_tokens == worker.pending_for(Arrival((), 1, tier=Tier.BACKGROUND))
+        for worker in queue.workers.eligible.values():
+            assert worker.pending_tokens >= worker.pending_for(premium) >= worker.running_tokens
+            assert worker.pending_tokens == worker.pending_for(background)
         assert queue.waiting == queue.room.tiers.total() == len(script.waiting)
-    for item in script.running:
-        script.queue.release(item, script.now_s)
-    for item in script.waiting:
-        script.queue.cancel(item)
-    assert queue_totals(script.queue) == 0
-    assert not list(script.queue._central)
-    assert not any(worker.line for worker in script.queue._workers.values())
+    script.assert_ends_empty()
 
 
 @pytest.mark.parametrize(("tier", "worker"), [(Tier.PREMIUM, "a"), (Tier.BACKGROUND, "b")])
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-pending", "kv-cost", "min-ttft"])
 def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
     """Ten background requests wait for a and two premium ones for b: to premium the queue of a is empty."""
-    settings = QueueSettings(slot_requests=0, tiers=TierSettings(), order=QueueOrder.ARRIVAL)
-    queue = DispatchQueue(make_policy(RouterConfig(policy=policy)), settings)
-    queue.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
+    policy = make_policy(RouterConfig(policy=policy))
+    queue = placement(policy, "ab", tokens_per_s=None, slot_requests=0, tiers=TiersConfig())
     for at in range(10):
         queue.submit(at, Arrival((), 500, frozenset("b"), tier=Tier.BACKGROUND), 0.0)
     for at in range(2):
@@ -155,31 +71,16 @@ def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
     assert queue.worker_of("new") == worker
 
 
-def queue_totals(queue):
-    """Return the sum of all that should be zero in an empty queue."""
-    return queue.waiting + queue.tokens + queue.prompt_tokens.waiting + queue.room.tiers.total()
-
-
-def single_server(policy="round-robin", **settings):
-    """Return a queue before one worker that takes one request at a time."""
-    queue = DispatchQueue(
-        make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
-        QueueSettings(slot_requests=1, **settings),
-    )
-    queue.set_workers([WorkerLoad("a")], 0.0)
-    return queue
-
-
 @pytest.mark.parametrize("policy", ["round-robin", "prefix-cost"])
 def test_no_background_request_waits_longer_than_its_bound(policy):
     """A server of 1,000 tokens/s under an endless flood of premium and standard serves background all the same.
 
-    The bound is `longest_wait_tokens` and the request in service, over the server's rate; it follows from shares alone.
+    The bound follows from shares alone: two rounds, a request of each other tier, and the one in service.
     """
     tokens, tokens_per_s = 400, 1000.0
-    tiers = TierSettings(round_tokens=2000.0)
-    queue = single_server(policy, tiers=tiers)
-    bound_s = (longest_wait_tokens(tiers, Tier.BACKGROUND, largest=tokens) + tokens) / tokens_per_s
+    tiers = TiersConfig(round_tokens=2000)
+    queue = placement(make_policy(RouterConfig(policy=policy)), ("a",), slot_requests=1, tiers=tiers)
+    bound_s = ((tokens // 300 + 2) * 2000 + 2 * tokens + tokens) / tokens_per_s
     now_s, count, waits, served = 0.0, 0, [], Counter()
     background_since_s = None
     for _ in range(600):
@@ -215,7 +116,7 @@ def test_no_background_request_waits_longer_than_its_bound(policy):
 )
 def test_a_request_waits_no_longer_than_its_tier_promises(tier, max_wait_s, bound_s):
     """After the end-to-end target an answer is of no use to the SLO; `maxWaitSeconds` bounds all tiers."""
-    settings = QueueSettings(max_wait_s=max_wait_s, tiers=TierSettings())
+    settings = QueueSettings(max_wait_s=max_wait_s, tiers=TiersConfig())
     assert settings.longest_wait_s(tier) == bound_s
     queue = DispatchQueue(make_policy(RouterConfig(policy="round-robin")), settings)
     queue.submit("one", Arrival((), 10, tier=tier), 0.0)
@@ -246,28 +147,17 @@ def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
     for each, count in waiting.items():
         for _ in range(count):
             room.enter(Arrival((), 1, tier=each))
-    assert room.has_room(Arrival((), 1, tier=tier), TierSettings(), 100) is has_room
-
-
-def test_a_named_tenant_takes_its_part_of_the_queue_alone():
-    """Half of the places here; requests that are nobody's in particular are bounded by their tier alone."""
-    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
-    mine, other, nobody = (Arrival((), 1, tier=Tier.PREMIUM, tenant=name) for name in ("a", "b", ""))
-    for _ in range(10):
-        assert room.has_room(mine, settings, 20)
-        room.enter(mine)
-    assert not room.has_room(mine, settings, 20)
-    assert room.has_room(other, settings, 20)
-    assert room.has_room(nobody, settings, 20)
-    room.leave(mine)
-    assert room.has_room(mine, settings, 20)
+    assert room.has_room(Arrival((), 1, tier=tier), TiersConfig(), 100) is has_room
 
 
 @pytest.mark.parametrize("tier", [Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND])
 @pytest.mark.parametrize("flooding", [1, 2, 3])
 def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
-    """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle."""
-    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
+    """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle.
+
+    Requests of no tenant are bounded by their tier alone.
+    """
+    room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
     held = [0] * flooding
     for _ in range(120):
         for number in range(flooding):
@@ -277,7 +167,12 @@ def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
                 held[number] += 1
     of_tier = {Tier.PREMIUM: 120, Tier.STANDARD: 60, Tier.BACKGROUND: 18}[tier]
     assert held == pytest.approx([of_tier / (flooding + 1)] * flooding, abs=1)
-    assert room.has_room(Arrival((), 1, tier=tier, tenant="next"), settings, 120)
+    for tenant in ("next", ""):
+        assert room.has_room(Arrival((), 1, tier=tier, tenant=tenant), settings, 120)
+    flood = Arrival((), 1, tier=tier, tenant="flood-0")
+    assert not room.has_room(flood, settings, 120)
+    room.leave(flood)
+    assert room.has_room(flood, settings, 120)
 
 
 def core_of(**tiers):

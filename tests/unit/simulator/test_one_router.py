@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.api import Role, RouterConfig, Tier
 from penstock.api.base import SpecModel
 from penstock.api.fields import bounds, keys_of, walk
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.registry import policy_names
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
@@ -20,7 +20,7 @@ from penstock.simulator.scenario import NOT_SIMULATED, PoolSpec, ProfiledModel, 
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=9)
-DRIVERS = {"kvEventsPort", "tiers.default"}
+DRIVERS = {"kvEventsPort"}
 """Keys that the simulation reads beside the core."""
 GIVEN = {
     "policy": policy_names(),

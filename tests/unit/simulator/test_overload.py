@@ -123,7 +123,7 @@ def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deat
     def watch():
         queue = world.routers[-1].core.entry_queue
         for name in peaks:
-            queued = queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
+            queued = queue.workers.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
             peaks[name] = max(peaks[name], queue.backlog_tokens / 2 or queued)
 
     world.run(watch, watch_events=1)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.api import QueueOrder, Role
-from penstock.router.core.worker_spec import WorkerSize
+from penstock.router.core.worker import WorkerSize
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import RouterGroup, SimpleModel, unbounded_router
@@ -106,11 +106,11 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     first = dispatched(router, jobs[0], 0.0)
     router.prefilled(jobs[0], 0.5)
 
-    assert router.core.entry_queue.load_of(first, 0.5)[0] == 1000
+    assert router.core.entry_queue.workers.load_of(first, 0.5)[0] == 1000
     assert dispatched(router, jobs[1], 1.0) != first
 
     router.left(jobs[0].assignment, 2.0)
-    assert router.core.entry_queue.load_of(first, 0.5)[0] == 0
+    assert router.core.entry_queue.workers.load_of(first, 0.5)[0] == 0
 
 
 def test_least_loaded_looks_at_the_gauges_that_it_was_told():
@@ -120,7 +120,7 @@ def test_least_loaded_looks_at_the_gauges_that_it_was_told():
     assert router.reads_usage
     servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
     router.set_workers(servers, 0.0)
-    router.set_usage({"a": 0.5, "b": 0.0}, router.core.entry_queue.inflight_tokens(), 0.0)
+    router.set_usage({"a": 0.5, "b": 0.0}, router.core.entry_queue.workers.inflight_tokens(), 0.0)
     request = TraceRequest(0.0, 1000, 10, None, 1)
     for index in range(2):
         job = Job(index, request, (1, 2))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_retries, build_router
-from penstock.router.core.queue_state import CACHE_BLOCKS
 from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryScope
-from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
+from penstock.router.core.waiting import CACHE_BLOCKS
+from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import BLOCK_TOKENS
+from penstock.router.policy.prefixes import BLOCK_TOKENS
 from penstock.router.policy.registry import policy_names
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.simulator.jobs import Job

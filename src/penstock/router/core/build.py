@@ -8,18 +8,14 @@ from typing import TypeVar
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_state import QueueSettings
 from penstock.router.core.retries import TRUSTED_FRACTION, RetryBudget, RetryRules
 from penstock.router.core.router import RouterCore
 from penstock.router.core.tiers import TierControl
-from penstock.router.core.worker import Recorder, ignore
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_spec import WorkerSize
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import Recorder, WorkerPool, WorkerSize, ignore
 from penstock.router.policy.busy import BusyWorkers, busy_thresholds
-from penstock.router.policy.registry import decode_policy, make_policy
+from penstock.router.policy.registry import decode_policy, entry_policy
 from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
-from penstock.router.policy.sticky import StickySessions
-from penstock.router.policy.tiers import tier_settings
 
 T = TypeVar("T")
 
@@ -51,41 +47,23 @@ def build_router(
     """
     thresholds = busy_thresholds(config.admission)
     busy = {role: BusyWorkers(thresholds, batch_tokens=each.batch_tokens) for role, each in sizes.items()}
-    policy = _entry_policy(config)
+    policy = entry_policy(config)
     entry = next(iter(sizes))
-    queues: dict[Role, DispatchQueue[T]] = {
-        entry: DispatchQueue(
-            policy, _entry_settings(config, policy, sizes[entry], is_disaggregated=Role.DECODE in sizes)
-        )
-    }
+    settings = _entry_settings(config, policy, sizes[entry], is_disaggregated=Role.DECODE in sizes)
+    queues: dict[Role, DispatchQueue[T]] = {entry: DispatchQueue(policy, settings)}
     if Role.DECODE in sizes:
         bounds = _decode_settings(config, sizes[Role.DECODE], lease_s)
         queues[Role.DECODE] = DispatchQueue(decode_policy(config), bounds)
     pool = WorkerPool(config.breaker, is_supervised=is_supervised, record=record)
-    core = RouterCore(pool, queues, busy)
-    if config.tiers.enabled:
-        core.tiers = TierControl(tier_settings(config.tiers), config.tiers.shedding)
-    return core
+    tiers = TierControl(config.tiers, queues) if config.tiers.enabled else None
+    return RouterCore(pool, queues, busy, tiers)
 
 
 def build_retries(config: RouterConfig, pool: WorkerPool, now_s: float) -> RetryRules:
-    """Return the rules by which failed requests of a pool are tried again.
-
-    Args:
-        config: The router section.
-        pool: The workers.
-        now_s: Simulated seconds; the budget begins then.
-    """
+    """Return the rules by which failed requests are tried again; their budget begins now, in simulated seconds."""
     retries = config.retries
     budget = RetryBudget(fraction=retries.budget_fraction, min_per_s=retries.min_per_second, now_s=now_s)
     return RetryRules(pool, budget, max_per_request=retries.max_per_request)
-
-
-def _entry_policy(config: RouterConfig) -> RoutingPolicy:
-    policy = make_policy(config)
-    if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
-        return policy
-    return StickySessions(policy)
 
 
 def _entry_settings(
@@ -108,7 +86,7 @@ def _entry_settings(
         max_wake_s=queue.max_wake_seconds,
         order=queue.order,
         slo_s=config.ttft_slo_seconds,
-        tiers=tier_settings(tiers) if tiers.enabled else None,
+        tiers=tiers if tiers.enabled else None,
     )
 
 
@@ -123,5 +101,5 @@ def _decode_settings(config: RouterConfig, size: WorkerSize, lease_s: float) -> 
         worker_requests=size.requests if tiers.enabled else None,
         max_requests=config.prefill_queue.max_requests,
         max_wait_s=leased_s if own_s is None else own_s,
-        tiers=tier_settings(tiers) if tiers.enabled else None,
+        tiers=tiers if tiers.enabled else None,
     )

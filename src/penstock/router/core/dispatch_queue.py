@@ -8,24 +8,68 @@ arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import inf
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from penstock.api import QueueOrder, Tier
-from penstock.router.core.queue_state import QueueState
-from penstock.router.policy.arrival import Lane, QueuedRequest
-from penstock.router.policy.rebalance import RebalanceParams, decode_delay_s, plan_moves
-from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, eligible
-from penstock.router.policy.worker_queue import PrefillThroughput, WorkerLoad, WorkerQueue
+from penstock.api import QueueOrder, Tier, TiersConfig
+from penstock.router.core.known_workers import KnownWorkers
+from penstock.router.core.tiers import QueueRoom
+from penstock.router.core.waiting import QueueSettings
+from penstock.router.policy.arrival import Lane, PromptTokenCounts, QueuedRequest
+from penstock.router.policy.rebalance import RebalanceParams, decode_bound, plan_moves
+from penstock.router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    LearnsPrompts,
+    RoutingDecision,
+    RoutingPolicy,
+    WorkerLoad,
+    WorkerQueue,
+    bottleneck_s,
+    eligible,
+)
 
 T = TypeVar("T")
 
-_CACHE_SLACK = 0.02
-"""Chosen: a cache's size in keys follows the prompts' mean length, which moves a little with each."""
 
+class DispatchQueue(Generic[T]):
+    """Waiting and running requests of one role under one policy. ``T`` is hashable and unique per request.
 
-class DispatchQueue(QueueState[T]):
-    """Waiting requests of one role under one policy. ``T`` is hashable and unique per request."""
+    Attributes:
+        moved: Requests that rebalancing has moved so far.
+        waiting: Requests that wait.
+        tokens: Prompt tokens of those that wait.
+        room: Counts those that wait by tier, where there are tiers.
+    """
+
+    def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
+        self.policy = policy
+        self._learner = policy if isinstance(policy, LearnsPrompts) else None
+        self._bottleneck_s = bottleneck_s(policy)
+        self.settings = settings
+        bounds = (settings.slot_tokens, settings.slot_requests, settings.worker_requests)
+        self._has_slots = any(bound is not None for bound in bounds)
+        self.workers: KnownWorkers[T] = KnownWorkers(policy.assigns, settings)
+        self._workers = self.workers.eligible
+        self._estimates = self.workers.estimates
+        self._central = self.workers.central
+        self._unassigned: dict[T, QueuedRequest[T]] = {}
+        self.room = QueueRoom()
+        self._assigned: dict[T, QueuedRequest[T]] = {}
+        # Running non-streaming requests, with the time at which their prompts should be prefilled.
+        self._non_streaming: dict[T, float] = {}
+        # Prefilled and not ended: the worker, and the number of prompt tokens.
+        self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
+        # Names whose queue or room has changed since `dispatch` last saw them.
+        self._dirty: dict[str, None] = {}
+        self.moved = 0
+        self.waiting = 0
+        self.tokens = 0
+        self.prompt_tokens = PromptTokenCounts()
+
+    def __len__(self) -> int:
+        return self.waiting
 
     def set_workers(
         self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
@@ -33,91 +77,36 @@ class DispatchQueue(QueueState[T]):
         """Set the eligible workers; requests that wait for others are reassigned, running ones continue.
 
         When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
-        policy that raises leaves unassigned waits in the central queue until the workers change again.
-
-        Args:
-            loads: Those workers, in the order in which policies see them.
-            now_s: Simulated seconds.
-            quarantined: Names of workers not eligible now that will come back unchanged: what is known of
-                them is kept.
+        policy that raises leaves unassigned waits in the central queue until the workers change again. What is known of
+        quarantined workers, which are not eligible now and will come back unchanged, is kept.
         """
-        wanted = {each.name: each for each in loads}
+        left, joined = self.workers.change(loads, now_s)
         displaced: list[QueuedRequest[T]] = []
-        for name in [name for name in self._workers if name not in wanted]:
-            displaced += self._deactivate(name)
-        joining = [name for name in wanted if name not in self._workers]
-        if joining:
-            for worker in self._workers.values():
-                displaced += self._unassign(worker)
-        for name in joining:
-            known = self._inactive.pop(name, None)
-            self._workers[name] = known or self._new_worker(wanted[name], now_s)
+        for worker in left:
+            self.policy.worker_left(worker.name)
+            displaced += self._unassign(worker)
+        for worker in self._workers.values() if joined else ():
+            displaced += self._unassign(worker)
+        for name in joined:
             self.policy.worker_joined(name)
-        self._workers = {name: self._workers[name] for name in wanted}
-        for name, load in wanted.items():
-            self._workers[name].load = load
-        for name in [n for n, each in self._inactive.items() if not each.running and n not in quarantined]:
-            del self._inactive[name]
+        self.workers.forget_idle(quarantined)
         for queued in displaced:
             self._put_central(queued)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
             for queued in sorted(self._central, key=lambda queued: queued.since_s):
                 self._relieve(self._assign(queued, now_s), now_s)
 
-    def worker_restarted(self, name: str) -> None:
-        """Forget a worker's cache: its process is a new one."""
-        worker = self._workers.get(name) or self._inactive.get(name)
-        if worker is not None:
-            worker.index.clear()
-
-    def set_peer_load(self, name: str, tokens: int, tokens_per_s: float | None = None) -> None:
-        """Set what other routers have at a worker, as last reported.
-
-        Args:
-            name: The worker's.
-            tokens: Uncached ones in flight.
-            tokens_per_s: Throughput that the picker has measured there; None: it has not said.
-        """
-        worker = self._workers.get(name)
-        if worker is None:
-            return
-        worker.peer_tokens = tokens
-        if tokens_per_s is not None:
-            worker.throughput = PrefillThroughput(tokens_per_s)
-            self._estimates.throughput.learn_other(tokens_per_s)
-
-    def fit_cache(self, name: str) -> None:
-        """Set a worker's KV cache capacity from its metrics; as configured while they do not report it."""
-        worker = self._workers.get(name)
-        capacity = None if worker is None else worker.load.kv_capacity_tokens
-        if worker is None or not capacity:
-            return
-        keys = self._density.keys(capacity)
-        if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
-            worker.index.resize(keys)
-
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
     ) -> None:
-        """Count a request as running that was sent to a worker on another router's word.
-
-        Args:
-            item: The request.
-            arrival: What a policy would have known of it.
-            load: The worker, which may be one that takes nothing now.
-            now_s: Simulated seconds.
-            is_prefilled: Its prompt is computed.
-        """
-        worker = self._workers.get(load.name) or self._inactive.get(load.name)
-        if worker is None:
-            worker = self._inactive[load.name] = self._new_worker(load, now_s)
+        """Count a request as running that was sent to a worker, eligible or not, on another router's word."""
+        worker = self.workers.adopt(load, now_s)
         if self._learner is not None:
             self._learner.prompt_queued(arrival, load.name, self._workers)
         queued = QueuedRequest(item, arrival, now_s, is_adopted=True)
         if is_prefilled and self.policy.assigns is AssignTime.ON_ARRIVAL:
             worker.index.use(arrival.prefix)
-            self._decoding[item] = (worker, queued.tokens)
-            worker.decoding_tokens += queued.tokens
+            self._decodes(worker, queued)
             return
         worker.put(queued)
         worker.start(queued, now_s)
@@ -138,15 +127,7 @@ class DispatchQueue(QueueState[T]):
     def submit(
         self, item: T, arrival: Arrival, now_s: float, *, again: bool = False, waited_s: float | None = None
     ) -> bool:
-        """Queue a request; False, and nothing done, when too many wait already.
-
-        Args:
-            item: The request.
-            arrival: What the policy may know.
-            now_s: Simulated seconds.
-            again: It was admitted before: it meets no bound, and waits before all others.
-            waited_s: Simulated seconds since another picker admitted it: no bound applies. None: it is new.
-        """
+        """Queue a request; False, and nothing done, when too many wait already; see `RouterCore.acquire`."""
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
             return False
@@ -157,10 +138,11 @@ class DispatchQueue(QueueState[T]):
         if self.settings.tiers is not None:
             self.room.enter(arrival)
         self.tokens += arrival.tokens
-        self._density.learn(len(arrival.chain), arrival.tokens)
+        self.workers.density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
         if is_new:
-            self.prompt_tokens.admit(queued.tokens, queued.weight)
+            self.prompt_tokens.routed += queued.tokens
+            self.prompt_tokens.admitted += queued.weight
         self._relieve(decision, now_s)
         return True
 
@@ -169,9 +151,7 @@ class DispatchQueue(QueueState[T]):
     ) -> Iterator[QueuedRequest[T]]:
         """Iterate over the requests to dispatch now, and count them as running; the caller counts each before the next.
 
-        Args:
-            now_s: Simulated seconds.
-            is_open: Whether a worker may be sent one more request at this moment; None: all may.
+        ``is_open`` returns whether a worker may be sent one more request at this moment; None: all may.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             return self._dispatch_central(now_s, is_open)
@@ -180,15 +160,9 @@ class DispatchQueue(QueueState[T]):
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
     ) -> None:
-        """Note that a request's prompt was prefilled.
+        """Record that a request's prompt was prefilled; see `RouterCore.prefilled`.
 
         Where requests are assigned on arrival, its worker has room again; else it weighs until it is released.
-
-        Args:
-            item: The request.
-            now_s: Simulated seconds.
-            cached_tokens: What the worker says it need not compute; None: it does not say.
-            measured: Whether it was noticed at once; else the time since does not show the throughput.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             self._count_prefilled(item)
@@ -197,9 +171,8 @@ class DispatchQueue(QueueState[T]):
         if ended is None:
             return
         worker, queued, took_s = ended
-        self._decoding[item] = (worker, queued.tokens)
-        worker.decoding_tokens += queued.tokens
-        self._computed(worker, queued, now_s)
+        self._decodes(worker, queued)
+        self._count_computed(worker, queued, now_s)
         if queued.is_adopted or not measured:
             return
         uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
@@ -213,21 +186,21 @@ class DispatchQueue(QueueState[T]):
             self.prefilled(item, now_s, measured=False)
 
     def release(self, item: T, now_s: float, *, is_computed: bool = False) -> None:
-        """Note that a request left its worker, prefilled or not; ``is_computed``: as far as is known now, it was."""
+        """Record that a request left its worker, prefilled or not; ``is_computed``: as far as is known now, it was."""
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
             decoding[0].decoding_tokens -= decoding[1]
             self._dirty[decoding[0].name] = None
             return
-        if is_computed and self.policy.assigns is AssignTime.WHEN_FREE:
+        is_central = self.policy.assigns is AssignTime.WHEN_FREE
+        if is_computed and is_central:
             self._count_prefilled(item)
-            is_computed = False
         ended = self._end(item, now_s)
         if ended is None:
             return
         worker, queued, _ = ended
-        if is_computed:
-            self._computed(worker, queued, now_s)
+        if is_computed and not is_central:
+            self._count_computed(worker, queued, now_s)
         else:
             worker.forget(queued)
 
@@ -249,51 +222,100 @@ class DispatchQueue(QueueState[T]):
     def take_expired(
         self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
     ) -> list[QueuedRequest[T]]:
-        """Remove and return the requests whose own, or whose tier's, waiting limit has passed.
-
-        Args:
-            now_s: Simulated seconds.
-            served_s: As in `QueueSettings.deadline_s`.
-            hold_s: As there.
-        """
-        settings = self.settings
-        is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
-        waiting = self.waiting_requests() if is_bounded else []
+        """Remove and return the requests whose waiting limit has passed; see `QueueSettings.deadline_s`."""
+        deadline_s = self.settings.deadline_s
         expired = [
             each
-            for each in waiting
-            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
+            for each in (self.waiting_requests() if self.waiting else ())
+            if deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
         ]
         for queued in expired:
             self.cancel(queued.item)
         return expired
 
-    def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> int:
-        """Move requests to the other worker of their pair where that is sooner; return how many moved.
+    def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> None:
+        """Move requests to the other worker of their pair where that is sooner.
 
-        Args:
-            now_s: Simulated seconds.
-            names: Workers to relieve; absent: the decode-bound ones.
+        ``names`` are the workers to relieve; None: the decode-bound ones.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
             if bottleneck_s == inf:
-                return 0
-            names = [
-                each.name
-                for each in self._workers.values()
-                if each.queue and decode_delay_s(each, self._estimates, now_s, bottleneck_s)
-            ]
+                return
+            names = decode_bound(self._workers, self._estimates, now_s, bottleneck_s)
         aim = RebalanceParams(settings.slo_s, bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
-        count = 0
         for name in names:
-            source, reason = self._workers[name], f"sooner than at {name}: moved"
-            for move in plan_moves(source, self._workers, self._estimates, aim):
-                self._move(move.queued, source, self._workers[move.to])
-                move.queued.reason = reason
-                count += 1
-        self.moved += count
-        return count
+            source = self._workers[name]
+            for queued in plan_moves(source, self._workers, self._estimates, aim):
+                self._move(queued, source, self._workers[queued.other])
+                queued.reason = f"sooner than at {name}: moved"
+                self.moved += 1
+
+    def set_tiers(self, tiers: TiersConfig) -> None:
+        """Share by other settings from now on, where tiers were on before."""
+        self.settings = replace(self.settings, tiers=tiers)
+        self.workers.set_tiers(tiers)
+
+    def hold(self, tiers: frozenset[Tier]) -> None:
+        """Dispatch nothing of these tiers from now on."""
+        if self.workers.hold(tiers):
+            self._dirty |= dict.fromkeys(self._workers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new request is refused."""
+        bound = self.settings.max_requests
+        return bound is not None and self.waiting >= bound
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
+        return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
+
+    def waits(self, item: T) -> bool:
+        """Return whether a request waits here."""
+        queued = self._assigned.get(item) or self._unassigned.get(item)
+        return queued is not None and queued.started_s is None
+
+    def waiting_requests(self) -> list[QueuedRequest[T]]:
+        """Return the requests that wait, in no order."""
+        assigned = (each for each in self._assigned.values() if each.started_s is None)
+        return [*self._unassigned.values(), *assigned]
+
+    def uncached_tokens(self, item: T) -> int | None:
+        """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
+        queued = self._assigned.get(item) or self._unassigned.get(item)
+        return None if queued is None else queued.uncached
+
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
+
+        Where requests are assigned on arrival, those that other routers have there are among them.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def prompts_at(self, name: str) -> list[int]:
+        """Return the uncached tokens of each prompt that a worker was given or that waits for it, the oldest first."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return []
+        running = [each.weight for each in worker.running.values() if not each.is_prefilled]
+        return running + [each.uncached for each in worker.line]
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
+        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
+            return 0
+        return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
     def _take_central(self, queued: QueuedRequest[T]) -> None:
         del self._unassigned[queued.item]
@@ -306,12 +328,9 @@ class DispatchQueue(QueueState[T]):
     def _assign(
         self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False
     ) -> RoutingDecision | None:
-        """Put a request into the queue of the worker that the policy chooses, or into the central one.
+        """Put a request into the queue of the worker that the policy chooses; None: it waits in the central one.
 
         A policy that raises leaves it where it was.
-
-        Returns:
-            The policy's decision; None: it waits in the central queue.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
             self._put_central(queued, is_first=is_first)
@@ -336,23 +355,17 @@ class DispatchQueue(QueueState[T]):
         if decision is not None and decision.is_hot:
             self.rebalance(now_s, (decision.worker, decision.other))
 
-    def _free_workers(
-        self, avoid: Collection[str], is_open: Callable[[str], bool] | None
-    ) -> Mapping[str, WorkerQueue[T]]:
-        """Return the workers that may take a request that some have failed."""
-        if not avoid and is_open is None and not self.settings.has_slots:
-            return self._workers
-        return {
-            each.name: each
-            for each in eligible(self._workers, avoid)
-            if self._has_room(each) and (is_open is None or is_open(each.name))
-        }
-
     def _dispatch_central(
         self, now_s: float, is_open: Callable[[str], bool] | None
     ) -> Iterator[QueuedRequest[T]]:
         while (queued := self._central.next_up(now_s)) is not None:
-            free = self._free_workers(queued.arrival.avoid, is_open)
+            free: Mapping[str, WorkerQueue[T]] = self._workers
+            if queued.arrival.avoid or is_open is not None or self._has_slots:
+                free = {
+                    each.name: each
+                    for each in eligible(self._workers, queued.arrival.avoid)
+                    if self._has_room(each) and (is_open is None or is_open(each.name))
+                }
             if not free:
                 return
             self._estimates.now_s = now_s
@@ -382,6 +395,23 @@ class DispatchQueue(QueueState[T]):
                 self._start(worker, queued, now_s)
                 yield queued
 
+    def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
+        order, line = self.settings.order, worker.line
+        if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
+            # The only one is next, late or not.
+            return next(iter(line.queue.values()))
+        token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
+        if token_s is None:
+            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
+        self._estimates.now_s = now_s
+        ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
+
+        def is_late(queued: QueuedRequest[T]) -> bool:
+            slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
+            return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
+
+        return line.next_up(now_s, is_late=is_late)
+
     def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.start(queued, now_s)
         self._stop_waiting(queued)
@@ -401,39 +431,13 @@ class DispatchQueue(QueueState[T]):
         target.put(queued)
         self._dirty[target.name] = None
 
-    def _deactivate(self, name: str) -> list[QueuedRequest[T]]:
-        """Assign nothing more to a worker; return the requests that waited for it."""
-        worker = self._workers.pop(name)
-        self._inactive[name] = worker
-        worker.peer_tokens = 0
-        self.policy.worker_left(name)
-        return self._unassign(worker)
-
     def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
-        """Take out and return all that waits for a worker."""
         displaced = list(worker.line)
         for queued in displaced:
             worker.pull(queued)
             worker.forget(queued)
             del self._assigned[queued.item]
         return displaced
-
-    def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
-        order, line = self.settings.order, worker.line
-        if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
-            # The only one is next, late or not.
-            return next(iter(line.queue.values()))
-        token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
-        if token_s is None:
-            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
-        self._estimates.now_s = now_s
-        ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
-
-        def is_late(queued: QueuedRequest[T]) -> bool:
-            slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
-            return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
-
-        return line.next_up(now_s, is_late=is_late)
 
     def _may_wait(self, arrival: Arrival) -> bool:
         most, tiers = self.settings.max_requests, self.settings.tiers
@@ -456,7 +460,6 @@ class DispatchQueue(QueueState[T]):
         return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
-        """Remove a running request from its worker; None when it does not run."""
         queued = self._assigned.get(item)
         if queued is None or queued.started_s is None:
             return None
@@ -466,11 +469,15 @@ class DispatchQueue(QueueState[T]):
         self._non_streaming.pop(item, None)
         worker = self._workers.get(queued.worker)
         if worker is None or item not in worker.running:
-            worker = self._inactive[queued.worker]
+            worker = self.workers.inactive[queued.worker]
         self._dirty[queued.worker] = None
         return worker, queued, worker.end(queued, now_s)
 
-    def _computed(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
+    def _decodes(self, worker: WorkerQueue[T], queued: QueuedRequest[T]) -> None:
+        self._decoding[queued.item] = (worker, queued.tokens)
+        worker.decoding_tokens += queued.tokens
+
+    def _count_computed(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.progress_s = now_s
         if not queued.is_adopted:
             self.prompt_tokens.computed += queued.weight

@@ -1,15 +1,12 @@
 """What the tries of a request prove: its assignments to workers, lost KV transfers, and whether it is tried again. Pure.
 
 A retry that leaves a failing worker for a sound one adds no load where there is none to spare, so it takes nothing
-out of the budget: the budget protects a pool that fails entirely.
-
-Of a lost KV transfer either end may be at fault: a prefill worker that is gone or whose KV port is shut, a decode worker
-without a way there. The request shows which, once it is served over other ends.
+out of the budget: the budget protects a pool that fails entirely. Of a lost KV transfer either end may be at fault; the
+request shows which, once it is served over other ends.
 
 A vLLM 0.32 decode worker does not notice that it reads blocks after their lease: it answers 200 with text made from
-whatever the blocks hold by then. The lease runs on the prefill worker, whose answer does not say until when
-(``remote_blocks_expiry_time`` is null in pull mode); but that worker counts leases that ran out. So: a first token within
-the lease is trusted; a later one only if that count has not grown since the prefill.
+whatever the blocks hold by then. The prefill worker's answer does not say until when the lease runs, but that worker counts
+leases that ran out. So a first token within the lease is trusted; a later one only if that count has not grown since.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from penstock.api import Role
 from penstock.api.lease_rules import HAND_OVER_FRACTION
-from penstock.router.core.worker import Worker
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker import Worker, WorkerPool
 
 T = TypeVar("T")
 
@@ -45,32 +41,11 @@ class Assignment(Generic[T]):
     the worker's counters is given back by `end`, exactly once.
 
     Attributes:
-        item: The request, as the caller queued it.
-        worker: Where it went.
         tokens: Prompt tokens, known or estimated, and what was generated so far.
         since_s: When it was dispatched, simulated seconds.
-        queued_s: How long it waited, simulated seconds.
-        reason: Why this worker, one short phrase.
-        is_open: It has not been given back.
         is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
         on_verdict: Called with each verdict and its cause, where another router picks; else None.
     """
-
-    __slots__ = (
-        "_has_verdict",
-        "_is_counted",
-        "_openings",
-        "_probe",
-        "is_computed",
-        "is_open",
-        "item",
-        "on_verdict",
-        "queued_s",
-        "reason",
-        "since_s",
-        "tokens",
-        "worker",
-    )
 
     def __init__(
         self, item: T, worker: Worker, tokens: int, *, now_s: float, queued_s: float = 0.0, reason: str = ""
@@ -86,8 +61,9 @@ class Assignment(Generic[T]):
         self.on_verdict: Callable[[Verdict, str], None] | None = None
         self._has_verdict = False
         self._is_counted = False
-        self._probe = worker.breaker.sent(now_s)
-        self._openings = worker.breaker.openings
+        breaker = worker.breaker
+        self._probe = not breaker.is_closed and breaker.sent(now_s)
+        self._openings = breaker.openings
         worker.inflight_requests += 1
         worker.inflight_tokens += tokens
 
@@ -102,7 +78,7 @@ class Assignment(Generic[T]):
         self.worker.inflight_tokens += tokens
 
     def proved(self) -> None:
-        """Note the right beginning of an answer: a probe lets others in before the end of its stream."""
+        """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
         if not self._has_verdict and self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
@@ -110,7 +86,7 @@ class Assignment(Generic[T]):
             self.on_verdict(Verdict.PROVED, "")
 
     def succeeded(self) -> None:
-        """Note a right answer, or one whose error is the client's."""
+        """Record a correct answer, or one whose error is the client's."""
         if not self._has_verdict:
             self._has_verdict = True
             self.worker.answered(probe=self._probe)
@@ -118,12 +94,9 @@ class Assignment(Generic[T]):
                 self.on_verdict(Verdict.SUCCEEDED, "")
 
     def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
-        """Note a failure.
+        """Record a failure and its cause, for the log and `/workers`.
 
-        Args:
-            now_s: Simulated seconds.
-            cause: What the worker did, for the log and `/workers`.
-            proven: Whether the worker is at fault without doubt; else `convict` or `pardon` follows.
+        It is ``proven`` if the worker is at fault without doubt; else `convict` or `pardon` follows.
         """
         if not self._has_verdict:
             self._has_verdict = True
@@ -160,6 +133,37 @@ class Assignment(Generic[T]):
         self.worker.inflight_tokens -= self.tokens
 
 
+class RefusalReason(Enum):
+    """Why a request gets no worker."""
+
+    QUEUE_FULL = auto()
+    QUEUE_TIMEOUT = auto()
+    NO_WORKER = auto()
+    SHED = auto()
+    ALL_BUSY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[T]):
+    """A request gets no worker.
+
+    Attributes:
+        role: Of the stage that has no worker for it.
+        message: For the client: what was exceeded or is missing, and the remedy.
+        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
+    """
+
+    item: T
+    role: Role
+    reason: RefusalReason
+    message: str
+    retry_after_s: float | None = None
+
+
+Effects = list[Assignment[T] | Refuse[T]]
+"""Each `Assignment` is a request that goes to its worker now; `RouterCore.release` ends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
     """The two ends of one KV transfer."""
@@ -173,12 +177,7 @@ class KvTransfer:
         self.decode.lost_transfers += 1
 
     def arrived(self, lost: Iterable[KvTransfer], now_s: float) -> None:
-        """Record that it arrived, and eject workers that are at fault for the request's earlier ones.
-
-        Args:
-            lost: The same request's earlier transfers, oldest first.
-            now_s: Simulated seconds.
-        """
+        """Record that it arrived, and eject workers at fault for the same request's ``lost`` transfers, oldest first."""
         self.prefill.lost_transfers = self.decode.lost_transfers = 0
         for each in lost:
             worker = end_at_fault(each, self)
@@ -212,9 +211,8 @@ class KvLease:
     """The hold on the blocks of one KV transfer.
 
     Attributes:
-        worker: The prefill worker.
-        granted_s: When its answer came, simulated seconds.
-        expired_before: Its count of expired leases by then; None when it was not known.
+        granted_s: When the prefill worker's answer came, simulated seconds.
+        expired_before: That worker's count of expired leases by then; None when it was not known.
     """
 
     worker: Worker
@@ -230,11 +228,6 @@ class KvLease:
         return expired is not None and expired == self.expired_before
 
 
-def grant(worker: Worker, now_s: float) -> KvLease:
-    """Return the lease of a prefill that was just answered."""
-    return KvLease(worker, now_s, worker.expired_leases)
-
-
 _WINDOW_S = 10.0
 """Chosen: the floor may be saved up over this many simulated seconds, Finagle's window for its budgets."""
 _REMEMBERED_REQUESTS = 1000
@@ -245,19 +238,10 @@ at a fraction of 0.2-0.3, and traffic of the past buys no more than this many re
 class RetryBudget:
     """Two token buckets: every request pays a fraction of a retry in, and every second a floor.
 
-    Over a long time retries are at most ``fraction`` of the requests plus ``min_per_s`` a second.
+    Over a long time retries are at most ``fraction``, 0-1, of the requests plus ``min_per_s`` >= 0 a simulated second.
     """
 
-    __slots__ = ("_earned", "_floor", "_fraction", "_min_per_s", "_seen_s")
-
     def __init__(self, *, fraction: float, min_per_s: float, now_s: float) -> None:
-        """Start with the floor full.
-
-        Args:
-            fraction: Retries per request, 0-1.
-            min_per_s: Retries per simulated second whatever the traffic, >= 0.
-            now_s: Simulated seconds.
-        """
         self._fraction = fraction
         self._min_per_s = min_per_s
         self._earned = 0.0
@@ -299,7 +283,6 @@ class FailedTry:
 
     Attributes:
         reason: Bounded word for metrics.
-        scope: Where trying again makes sense.
         workers: Which failed; none when it was no worker, two when either end of a KV transfer may have.
         is_timeout: A time-out after connecting: tried again at most once.
         unproven: A failure that counts against the worker only if another one serves the request.
@@ -312,38 +295,21 @@ class FailedTry:
     unproven: Assignment[Any] | None = None
 
 
+@dataclass(slots=True)
 class RequestTries:
-    """What the tries of one request have shown so far.
+    """What the tries of one request have shown so far; ``avoid`` names the workers that have failed it."""
 
-    Attributes:
-        retries: Retries so far.
-        timeouts: Time-outs among the failures so far.
-        avoid: Names of workers that have failed it.
-        unproven: Failures that count against their workers only if another one serves the request.
-        lost_transfers: Of its KV, oldest first.
-    """
-
-    __slots__ = ("avoid", "lost_transfers", "retries", "timeouts", "unproven")
-
-    def __init__(self) -> None:
-        self.retries = 0
-        self.timeouts = 0
-        self.avoid: frozenset[str] = frozenset()
-        self.unproven: tuple[Assignment[Any], ...] = ()
-        self.lost_transfers: tuple[KvTransfer, ...] = ()
+    retries: int = 0
+    timeouts: int = 0
+    avoid: frozenset[str] = frozenset()
+    unproven: tuple[Assignment[Any], ...] = ()
+    lost_transfers: tuple[KvTransfer, ...] = ()
 
 
 class RetryRules:
     """Allows retries and settles unproven failures, for all requests of one router."""
 
     def __init__(self, pool: WorkerPool, budget: RetryBudget, *, max_per_request: int) -> None:
-        """Tie the parts.
-
-        Args:
-            pool: The workers.
-            budget: Allows retries that add load.
-            max_per_request: Most retries of one request, >= 0.
-        """
         self._pool = pool
         self._budget = budget
         self._max_per_request = max_per_request
@@ -355,14 +321,8 @@ class RetryRules:
     def retry(self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float) -> int | None:
         """Return how many back-off pauses to wait before the next try; None: the failure is final.
 
-        Args:
-            tries: The request's; changed.
-            failure: Of its last try, before its first byte.
-            now_s: Simulated seconds.
-            left_s: What is left of its time, simulated seconds.
-
-        Returns:
-            0 where another worker can take it, else the number of retries including the next one.
+        That is 0 where another worker can take it, else the number of retries including the next one. The failure is of
+        the request's last try, before its first byte; ``left_s`` is what is left of its time, simulated seconds.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:

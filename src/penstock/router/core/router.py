@@ -6,19 +6,18 @@ in simulated seconds and returns the driver's actions, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from penstock.api import Role, Tier
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Effects, RefusalReason, Refuse, RouterState, WakeTimes
-from penstock.router.core.tiers import line_tokens
-from penstock.router.core.worker import Worker
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.arrival import QueuedRequest
-from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
+from penstock.api import Role
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse
+from penstock.router.core.tiers import TierControl
+from penstock.router.core.waiting import TurnedAway, WakeTimes
+from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds, BusyWorkers
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")
@@ -33,11 +32,8 @@ class RunningAt:
     """Where a request runs that another router has dispatched.
 
     Attributes:
-        worker: The worker's name.
         tokens: Prompt tokens, and what was generated so far.
-        is_prefilled: Its prompt is computed.
         queued_s: How long it waited, simulated seconds.
-        reason: Why this worker.
     """
 
     worker: str
@@ -47,8 +43,47 @@ class RunningAt:
     reason: str = ""
 
 
-class RouterCore(RouterState[T]):
-    """One router: admits, dispatches and refuses as its workers allow."""
+class RouterCore(Generic[T]):
+    """One router: admits, dispatches and refuses as its workers allow.
+
+    Attributes:
+        queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
+            second can be routed to, because a prefill without a decode worker only pins KV blocks.
+        busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
+        paused: Roles to whose workers nothing is dispatched for now.
+        wake: How long workers take that are started for a request; None: requests wait for none.
+        speed: Simulated seconds per second of a client, to report how long it waited.
+        turned_away: By role, the requests that it had no worker for.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        queues: Mapping[Role, DispatchQueue[T]],
+        busy: Mapping[Role, BusyWorkers],
+        tiers: TierControl | None,
+    ) -> None:
+        self.pool = pool
+        self.queues = queues
+        self.busy = busy
+        self.tiers = tiers
+        self.entry = next(iter(queues))
+        self.entry_queue = queues[self.entry]
+        self.turned_away = {role: TurnedAway() for role in queues}
+        self.paused: Collection[Role] = ()
+        self.speed = 1.0
+        self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}
+        self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in queues}
+        self._rebalanced_s = -inf
+        # Since when every stage has had a worker that may be chosen; inf: one has none.
+        self._served_s = -inf
+        max_wake_s = self.entry_queue.settings.max_wake_s
+        self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request waits for workers that are started for it, simulated seconds; inf: as configured."""
+        return inf if self.wake is None else self.wake.hold_s
 
     # ------------------------------------------------------------------ requests
 
@@ -78,30 +113,28 @@ class RouterCore(RouterState[T]):
             return [self._refuse(refused, now_s)]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
-            arrival = self._avoiding(arrival, role)
+            # It passes over busy workers, unless that leaves only such as have failed it.
+            names = self._names[role]
+            passed_over = busy.not_taking(names)
+            if names - passed_over - arrival.avoid:
+                arrival = arrival.avoiding(passed_over)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
             return [self._refuse(full, now_s)]
         if self.tiers is not None:
-            self._held[role].enter(item, arrival.tier, arrival.tokens)
-            if role is self.entry:
-                self._uncomputed.enter(item, arrival.tier, queue.uncached_tokens(item) or 0)
+            uncached = queue.uncached_tokens(item) if role is self.entry else None
+            self.tiers.entered(item, role, arrival, uncomputed_tokens=uncached)
         if busy.has_thresholds:
             self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Update from the workers; return the stage for which a request must be rejected; None: it may continue.
+        """Update from the workers; return the stage none of whose workers takes a request; None: it may continue.
 
-        It must be where none of a stage's workers takes it.
-
-        Args:
-            role: The stage that it asks for.
-            now_s: Simulated seconds.
-            is_new: It was not admitted before: busy workers of this and later stages are not for it. Else only
-                those are not that have refused a request themselves.
+        Busy workers of this and later stages are not for a new request. For one that was admitted before only those are
+        not that have refused a request themselves.
         """
         if not is_new:
             self._follow(role, now_s)
@@ -128,39 +161,27 @@ class RouterCore(RouterState[T]):
     ) -> Effects[T]:
         """Record that a worker has computed a prompt; it decodes from now on.
 
-        Args:
-            assignment: The request's.
-            now_s: Simulated seconds.
-            cached_tokens: Prompt tokens that the worker found in its cache; None: not known.
-            measured: Whether this is noticed as it happens, and not only at the end of the answer.
+        ``cached_tokens`` are those that the worker found in its cache, None: not known; ``measured`` says whether this is
+        noticed as it happens, and not only at the end of the answer.
         """
         role, queue = assignment.role, self.queues[assignment.role]
         if self.tiers is not None:
-            self._uncomputed.leave(assignment.item)
-            self._handed_over.begun(assignment.item, now_s)
+            self.tiers.computed(assignment.item, now_s)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
-        if self.busy[role].has_thresholds:
-            self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
-            self._load_changed(role, now_s, assignment.worker.name)
-        return self._dispatch_waiting(role, now_s)
+        return self._work_done(role, assignment.worker, before, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
         """End a request's stay at its worker; does nothing the second time."""
         if not assignment.is_open:
             return []
-        role, worker = assignment.role, assignment.worker
-        queue, busy = self.queues[role], self.busy[role]
-        if self.tiers is not None:
-            self._left(assignment.item, role)
+        role, worker, queue = assignment.role, assignment.worker, self.queues[assignment.role]
+        self._left(assignment.item, role)
         assignment.end()
         before = queue.prompt_tokens.computed
         queue.release(assignment.item, now_s, is_computed=assignment.is_computed)
-        busy.released(worker, now_s - assignment.since_s)
-        if busy.has_thresholds:
-            busy.computed(queue.prompt_tokens.computed - before, now_s)
-            self._load_changed(role, now_s, worker.name)
-        return self._dispatch_waiting(role, now_s)
+        self.busy[role].released(worker, now_s - assignment.since_s)
+        return self._work_done(role, worker, before, now_s)
 
     def cancel(self, item: T, role: Role, now_s: float) -> None:
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
@@ -169,40 +190,21 @@ class RouterCore(RouterState[T]):
         self._left(item, role)
         self._load_changed(role, now_s, name)
 
-    # ------------------------------------------------------------------ the workers' load
-
-    def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
-        """Record that a worker's metrics were read again."""
-        role = worker.spec.role
-        if role not in self.queues:
-            return []
-        self.busy[role].load_read(worker)
-        self.queues[role].fit_cache(worker.name)
-        self._load_changed(role, now_s, worker.name)
-        return self._dispatch_waiting(role, now_s)
+    # ------------------------------------------------------------------ beside other routers
 
     def adopt(
         self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
     ) -> Assignment[T] | None:
-        """Take over a request that runs at a worker on another router's word; None: no such worker is known.
-
-        Args:
-            item: The request, unique among those of the role.
-            role: The worker's.
-            arrival: What a policy would have known of it.
-            stay: Where it runs.
-            now_s: Simulated seconds.
-        """
-        worker = self.pool.get(stay.worker)
+        """Take over a request that runs at a worker of a role on another router's word; None: no such worker is known."""
+        worker, queue = self.pool.get(stay.worker), self.queues[role]
         if worker is None or worker.spec.role is not role:
             return None
         self._follow(role, now_s)
-        self.queues[role].adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
+        queue.adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
         if self.tiers is not None:
-            self._held[role].enter(item, arrival.tier, arrival.tokens)
-            if role is self.entry and not stay.is_prefilled:
-                uncached = self.queues[role].uncached_tokens(item) or 0
-                self._uncomputed.enter(item, arrival.tier, uncached)
+            is_pending = role is self.entry and not stay.is_prefilled
+            uncached = queue.uncached_tokens(item) if is_pending else None
+            self.tiers.entered(item, role, arrival, uncomputed_tokens=uncached)
         assignment = Assignment(
             item, worker, stay.tokens, now_s=now_s, queued_s=stay.queued_s, reason=stay.reason
         )
@@ -216,12 +218,24 @@ class RouterCore(RouterState[T]):
     def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
         """Set what other routers have at each worker of the first stage, as last reported: tokens, and its tokens/s."""
         for name in self._names[self.entry]:
-            self.entry_queue.set_peer_load(name, *loads.get(name, (0, None)))
+            self.entry_queue.workers.set_peer_load(name, *loads.get(name, (0, None)))
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return the loads for a router that picks beside this one; see `DispatchQueue.load_of`."""
-        return {name: self.entry_queue.load_of(name, now_s) for name in self._names[self.entry]}
+        """Return the loads for a router that picks beside this one; see `KnownWorkers.load_of`."""
+        return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
+
+    # ------------------------------------------------------------------ the workers' load
+
+    def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
+        """Record that a worker's metrics were read again."""
+        role = worker.spec.role
+        if role not in self.queues:
+            return []
+        self.busy[role].load_read(worker)
+        self.queues[role].workers.fit_cache(worker.name)
+        self._load_changed(role, now_s, worker.name)
+        return self._dispatch_waiting(role, now_s)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
         """Record that a worker has no room for another request, whatever its metrics said."""
@@ -233,6 +247,18 @@ class RouterCore(RouterState[T]):
             busy.set_thresholds(thresholds)
             self._loads_changed(role, now_s)
 
+    def inflight_tokens(self, worker: Worker) -> int:
+        """Return the tokens in flight at a worker, those of other routers included where they are known."""
+        queue = self.queues.get(worker.spec.role)
+        return worker.inflight_tokens + (0 if queue is None else queue.workers.peer_tokens(worker.name))
+
+    def active_prefill_tokens(self, worker: Worker) -> int:
+        """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
+        role = worker.spec.role
+        if role is Role.DECODE or role not in self.queues:
+            return 0
+        return self.queues[role].prefill_tokens(worker.name)
+
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
@@ -240,7 +266,7 @@ class RouterCore(RouterState[T]):
         for worker in self.pool.apply(specs):
             queue = self.queues.get(worker.spec.role)
             if queue is not None:
-                queue.worker_restarted(worker.name)
+                queue.workers.restarted(worker.name)
         return self.workers_changed(now_s)
 
     def workers_changed(self, now_s: float) -> Effects[T]:
@@ -273,7 +299,7 @@ class RouterCore(RouterState[T]):
     def tick(self, now_s: float) -> Effects[T]:
         """Act on elapsed time alone: relieve decode-bound workers, and dispatch where there is room now."""
         queue = self.entry_queue
-        if self._rebalanced_s is None or now_s - self._rebalanced_s >= REBALANCE_S:
+        if now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
             queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
@@ -291,27 +317,25 @@ class RouterCore(RouterState[T]):
                 found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
         return found
 
-    # ------------------------------------------------------------------ within
-
     def _refusal(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
-        """Return why a request may not wait for a worker; None: it may, if the queue has room."""
         if self.tiers is not None and is_new:
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
-                recover_s = self.tiers.monitor.settings.recover_seconds
+                recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
-        missing = self._no_worker_expected(role, now_s)
-        if missing is not None:
-            message = f"no {missing} worker can take the request; retry later"
-            return Refuse(item, missing, RefusalReason.NO_WORKER, message)
-        if is_new and self.wake is not None:
+        if self.wake is None or role is not self.entry:
+            for each in self._needed(role):
+                if not self.pool.routable(each, now_s) and not self.pool.expects(each):
+                    message = f"no {each} worker can take the request; retry later"
+                    return Refuse(item, each, RefusalReason.NO_WORKER, message)
+        elif is_new:
             late = self._too_late(item, arrival, self.wake, now_s)
             if late is not None:
                 return late
         full = self.full_stage(role, now_s, is_new=is_new)
-        if full is None or self._waits_its_turn(arrival.tier, full, is_new=is_new):
+        if full is None or (self.tiers is not None and (not is_new or self._waits_its_turn(arrival, full))):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
@@ -333,34 +357,76 @@ class RouterCore(RouterState[T]):
         self.turned_away[refuse.role].add(now_s)
         return refuse
 
-    def _waits_its_turn(self, tier: Tier, full: Role, *, is_new: bool) -> bool:
-        """Return whether a request may wait for a stage that is full now, so that its tier gets its share.
+    def _wake_left_s(self, now_s: float) -> float | None:
+        return None if self.wake is None else self.wake.left_s(now_s)
 
-        That is while others are what fills it, and its own tier has less than its part in the first stage.
-        """
-        if self.tiers is None or not is_new or tier is Tier.SYSTEM:
-            return self.tiers is not None
-        busy, names = self.busy[full], self._names[full]
-        if not (self._uncomputed if busy.have_blocks(names) else self._held[full]).has_others(tier):
-            return False
-        entry = self.busy[self.entry]
-        limit = entry.thresholds.prefill_limit(entry.batch_tokens) or 0.0
-        line = line_tokens(self.tiers.settings, tier, limit) * len(self._names[self.entry])
-        return self._uncomputed.tokens[tier] < line
+    def _waits_its_turn(self, arrival: Arrival, full: Role) -> bool:
+        entry, names = self.busy[self.entry], self._names
+        assert self.tiers is not None  # noqa: S101 - only called where requests have tiers
+        return self.tiers.waits_its_turn(
+            arrival.tier,
+            full,
+            has_blocks=self.busy[full].have_blocks(names[full]),
+            limit_tokens=entry.thresholds.prefill_limit(entry.batch_tokens) or 0.0,
+            workers=len(names[self.entry]),
+        )
 
-    def _lets_tiers_in(self, now_s: float) -> bool:
-        """Hold back the tiers that wait in the second stage already; return whether all stages have KV blocks."""
-        if Role.DECODE in self.queues:
-            self.entry_queue.hold(self._handed_over.held(self._names[Role.DECODE], now_s))
-        return all(self.busy[each].have_blocks(self._names[each]) for each in self.queues)
+    def _needed(self, role: Role) -> Iterable[Role]:
+        """Return the roles that must serve for a request to start in a stage: its own and those after it."""
+        return self.queues if role is self.entry else (role,)
 
-    def _count_dispatch(self, queued: QueuedRequest[T], role: Role, now_s: float) -> None:
-        if self.tiers is None:
+    def _follow_service(self, now_s: float) -> None:
+        if not all(self.pool.routable(role, now_s) for role in self.queues):
+            self._served_s = inf
             return
-        if role is self.entry:
-            self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
-        elif not queued.arrival.is_non_streaming:
-            self._handed_over.enter(queued.item, queued.worker, queued.arrival.rank)
+        if self._served_s == inf:
+            self._served_s = now_s
+        if self.wake is not None:
+            self.wake.served(now_s)
+
+    def _follow(self, role: Role, now_s: float) -> None:
+        """Set the workers that a queue may choose; circuits open and close without a change of the pool."""
+        workers = self.pool.routable(role, now_s)
+        if workers is not self._routable[role] and workers != self._routable[role]:
+            self._routable[role] = workers
+            self._names[role] = frozenset(each.name for each in workers)
+            quarantined = {each.name for each in self.pool if each.keeps_its_cache}
+            self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
+            self._loads_changed(role, now_s)
+
+    def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
+        """Decide again whether a worker is busy; None: every worker of the role."""
+        busy = self.busy[role]
+        if not busy.has_thresholds:
+            return
+        if name is None:
+            self._loads_changed(role, now_s)
+            return
+        worker = self.pool.get(name)
+        if worker is not None:
+            queue, tokens = self.queues[role], self.active_prefill_tokens(worker)
+            prompts = queue.prompts_at(name) if tokens and len(worker.kv_ranks) > 1 else ()
+            peers = queue.workers.peer_tokens(name)
+            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
+
+    def _loads_changed(self, role: Role, now_s: float) -> None:
+        names, busy = self._names[role], self.busy[role]
+        busy.keep_only(names, now_s)
+        if busy.has_thresholds:
+            for name in names:
+                self._load_changed(role, now_s, name)
+
+    # ------------------------------------------------------------------ within
+
+    def _left(self, item: T, role: Role) -> None:
+        if self.tiers is not None:
+            self.tiers.left(item, role)
+
+    def _work_done(self, role: Role, worker: Worker, computed_before: int, now_s: float) -> Effects[T]:
+        if self.busy[role].has_thresholds:
+            self.busy[role].computed(self.queues[role].prompt_tokens.computed - computed_before, now_s)
+            self._load_changed(role, now_s, worker.name)
+        return self._dispatch_waiting(role, now_s)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
         effects = self._dispatch(role, now_s) if self.queues[role].waiting else []
@@ -370,20 +436,21 @@ class RouterCore(RouterState[T]):
 
     def _dispatch(self, role: Role, now_s: float) -> Effects[T]:
         self._follow(role, now_s)
-        queue, pool = self.queues[role], self.pool
+        queue, pool, tiers = self.queues[role], self.pool, self.tiers
         if not queue.waiting or role in self.paused:
             return []
         for each in self._needed(role):
             if not pool.routable(each, now_s):
                 return []
-        if self.tiers is not None and role is self.entry and not self._lets_tiers_in(now_s):
+        if tiers is not None and role is self.entry and not self._lets_tiers_in(tiers, now_s):
             return []
         effects: Effects[T] = []
         for queued in queue.dispatch(now_s, self._dispatch_check(role, now_s)):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
-            self._count_dispatch(queued, role, now_s)
             queued_s = max(0.0, now_s - queued.since_s)
+            if tiers is not None:
+                tiers.dispatched(queued, queued_s, is_entry=role is self.entry)
             effects.append(
                 Assignment(
                     queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
@@ -392,9 +459,23 @@ class RouterCore(RouterState[T]):
             self._load_changed(role, now_s, queued.worker)
         return effects
 
+    def _lets_tiers_in(self, tiers: TierControl, now_s: float) -> bool:
+        """Hold back the tiers that wait in the second stage already; return whether all stages have KV blocks."""
+        if Role.DECODE in self.queues:
+            self.entry_queue.hold(tiers.held_back(self._names[Role.DECODE], now_s))
+        return all(self.busy[each].have_blocks(self._names[each]) for each in self.queues)
+
     def _dispatch_check(self, role: Role, now_s: float) -> Callable[[str], bool] | None:
-        """Return the check whether a worker may be sent one more request at this moment; None: all may."""
-        busy, closed, pool = self.busy[role], self._closed_to_dispatch(role), self.pool
+        """Return the check whether a worker may be sent one more request at this moment; None: all may.
+
+        It keeps out those at capacity, and, where requests wait in one central queue, busy ones beside others with room.
+        What already waits for a busy worker goes there, as its own queue is part of what makes it busy; with tiers, once
+        it has KV blocks, so that the next of them goes to the tier whose turn it is.
+        """
+        busy, pool = self.busy[role], self.pool
+        closed = busy.at_capacity() if busy.is_any else frozenset()
+        if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
+            closed |= busy.not_taking(self._names[role])
         needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
         if not (closed or needs_blocks) and pool.are_closed(role):
             return None

@@ -1,17 +1,17 @@
-"""The next tier to serve, admission and holding back by tier, and each tier's requests by place. Pure."""
+"""What the router does by tier: room in its queue, admission and holding back, shedding, and counters. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from math import ceil
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-from penstock.api import SheddingConfig, Tier
+from penstock.api import Role, Tier, TiersConfig
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
 from penstock.router.policy.arrival import Arrival, QueuedRequest
 from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
-from penstock.router.policy.tiers import SHARED, TierSettings
+from penstock.router.policy.tiers import SHARED, share_of
 
 
 class QueueRoom:
@@ -21,9 +21,6 @@ class QueueRoom:
     background queue never refuses a premium request. System requests always enter. Requests without a tenant are bounded
     by their tier alone. A tenant has at most its share of its own requests plus its tier's free places, so that
     however many tenants flood, the next one finds room: with a part of a half one holds 1/2, two 1/3 each, three 1/4.
-
-    Attributes:
-        tiers: Waiting requests by tier.
     """
 
     def __init__(self) -> None:
@@ -43,19 +40,17 @@ class QueueRoom:
         if not self._tenants[tenant]:
             del self._tenants[tenant]
 
-    def has_room(self, arrival: Arrival, settings: TierSettings, most: int) -> bool:
+    def has_room(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
         """Return whether one more request may enter a queue of ``most`` requests."""
         if arrival.tier is Tier.SYSTEM:
             return True
         free = most - self.tiers.total()
-        total = sum(settings.shares.values())
         for higher in SHARED[: SHARED.index(arrival.tier)]:
-            free -= max(0, ceil(most * settings.shares[higher] / total) - self.tiers[higher])
+            free -= max(0, ceil(most * share_of(tiers, higher)) - self.tiers[higher])
         own = self._tenants[arrival.tier, arrival.tenant] if arrival.tenant else 0
-        return free > 0 and (own == 0 or own < settings.max_tenant_share * (own + free))
+        return free > 0 and (own == 0 or own < tiers.max_tenant_share * (own + free))
 
 
-T = TypeVar("T")
 _TIERS: Final = tuple(Tier)
 
 WINDOW_S: Final = 2.0
@@ -65,67 +60,53 @@ _LEAST: Final = 4
 """Chosen: requests of a tier that may wait there at least, so that a burst into idle workers goes on at once."""
 
 
-class _Place(Generic[T]):
-    """Requests of one tier at one worker."""
-
-    def __init__(self) -> None:
-        self.waiting: set[T] = set()
-        # When the latest of them began to answer.
-        self.begun_s: deque[float] = deque()
-
-    def is_full(self, now_s: float) -> bool:
-        begun_s = self.begun_s
-        while begun_s and now_s - begun_s[0] > WINDOW_S:
-            begun_s.popleft()
-        return len(self.waiting) >= max(_LEAST, len(begun_s))
-
-
-class HandedOver(Generic[T]):
+class HandedOver:
     """Requests at workers of the second stage whose first token is still to come."""
 
     def __init__(self) -> None:
-        self._of: dict[T, _Place[T]] = {}
-        # By worker, and in it by rank of the tier.
-        self._places: dict[str, list[_Place[T]]] = {}
+        # A place is a worker with the rank of a tier; of each, how many wait, and when the latest began to answer.
+        self._of: dict[Any, tuple[str, int]] = {}
+        self._waiting: Counter[tuple[str, int]] = Counter()
+        self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
-    def enter(self, item: T, worker: str, rank: int) -> None:
-        """Note that a request went to a worker."""
-        places = self._places.get(worker)
-        if places is None:
-            places = self._places[worker] = [_Place() for _ in _TIERS]
-        self._of[item] = places[rank]
-        places[rank].waiting.add(item)
+    def enter(self, item: Any, worker: str, rank: int) -> None:
+        """Record that a request went to a worker."""
+        self._of[item] = worker, rank
+        self._waiting[worker, rank] += 1
 
-    def begun(self, item: T, now_s: float) -> None:
-        """Note that an answer has begun; does nothing when its request is not within."""
+    def begun(self, item: Any, now_s: float) -> None:
+        """Record that an answer has begun; does nothing when its request is not within."""
         place = self._of.get(item)
         if place is not None:
-            place.begun_s.append(now_s)
-            place.is_full(now_s)
+            self._lately_s(place, now_s).append(now_s)
         self.leave(item)
 
-    def leave(self, item: T) -> None:
-        """Note that a request is gone; does nothing when it is not within."""
+    def leave(self, item: Any) -> None:
+        """Record that a request is gone; does nothing when it is not within."""
         place = self._of.pop(item, None)
         if place is not None:
-            place.waiting.discard(item)
+            self._waiting[place] -= 1
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers to hold back: at every worker enough requests of them, or of a tier above, wait.
+        """Return the tiers to hold back: at every eligible worker enough requests of them, or of a tier above, wait.
 
         The system tier is never among them.
-
-        Args:
-            workers: The eligible ones.
-            now_s: Simulated seconds.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
         return frozenset(_TIERS[lowest:])
 
     def _full_rank(self, worker: str, now_s: float) -> int:
-        places = self._places.get(worker, ())
-        full = (rank for rank, place in enumerate(places) if rank and place.is_full(now_s))
-        return next(full, len(_TIERS))
+        for rank in range(1, len(_TIERS)):
+            place = worker, rank
+            if self._waiting[place] >= max(_LEAST, len(self._lately_s(place, now_s))):
+                return rank
+        return len(_TIERS)
+
+    def _lately_s(self, place: tuple[str, int], now_s: float) -> deque[float]:
+        begun_s = self._begun_s[place]
+        while begun_s and now_s - begun_s[0] > WINDOW_S:
+            begun_s.popleft()
+        return begun_s
 
 
 _ROUNDS = 8
@@ -133,23 +114,19 @@ _ROUNDS = 8
 tier that asks for 85% of its share one in 200 finds its part full by chance alone, with 8 none of 1,800."""
 
 
-class TierBacklog(Generic[T]):
-    """Requests and their expected uncached tokens, by tier.
-
-    Attributes:
-        tokens: Of those within.
-    """
+class TierBacklog:
+    """Requests and their expected uncached tokens, by tier."""
 
     def __init__(self) -> None:
-        self._items: dict[T, tuple[Tier, int]] = {}
+        self._items: dict[Any, tuple[Tier, int]] = {}
         self.tokens: Counter[Tier] = Counter()
 
-    def enter(self, item: T, tier: Tier, tokens: int) -> None:
+    def enter(self, item: Any, tier: Tier, tokens: int) -> None:
         """Count a request in."""
         self._items[item] = (tier, tokens)
         self.tokens[tier] += tokens
 
-    def leave(self, item: T) -> None:
+    def leave(self, item: Any) -> None:
         """Count a request out; does nothing when it is not within."""
         tier, tokens = self._items.pop(item, (Tier.SYSTEM, 0))
         self.tokens[tier] -= tokens
@@ -159,27 +136,13 @@ class TierBacklog(Generic[T]):
         return self.tokens.total() > self.tokens[tier]
 
 
-def line_tokens(settings: TierSettings, tier: Tier, limit_tokens: float) -> float:
-    """Return the prompt tokens that a tier may have at each worker of the first stage, however busy that is.
-
-    It is the tier's share of the threshold: what lower tiers have there is no reason to reject the tier's requests. So a
-    worker has at most twice its threshold to compute, and a request of each tier.
-
-    Args:
-        settings: Shares and round.
-        tier: Not system, which has no bound.
-        limit_tokens: Prompt tokens above which a worker is busy; 0 where none are.
-    """
-    return max(limit_tokens, _ROUNDS * settings.round_tokens) * settings.quantum(tier) / settings.round_tokens
-
-
 class TierCounts:
     """Counters of one tier.
 
     Attributes:
         arrivals: Requests that came, whatever became of them.
-        rejected: Of those, the ones that found no room or no worker, or waited too long.
-        shed: Of those, the ones that were refused for the SLO of higher tiers.
+        rejected: Arrivals that found no room or no worker, or waited too long.
+        shed: Arrivals that were refused for the SLO of higher tiers.
         ttft: Arrival to first token.
         e2e: Arrival to last token, of those answered in full.
         queue_time: Waits for the first stage.
@@ -195,24 +158,76 @@ class TierCounts:
 
 
 class TierControl:
-    """Sheds, and keeps the counters.
+    """Sheds and holds back by tier, and keeps the counters.
 
     Attributes:
-        settings: Shares and targets.
         monitor: Decides what is shed.
-        counts: By tier.
     """
 
-    def __init__(self, settings: TierSettings, shedding: SheddingConfig) -> None:
-        self.settings = settings
-        self.monitor = SloMonitor(settings, shedding)
+    def __init__(self, tiers: TiersConfig, roles: Iterable[Role]) -> None:
+        self.monitor = SloMonitor(tiers)
         self.counts = {tier: TierCounts() for tier in Tier}
         self._evaluated_s = float("-inf")
+        # The requests of the first stage whose prompts are not computed, and all of each stage.
+        self._uncomputed = TierBacklog()
+        self._held = {role: TierBacklog() for role in roles}
+        self._handed_over = HandedOver()
 
-    def configure(self, settings: TierSettings, shedding: SheddingConfig) -> None:
-        """Replace the settings; measurements stay."""
-        self.settings = settings
-        self.monitor.configure(settings, shedding)
+    # ------------------------------------------------------------------ where requests are
+
+    def entered(self, item: Any, role: Role, arrival: Arrival, *, uncomputed_tokens: int | None) -> None:
+        """Record that a request is in a stage; ``uncomputed_tokens`` are to be computed there, None: none in this stage."""
+        self._held[role].enter(item, arrival.tier, arrival.tokens)
+        if uncomputed_tokens is not None:
+            self._uncomputed.enter(item, arrival.tier, uncomputed_tokens)
+
+    def dispatched(self, queued: QueuedRequest[Any], queued_s: float, *, is_entry: bool) -> None:
+        """Record that a request went to a worker, and its wait for the first stage."""
+        if is_entry:
+            self.counts[queued.arrival.tier].queue_time.observe(queued_s)
+        elif not queued.arrival.is_non_streaming:
+            self._handed_over.enter(queued.item, queued.worker, queued.arrival.rank)
+
+    def computed(self, item: Any, now_s: float) -> None:
+        """Record that a prompt was computed, or that a worker of the second stage began to answer."""
+        self._uncomputed.leave(item)
+        self._handed_over.begun(item, now_s)
+
+    def left(self, item: Any, role: Role) -> None:
+        """Record that a request has left a stage."""
+        self._uncomputed.leave(item)
+        self._handed_over.leave(item)
+        self._held[role].leave(item)
+
+    def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
+        """Return the tiers that wait in the second stage already, given its eligible workers."""
+        return self._handed_over.held(workers, now_s)
+
+    def waits_its_turn(
+        self, tier: Tier, full: Role, *, has_blocks: bool, limit_tokens: float, workers: int
+    ) -> bool:
+        """Return whether a new request may wait for a stage that is full now, so that its tier gets its share.
+
+        That is while others are what fills it, and its own tier has less than its part in the first stage. There a tier may
+        have its share of the threshold at each worker, however busy that is: what lower tiers have there is no reason to
+        reject the tier's requests. So a worker has at most twice its threshold to compute, and a request of each tier.
+
+        Args:
+            tier: Of the request; system has no bound.
+            full: The stage.
+            has_blocks: Prompts to be computed are all that fills it.
+            limit_tokens: Prompt tokens above which a worker of the first stage is busy; 0 where none are.
+            workers: Of the first stage.
+        """
+        if tier is Tier.SYSTEM:
+            return True
+        if not (self._uncomputed if has_blocks else self._held[full]).has_others(tier):
+            return False
+        tiers = self.monitor.tiers
+        most = max(limit_tokens, _ROUNDS * tiers.round_tokens) * share_of(tiers, tier)
+        return self._uncomputed.tokens[tier] < most * workers
+
+    # ------------------------------------------------------------------ what is counted
 
     def arrived(self, tier: Tier) -> str | None:
         """Count an arrival; return why it is shed, or None."""
@@ -231,10 +246,6 @@ class TierControl:
         """Count a request that waited too long."""
         self.counts[tier].rejected += 1
         self.monitor.ended(tier, EndedRequest(is_failed=True), now_s)
-
-    def dispatched(self, tier: Tier, queued_s: float) -> None:
-        """Count a wait for the first stage."""
-        self.counts[tier].queue_time.observe(queued_s)
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
         """Record a first token."""

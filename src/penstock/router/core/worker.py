@@ -1,227 +1,59 @@
-"""One worker as the router knows it: discovery, health, drains, circuit, and requests in flight. Pure.
-
-After failures in a row a worker is ejected, then tried with one request. A circuit opens for ``open_s`` times the number of
-its openings of late, at most ``max_open_s``; its owner may forbid the opening, because too much of the pool is ejected
-already. The beginning of one probe's answer then closes it, because answers may last minutes; until the first answer is
-complete, one failure opens it again. What counts as a failure is `penstock.router.proxy.failures`' to say.
-
-Source: Envoy's outlier detection (consecutive failures, base and maximum ejection time, maximum ejected share).
-"""
+"""The router's workers: what discovery reports of each, its health, drains, circuit, and requests in flight. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.api import BreakerConfig, Role
+from penstock.core.errors import NotFoundError
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
+from penstock.router.policy.routing_policy import WorkerLoad
 
 
-class Circuit(StrEnum):
-    """States of a breaker."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half_open"
-
-
-def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
-    """Return whether one more worker of a pool may be ejected.
-
-    Args:
-        ejected: Workers of the pool that are ejected, >= 0.
-        pool: Workers that would serve if no circuit were open, these included, >= 0.
-        max_fraction: Largest share of the pool, 0-1; one worker may be ejected however small the pool is.
-    """
-    return ejected < max(1, int(pool * max_fraction))
-
-
-class CircuitBreaker:
-    """Counts failures in a row; ``now_s`` is always an argument, in simulated seconds.
+@dataclass(frozen=True, slots=True)
+class WorkerSize:
+    """What a worker of one role holds.
 
     Attributes:
-        threshold: Failures in a row that open the circuit.
-        failures: Failures since the last success, including those that opened the circuit.
-        openings: Times that the circuit has opened.
+        kv_tokens: In its KV cache, >= 1; None: read from its metrics.
+        batch_tokens: Most tokens of one step; None: it has no such bound, or it is unknown.
+        requests: Most requests in its engine; None: likewise.
+        slot_requests: Requests dispatched to it at a time, where it computes so many; None: slots are counted in tokens.
     """
 
-    __slots__ = (
-        "_ejections",
-        "_is_on_probation",
-        "_max_open_s",
-        "_may_open",
-        "_open_s",
-        "_open_until_s",
-        "_opened_s",
-        "_probing",
-        "_state",
-        "_touched",
-        "failures",
-        "openings",
-        "threshold",
-    )
+    kv_tokens: int | None = None
+    batch_tokens: int | None = None
+    requests: int | None = None
+    slot_requests: int | None = None
 
-    def __init__(
-        self,
-        *,
-        consecutive_failures: int,
-        open_s: float,
-        max_open_s: float | None = None,
-        may_open: Callable[[], bool] = lambda: True,
-        touched: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start closed.
 
-        Args:
-            consecutive_failures: Failures in a row that open the circuit, >= 1.
-            open_s: Time that it stays open at first, > 0.
-            max_open_s: Most that it stays open; None: always ``open_s``.
-            may_open: Asked before it opens.
-            touched: Called when the state changes.
-        """
-        self.threshold = consecutive_failures
-        self._open_s = open_s
-        self._max_open_s = open_s if max_open_s is None else max(open_s, max_open_s)
-        self._may_open = may_open
-        self._touched = touched
-        self.openings = 0
-        self.reset()
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker that exists or is about to.
 
-    def reset(self) -> None:
-        """Forget everything; for a worker whose process is a new one."""
-        self._enter(Circuit.CLOSED)
-        self.failures = 0
-        self._is_on_probation = False
-        self._ejections = 0
-        self._opened_s = 0.0
-        self._open_until_s = 0.0
-        self._probing = False
+    Attributes:
+        name: Unique name; the local backend's entry name.
+        url: Base URL without a trailing slash.
+        supervised: It is restarted when it dies, so requests may wait for it.
+        incarnation: Changes with every start of the process; what was learnt about the last one is void.
+        reason: Why it is not ready, or empty.
+        kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
+        kv_replay: Where it answers for what it published before; of meaning beside ``kv_events``. None: nowhere.
+    """
 
-    def state(self, now_s: float) -> Circuit:
-        """Return the state; an open circuit becomes half-open when its time is over."""
-        if self._state is Circuit.OPEN and now_s >= self._open_until_s:
-            return Circuit.HALF_OPEN
-        return self._state
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the worker is not ejected."""
-        return self._state is Circuit.CLOSED
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether its last answers were failures, as many as open a circuit, opened or not."""
-        return not self.is_closed or self.failures >= self.threshold
-
-    def probe_in_s(self, now_s: float) -> float:
-        """Return how long an open circuit admits no probe yet; 0 when it is not open."""
-        return max(0.0, self._open_until_s - now_s) if self._state is Circuit.OPEN else 0.0
-
-    def allows(self, now_s: float, *, is_last: bool = False) -> bool:
-        """Return whether a request may be sent: closed, or half-open without a probe under way.
-
-        Args:
-            now_s: Simulated seconds.
-            is_last: No other worker can take the request: an open circuit is probed after ``open_s``, however
-                often it has opened.
-        """
-        if self._state is Circuit.OPEN:
-            return now_s >= (self._first_probe_s() if is_last else self._open_until_s)
-        return self.is_closed or not self._probing
-
-    def sent(self, now_s: float) -> bool:
-        """Record a request sent; returns whether it is the probe of a half-open circuit."""
-        if self.is_closed or self._probing or not self.allows(now_s, is_last=True):
-            return False
-        self._enter(Circuit.HALF_OPEN)
-        self._probing = True
-        return True
-
-    def began(self) -> None:
-        """Record the correct beginning of the probe's answer: the circuit closes, and the next failure opens it."""
-        self._enter(Circuit.CLOSED)
-        self._probing = False
-        self._is_on_probation = True
-        self.failures = self.threshold - 1
-
-    def succeeded(self, *, probe: bool) -> None:
-        """Record a correct answer; only the probe closes an opened circuit."""
-        if probe:
-            self.began()
-        if self.is_closed:
-            self.failures = 0
-            self._is_on_probation = False
-
-    def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
-        """Record a failure; those of requests sent before the circuit opened change nothing.
-
-        Args:
-            now_s: Simulated seconds.
-            probe: Whether it is the probe's.
-            proven: Whether it is the worker's without doubt; else the circuit of one that is not being probed
-                stays closed until `convicted`.
-
-        Returns:
-            Whether the failure was counted.
-        """
-        if not probe and not self.is_closed:
-            return False
-        self.failures += 1
-        if probe or proven:
-            self.convicted(now_s, probe=probe)
-        return True
-
-    def convicted(self, now_s: float, *, probe: bool = False) -> None:
-        """Open the circuit if the failures in a row, one of them proven now, suffice."""
-        if probe or self.failures >= self.threshold:
-            self.trip(now_s)
-
-    def trip(self, now_s: float) -> bool:
-        """Open the circuit if that is allowed: for longer each time, unless it served for long in between.
-
-        Returns:
-            Whether it has opened now.
-        """
-        if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
-            return False
-        if self.is_closed:
-            served_s = 0.0 if self._is_on_probation else max(0.0, now_s - self._open_until_s)
-            self._ejections = max(0, self._ejections - int(served_s / self._open_s))
-        self._ejections += 1
-        self.openings += 1
-        self._enter(Circuit.OPEN)
-        self._opened_s = now_s
-        self._open_until_s = now_s + min(self._max_open_s, self._open_s * self._ejections)
-        self._probing = False
-        return True
-
-    def pardoned(self, now_s: float, *, probe: bool) -> None:
-        """Take back a counted failure that was not the worker's; an opening that rests on it is undone.
-
-        Args:
-            now_s: Simulated seconds.
-            probe: Whether the failure was a probe's; the circuit is then half-open again.
-        """
-        self.failures = max(0, self.failures - 1)
-        if self._state is not Circuit.OPEN or (self.failures >= self.threshold and not probe):
-            return
-        self._ejections = max(0, self._ejections - 1)
-        self._enter(Circuit.HALF_OPEN if probe else Circuit.CLOSED)
-        self._open_until_s = now_s
-
-    def abandoned(self, *, probe: bool) -> None:
-        """Record that a request ended without a verdict, such as a client that left."""
-        if probe:
-            self._probing = False
-
-    def _enter(self, state: Circuit) -> None:
-        self._state = state
-        self._touched()
-
-    def _first_probe_s(self) -> float:
-        return min(self._open_until_s, self._opened_s + self._open_s)
+    name: str
+    role: Role
+    url: str
+    ready: bool = True
+    draining: bool = False
+    supervised: bool = False
+    incarnation: str = ""
+    reason: str = ""
+    kv_events: str | None = None
+    kv_replay: str | None = None
 
 
 class WorkerChange(StrEnum):
@@ -238,26 +70,11 @@ class WorkerChange(StrEnum):
     RECOVERED = "worker answers again"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEvent:
-    """One change of a worker, for the log.
-
-    Attributes:
-        change: What happened.
-        worker: Name.
-        facts: Further facts for the log line, by key.
-    """
-
-    change: WorkerChange
-    worker: str
-    facts: Mapping[str, object]
+Recorder = Callable[..., None]
+"""Takes a change, the worker's name, and further facts by key, for the log; may not call back."""
 
 
-Recorder = Callable[[WorkerEvent], None]
-"""Takes worker events; may not call back."""
-
-
-def ignore(event: WorkerEvent) -> None:
+def ignore(change: WorkerChange, worker: str, **facts: object) -> None:
     """Record nothing."""
 
 
@@ -274,37 +91,14 @@ class Worker(WorkerLoad):
     """One worker and everything the router knows of it.
 
     Attributes:
-        spec: As discovery reports it.
-        breaker: Its circuit.
         drained: Takes nothing new since ``POST /workers/NAME/drain``.
         waiting_requests: That wait in it for room, last reading; None when unknown.
         expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
-        failed_checks: Health checks failed in a row.
         silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
             not taken for the worker's.
-        progress: Whether its engine gets on, by its readings.
-        failures: Failed requests since it joined.
         last_failure: What the newest of them was; empty without one.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
     """
-
-    __slots__ = (
-        "_health_problem",
-        "_is_kept",
-        "_record",
-        "_touched",
-        "breaker",
-        "drained",
-        "expired_leases",
-        "failed_checks",
-        "failures",
-        "last_failure",
-        "lost_transfers",
-        "progress",
-        "silent_real_s",
-        "spec",
-        "waiting_requests",
-    )
 
     def __init__(
         self,
@@ -314,7 +108,6 @@ class Worker(WorkerLoad):
         record: Recorder = ignore,
         touched: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin as discovery reports it."""
         super().__init__(spec.name)
         self.spec = spec
         self._record = record
@@ -377,18 +170,13 @@ class Worker(WorkerLoad):
     def suspect(self, problem: str) -> None:
         """Send nothing new there until a health check succeeds; for a refused connection."""
         if self.health_problem is None:
-            self._record(WorkerEvent(WorkerChange.SUSPECTED, self.name, {"problem": problem}))
+            self._record(WorkerChange.SUSPECTED, self.name, problem=problem)
         self.health_problem = problem
 
     def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool, openings: int) -> bool:
-        """Record a failed request; returns whether its circuit counts it.
+        """Record a failed request; return whether its circuit counts it; see `CircuitBreaker.failed`.
 
-        Args:
-            now_s: Simulated seconds.
-            cause: What the worker did.
-            probe: Whether the request is the probe.
-            proven: As in `CircuitBreaker.failed`.
-            openings: Of the circuit when the request was sent; one from before the last no longer counts.
+        ``openings`` are those of the circuit when the request was sent; one from before the last no longer counts.
         """
         self.failures += 1
         if openings != self.breaker.openings:
@@ -406,14 +194,17 @@ class Worker(WorkerLoad):
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
-        was_failing = self.breaker.is_failing
+        breaker = self.breaker
+        if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
+            return
+        was_failing = breaker.is_failing
         if is_complete:
-            self.breaker.succeeded(probe=probe)
+            breaker.succeeded(probe=probe)
         else:
-            self.breaker.began()
-        if was_failing and not self.breaker.is_failing:
+            breaker.began()
+        if was_failing and not breaker.is_failing:
             self._is_kept = False
-            self._record(WorkerEvent(WorkerChange.RECOVERED, self.name, {"role": self.spec.role.value}))
+            self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
 
     def eject(self, now_s: float, cause: str) -> None:
         """Send nothing there for a while, if its pool can spare it."""
@@ -423,7 +214,6 @@ class Worker(WorkerLoad):
         self._note_verdict(openings, now_s, is_due=True)
 
     def _note_verdict(self, openings: int, now_s: float, *, is_due: bool) -> None:
-        """Record an ejection, and one that is due and may not be."""
         facts: dict[str, object] = {
             "role": self.spec.role.value,
             "failures": self.breaker.failures,
@@ -432,10 +222,10 @@ class Worker(WorkerLoad):
         if self.breaker.openings > openings:
             self._is_kept = False
             facts["next_try_s"] = round(self.breaker.probe_in_s(now_s), 3)
-            self._record(WorkerEvent(WorkerChange.EJECTED, self.name, facts))
+            self._record(WorkerChange.EJECTED, self.name, **facts)
         elif is_due and self.breaker.is_closed and not self._is_kept:
             self._is_kept = True
-            self._record(WorkerEvent(WorkerChange.KEPT, self.name, facts))
+            self._record(WorkerChange.KEPT, self.name, **facts)
 
     def _failing(self) -> str:
         count = self.breaker.failures
@@ -458,3 +248,173 @@ class Worker(WorkerLoad):
     def metrics_age_s(self, now_s: float) -> float | None:
         """Return the age of its metrics in simulated seconds; None if they were never read."""
         return None if self.metrics_at_s is None else max(0.0, now_s - self.metrics_at_s)
+
+
+class WorkerPool:
+    """All workers by name, including those that discovery dropped while they had requests."""
+
+    def __init__(
+        self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore
+    ) -> None:
+        self._breaker = breaker
+        self._is_supervised = is_supervised
+        self._record = record
+        self._workers: dict[str, Worker] = {}
+        self._leaving: list[Worker] = []
+        # Kept until a worker joins, leaves, or changes its health, drain or circuit: every request asks.
+        self._serving_by_role: dict[Role, Sequence[Worker]] = {}
+        self._closed: dict[Role, Sequence[Worker]] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    @property
+    def leaving(self) -> Sequence[Worker]:
+        """The workers that discovery has dropped while requests are under way there."""
+        self._leaving = [each for each in self._leaving if each.inflight_requests]
+        return self._leaving
+
+    def get(self, name: str) -> Worker | None:
+        """Return a worker by name."""
+        return self._workers.get(name)
+
+    def apply(self, specs: Iterable[WorkerSpec]) -> list[Worker]:
+        """Apply what discovery reports; return the workers whose process is a new one, under a name known before.
+
+        Requests under way continue where they are.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        restarted = []
+        self._touch()
+        for name in [name for name in self._workers if name not in wanted]:
+            self._record(WorkerChange.LEFT, name)
+            self._leaving = [*self.leaving, self._workers.pop(name)]
+        for name, spec in wanted.items():
+            worker = self._workers.get(name)
+            if worker is None or (worker.spec.url, worker.spec.role) != (spec.url, spec.role):
+                joined = self._workers[name] = self._new_worker(spec)
+                if worker is not None:
+                    self._leaving = [*self.leaving, worker]
+                    restarted.append(joined)
+                self._record(WorkerChange.JOINED, name, role=spec.role.value, url=spec.url, ready=spec.ready)
+            elif worker.spec != spec:
+                if worker.spec.incarnation != spec.incarnation:
+                    restarted.append(worker)
+                self._update(worker, spec)
+        # Policies see workers in discovery's order.
+        self._workers = {name: self._workers[name] for name in wanted}
+        return restarted
+
+    def routable(self, role: Role, now_s: float) -> Sequence[Worker]:
+        """Return the workers of a role that may be sent a request now.
+
+        Of a half-open circuit that is one request at a time. While every worker of the role is ejected, each is
+        probed after the first ejection time, however long its own has grown.
+        """
+        known = self._closed.get(role)
+        if known is not None:
+            return known
+        if self.are_closed(role):
+            return self._closed[role]
+        pool = self._serving(role)
+        found = [each for each in pool if each.breaker.allows(now_s)]
+        return found or [each for each in pool if each.breaker.allows(now_s, is_last=True)]
+
+    def are_closed(self, role: Role) -> bool:
+        """Return whether the circuits of all serving workers of a role are closed."""
+        if role in self._closed:
+            return True
+        pool = self._serving(role)
+        if not all(each.breaker.is_closed for each in pool):
+            return False
+        self._closed[role] = pool
+        return True
+
+    def expects(self, role: Role) -> bool:
+        """Return whether a worker of the role serves or is expected to."""
+        return self._is_supervised or any(
+            each.spec.role is role and each.is_expected for each in self._workers.values()
+        )
+
+    def knows_any(self, roles: Collection[Role]) -> bool:
+        """Return whether a worker of one of the roles is known, ready or not, that is not about to leave."""
+        return any(
+            each.spec.role in roles and not each.spec.draining and not each.drained
+            for each in self._workers.values()
+        )
+
+    def inflight_requests(self, name: str) -> int:
+        """Return the requests under way at every worker of that name, one that was replaced included.
+
+        Raises:
+            NotFoundError: no worker has or had that name.
+        """
+        found = [each for each in (*self._workers.values(), *self.leaving) if each.name == name]
+        if not found:
+            raise _unknown(name)
+        return sum(each.inflight_requests for each in found)
+
+    def set_drained(self, name: str, *, drained: bool) -> None:
+        """Stop, or start again, sending new requests to a worker.
+
+        Raises:
+            NotFoundError: no worker has that name.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            raise _unknown(name)
+        if worker.drained is not drained:
+            worker.drained = drained
+            self._touch()
+            self._record(WorkerChange.DRAINED if drained else WorkerChange.UNDRAINED, name)
+
+    def _update(self, worker: Worker, spec: WorkerSpec) -> None:
+        old = worker.spec
+        worker.spec = spec
+        if old.incarnation != spec.incarnation:
+            worker.breaker.reset()
+            worker.lost_transfers = 0
+            worker.kv_usage_fraction = None
+            worker.waiting_requests = None
+            worker.expired_leases = None
+            worker.progress = NO_PROGRESS_KNOWN
+        if spec.ready and not old.ready:
+            worker.health_problem = None
+            worker.failed_checks = 0
+        if (old.ready, old.draining) != (spec.ready, spec.draining):
+            state = {"ready": spec.ready, "draining": spec.draining, "reason": spec.reason}
+            self._record(WorkerChange.CHANGED, spec.name, **state)
+
+    def _serving(self, role: Role) -> Sequence[Worker]:
+        serving = self._serving_by_role.get(role)
+        if serving is None:
+            serving = [
+                each for each in self._workers.values() if each.spec.role is role and each.takes_requests
+            ]
+            self._serving_by_role[role] = serving
+        return serving
+
+    def _new_worker(self, spec: WorkerSpec) -> Worker:
+        config = self._breaker
+
+        def may_open() -> bool:
+            pool = self._serving(spec.role)
+            ejected = sum(not each.breaker.is_closed for each in pool)
+            return may_eject(ejected=ejected, pool=len(pool), max_fraction=config.max_ejected_fraction)
+
+        breaker = CircuitBreaker(
+            consecutive_failures=config.consecutive_failures,
+            open_s=config.open_seconds,
+            max_open_s=config.max_open_seconds,
+            may_open=may_open,
+            touched=self._touch,
+        )
+        return Worker(spec, breaker, record=self._record, touched=self._touch)
+
+    def _touch(self) -> None:
+        self._serving_by_role.clear()
+        self._closed.clear()
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"worker {name!r} is not known; GET /workers lists the names")

@@ -19,7 +19,7 @@ from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 
 _FAMILIES: Final = {"IPv4": "http://{}:{}", "IPv6": "http://[{}]:{}"}

@@ -16,7 +16,7 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock.core.logs import get_logger
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker import WorkerSpec
 from penstock.runtimes import fill
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
 

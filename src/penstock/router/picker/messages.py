@@ -15,10 +15,9 @@ import msgspec
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
 from penstock.router.admission import TierEvent, TierFirstToken, TierTurnedAway
-from penstock.router.core.retries import Verdict
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.retries import RefusalReason, Verdict
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
+from penstock.router.policy.prefixes import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 from penstock.router.policy.slo_monitor import EndedRequest
 
 MAX_FRAME_BYTES: Final = 4 << 20

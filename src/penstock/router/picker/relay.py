@@ -286,9 +286,9 @@ class Relay:
             waiter.set_exception(REFUSALS[message.reason](message.message, message.retry_after_s))
 
     def _loads(self, message: wire.Loads) -> None:
-        queue, now_s = self._core.entry_queue, self._now_s()
+        workers, now_s = self._core.entry_queue.workers, self._now_s()
         others = {
-            name: (max(0, tokens - queue.load_of(name, now_s)[0] + queue.peer_tokens(name)), tokens_per_s)
+            name: (max(0, tokens - workers.load_of(name, now_s)[0] + workers.peer_tokens(name)), tokens_per_s)
             for name, (tokens, tokens_per_s) in message.tokens.items()
         }
         self._core.set_peer_loads(others, now_s)

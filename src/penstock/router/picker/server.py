@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.router.admission import Admission, LiveAssignment, Waiter
-from penstock.router.core.retries import Verdict
+from penstock.router.core.retries import Refuse, Verdict
 from penstock.router.core.router import RunningAt
-from penstock.router.core.router_state import Refuse
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RecentPrompts

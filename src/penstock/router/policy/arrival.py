@@ -1,14 +1,14 @@
-"""A request as routing policies see it, as it waits or runs, the line that it waits in, and the token counts of a queue. Pure."""
+"""A request as routing policies see it and as it waits, the line that it waits in, and a queue's token counts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from typing import Final, Generic, TypeVar
 
 from penstock.api import Tier
-from penstock.router.policy.keys import BLOCK_TOKENS, Prefix
+from penstock.router.policy.prefixes import BLOCK_TOKENS, Prefix
 
 _RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
 
@@ -26,11 +26,9 @@ class Arrival:
         sub_block_keys: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
         is_non_streaming: Its answer comes in one piece, so nothing shows when its prompt was computed.
-        tier: Its priority class; read where tiers are on.
         tenant: Whose it is; empty: no tenant's.
         packed: The chain as bytes, where it came so; else it is packed here.
-        prefix: The chain, packed; derived.
-        rank: The tier's place, 0 is the highest; derived, because every worker is queried by it.
+        rank: The tier's place, 0 is the highest.
     """
 
     chain: tuple[int, ...]
@@ -47,7 +45,6 @@ class Arrival:
     rank: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self, packed: bytes | None) -> None:
-        """Pack the chain once, for all the indexes that it is looked up in."""
         self.prefix = Prefix(self.chain, packed)
         self.rank = _RANKS[self.tier]
 
@@ -77,19 +74,15 @@ class QueuedRequest(Generic[T]):
     """A request with its place.
 
     Attributes:
-        item: What the caller queued.
-        arrival: What the policy knows of it.
         since_s: When it was first queued.
         worker: Where it waits or runs.
-        uncached: Tokens expected to be computed there.
         held: Blocks of it that the worker held before.
         other: The pair's other worker, empty without one.
         other_uncached: Tokens expected to be computed there.
         started_s: When it was dispatched; None while it waits.
-        reason: Why it stands there, one short phrase.
+        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
         is_prefilled: Its prompt is computed and it still weighs at its worker.
         is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
-        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
     """
 
     item: T
@@ -108,7 +101,7 @@ class QueuedRequest(Generic[T]):
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens."""
+        """Prompt tokens; >= 0."""
         return self.arrival.tokens
 
 
@@ -123,9 +116,8 @@ class Lane(Generic[T]):
     """Requests of one tier and tenant, or all of them where there are no tiers.
 
     Attributes:
-        queue: Requests that wait, in order of arrival.
         late: Requests that wait and were found unable to be in time.
-        late_tokens: Their uncached tokens.
+        late_tokens: Uncached tokens of the late ones.
     """
 
     __slots__ = ("_late_turns", "late", "late_tokens", "queue")
@@ -142,11 +134,9 @@ class Lane(Generic[T]):
         return 0
 
     def __bool__(self) -> bool:
-        """Whether any request waits."""
         return bool(self.queue or self.late)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:
-        """Iterate over all that wait, late ones first."""
         yield from self.late.values()
         yield from self.queue.values()
 
@@ -157,7 +147,7 @@ class Lane(Generic[T]):
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request."""
+        """Add a request, behind or before all others."""
         if is_first:
             self.queue = {queued.item: queued, **self.queue}
         else:
@@ -189,8 +179,7 @@ class Lane(Generic[T]):
         Args:
             now_s: Simulated seconds.
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
-            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
-                no worker is queried.
+            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time.
         """
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):
@@ -223,11 +212,8 @@ class PromptTokenCounts:
     So what was admitted is what was computed, waits, is pending, or has left before it was computed.
 
     Attributes:
-        waiting: Of the requests that wait.
-        pending: Of the requests given to a worker and not computed there yet, by worker; absent means 0.
+        pending: Given to a worker and not computed there yet, by worker; absent means 0.
         routed: Prompt tokens of all requests admitted so far, cached ones included; a retry does not count again.
-        admitted: Of the same requests.
-        computed: Of the requests computed so far.
     """
 
     waiting: int = 0
@@ -235,11 +221,6 @@ class PromptTokenCounts:
     routed: int = 0
     admitted: int = 0
     computed: int = 0
-
-    def admit(self, prompt_tokens: int, weight: int) -> None:
-        """Count a request in that comes for the first time."""
-        self.routed += prompt_tokens
-        self.admitted += weight
 
     def give(self, worker: str, weight: int) -> None:
         """Count a request as pending at a worker."""
@@ -253,10 +234,6 @@ class PromptTokenCounts:
         else:
             del self.pending[worker]
 
-    def copy(self) -> PromptTokenCounts:
-        """Return the counts as they are now."""
-        return replace(self, pending=dict(self.pending))
-
 
 _DECAY = 0.999
 """Chosen: sums over about the last thousand prompts, so that a cache's size in keys hardly moves."""
@@ -264,8 +241,6 @@ _DECAY = 0.999
 
 class KeyDensity:
     """Keys over tokens of recent prompts, both decaying; a key to 512 tokens while there was none."""
-
-    __slots__ = ("_keys", "_tokens")
 
     def __init__(self) -> None:
         self._keys = 1.0

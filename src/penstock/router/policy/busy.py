@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.core.errors import ConfigError
-from penstock.router.policy.worker_queue import WorkerLoad
+from penstock.router.policy.routing_policy import WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class BusyThresholds:
     def prefill_limit(self, batch_tokens: int | None) -> float | None:
         """Return the lower of both prefill thresholds in tokens; None: no such threshold.
 
-        Args:
-            batch_tokens: Most tokens of one step of the worker; None: unknown, the fraction is then ignored.
+        Without ``batch_tokens``, the most tokens of one step of the worker, the fraction is ignored.
         """
         tokens, fraction = self.active_prefill_tokens, self.active_prefill_tokens_frac
         if fraction is None or batch_tokens is None:
@@ -54,27 +53,8 @@ class BusyThresholds:
 NO_THRESHOLDS: Final = BusyThresholds()
 
 
-@dataclass(frozen=True, slots=True)
-class RankLoad:
-    """What one data-parallel rank of a worker has to do.
-
-    Attributes:
-        decode_blocks_fraction: KV blocks in use, 0-1, or above 1 where more is on its way there; None: unknown.
-        prefill_tokens: Prompt tokens given to it and not computed yet, >= 0.
-    """
-
-    decode_blocks_fraction: float | None
-    prefill_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """How far a busy worker is above its thresholds, at the rank that is nearest to them.
-
-    Attributes:
-        decode_blocks_fraction: KV blocks above the threshold, a fraction of all, >= 0.
-        prefill_tokens: Prompt tokens above the threshold, >= 0.
-    """
+class Excess(NamedTuple):
+    """How far a busy worker is above its thresholds: KV blocks as a fraction of all, and prompt tokens; both >= 0."""
 
     decode_blocks_fraction: float = 0.0
     prefill_tokens: float = 0.0
@@ -91,11 +71,6 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
     )
 
 
-def admission_with(config: AdmissionConfig, given: Mapping[str, Any]) -> AdmissionConfig:
-    """Return an admission section with what flags say in its place."""
-    return config.model_copy(update=dict(given))
-
-
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
     """Refuse thresholds that are given as flags and change nothing.
 
@@ -109,58 +84,40 @@ def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
         )
 
 
-def rank_loads(usages: Sequence[float | None], prompts: Iterable[int], rest: float) -> list[RankLoad]:
-    """Return the load of each rank of a worker, which balances complete prompts over them as they come.
+def worker_excess(
+    usages: Sequence[float | None],
+    prompts: Iterable[int],
+    rest: float,
+    *,
+    thresholds: BusyThresholds,
+    batch_tokens: int | None = None,
+) -> Excess | None:
+    """Return how far a worker is above its thresholds, at the rank that is nearest to them; None: it is not busy.
 
-    Worked: three prompts of 9,000 tokens over two ranks are 18,000 and 9,000, and not 13,500 twice.
+    A worker is busy only if all its ranks are: one with room takes the next request. What is unknown makes no rank
+    busy. The worker balances complete prompts over its ranks as they come: three prompts of 9,000 tokens over two ranks
+    are 18,000 and 9,000, and not 13,500 twice.
 
     Args:
-        usages: KV blocks in use, by rank, 0-1; None: unknown.
+        usages: KV blocks in use, by rank, 0-1, or above 1 where more is on its way; None: unknown.
         prompts: Tokens to be computed of each prompt there, the oldest first.
         rest: Further tokens to be computed there whose prompts are not known; they count evenly.
+        thresholds: Of the model.
+        batch_tokens: Most tokens of one step of the worker; None: unknown.
     """
     tokens = [rest / len(usages)] * len(usages)
     ranks = sorted(range(len(usages)), key=lambda rank: usages[rank] or 0.0)
     for prompt in prompts:
         tokens[min(ranks, key=tokens.__getitem__)] += prompt
-    return [RankLoad(usage, each) for usage, each in zip(usages, tokens, strict=True)]
-
-
-def worker_excess(
-    ranks: Collection[RankLoad], thresholds: BusyThresholds, batch_tokens: int | None
-) -> Excess | None:
-    """Return how far a worker is above its thresholds; None: it is not busy.
-
-    A worker is busy only if all its ranks are: one with room takes the next request. What is unknown makes no rank
-    busy, and a worker without ranks is none.
-
-    Args:
-        ranks: Of the worker, all of them.
-        thresholds: Of the model.
-        batch_tokens: Most tokens of one step of the worker; None: unknown.
-    """
-    limit = thresholds.prefill_limit(batch_tokens)
-    nearest: Excess | None = None
-    for rank in ranks:
-        excess = _rank_excess(rank, thresholds.active_decode_blocks, limit)
-        if excess is None:
+    blocks_limit, tokens_limit = thresholds.active_decode_blocks, thresholds.prefill_limit(batch_tokens)
+    found = []
+    for used, own in zip(usages, tokens, strict=True):
+        blocks = 0.0 if used is None or blocks_limit is None else used - blocks_limit
+        excess = 0.0 if tokens_limit is None else own - tokens_limit
+        if blocks <= 0 and excess <= 0:
             return None
-        if nearest is None or _size(excess) < _size(nearest):
-            nearest = excess
-    return nearest
-
-
-def _rank_excess(rank: RankLoad, blocks_limit: float | None, prefill_limit: float | None) -> Excess | None:
-    used = rank.decode_blocks_fraction
-    blocks = 0.0 if used is None or blocks_limit is None else used - blocks_limit
-    tokens = 0.0 if prefill_limit is None else rank.prefill_tokens - prefill_limit
-    if blocks <= 0 and tokens <= 0:
-        return None
-    return Excess(max(0.0, blocks), max(0.0, tokens))
-
-
-def _size(excess: Excess) -> tuple[float, float]:
-    return excess.decode_blocks_fraction, excess.prefill_tokens
+        found.append(Excess(max(0.0, blocks), max(0.0, excess)))
+    return min(found)
 
 
 _WINDOW_S = 10.0
@@ -173,8 +130,6 @@ class DrainRate:
     Idle time of all workers is not counted, so that light traffic measures what the workers can and not
     what came. A clock that steps back counts as standing.
     """
-
-    __slots__ = ("_seen_s", "_tokens", "_worked_s", "_workers")
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -217,15 +172,12 @@ class BusyWorkers:
     """The workers of one stage that take no new requests for now.
 
     Attributes:
-        thresholds: Above which a worker is busy.
-        has_thresholds: Any of them is set.
         batch_tokens: Most tokens of one step of a worker; None: unknown.
     """
 
     def __init__(
         self, thresholds: BusyThresholds = NO_THRESHOLDS, *, batch_tokens: int | None = None
     ) -> None:
-        """Begin with no worker known to be busy."""
         self.thresholds = thresholds
         self.has_thresholds = thresholds.is_set
         self.batch_tokens = batch_tokens
@@ -264,8 +216,10 @@ class BusyWorkers:
         (self._computing.add if prefill_tokens else self._computing.discard)(load.name)
         self._computed.at_work(len(self._computing), now_s)
         usages = load.kv_ranks_now(load.inflight_tokens + peer_tokens, now_s)
-        ranks = rank_loads(usages, prompts, max(0, prefill_tokens - sum(prompts)))
-        excess = worker_excess(ranks, self.thresholds, self.batch_tokens)
+        rest = max(0, prefill_tokens - sum(prompts))
+        excess = worker_excess(
+            usages, prompts, rest, thresholds=self.thresholds, batch_tokens=self.batch_tokens
+        )
         self._out_of_blocks.discard(load.name)
         if excess is None:
             self._busy.pop(load.name, None)
@@ -279,7 +233,7 @@ class BusyWorkers:
         self._computed.drained(tokens, now_s)
 
     def released(self, load: WorkerLoad, stay_s: float) -> None:
-        """Note that a request has left its worker after some simulated seconds: there is room for another."""
+        """Record that a request has left its worker after some simulated seconds: there is room for another."""
         known_s = stay_s if self._stay_s is None else self._stay_s
         self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
         self._at_capacity.pop(load.name, None)
@@ -361,13 +315,12 @@ class BusyWorkers:
         Prompts leave as fast as workers compute them, KV blocks by the tokens there over the time that requests stay:
         10,000 tokens that stay 5 s are 2,000 tokens/s, whether as many have come lately or not.
         """
-        waits: list[float | None] = []
+        wait_s = 0.0
         if excess.prefill_tokens:
             rate = self._computed.tokens_per_s(now_s)
-            waits.append(None if rate is None else excess.prefill_tokens * ranks / rate)
+            wait_s = inf if rate is None else excess.prefill_tokens * ranks / rate
         if excess.decode_blocks_fraction:
-            tokens = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0)
-            is_known = self._stay_s is not None and tokens > 0 and load.inflight_tokens > 0
-            waits.append(tokens * (self._stay_s or 0.0) / load.inflight_tokens if is_known else None)
-        known = [wait_s for wait_s in waits if wait_s is not None]
-        return max(known) if known and len(known) == len(waits) else inf
+            tokens, stay_s = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0), self._stay_s
+            is_known = stay_s is not None and tokens > 0 and load.inflight_tokens > 0
+            wait_s = max(wait_s, tokens * (stay_s or 0.0) / load.inflight_tokens if is_known else inf)
+        return wait_s

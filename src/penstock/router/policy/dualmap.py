@@ -11,19 +11,18 @@ from math import inf
 from typing import Any, Self
 
 from penstock.api import RouterConfig
-from penstock.router.policy.hotness import WINDOW, HotnessTree
-from penstock.router.policy.prefix_cost import prefix_cost
+from penstock.router.policy.policies import LeastPending, prefix_cost
 from penstock.router.policy.registry import parameters
-from penstock.router.policy.rings import DualRing
+from penstock.router.policy.rings import WINDOW, DualRing, HashRing, HotnessTree
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
     Estimates,
     RoutingDecision,
+    WorkerQueue,
     WorkerQueues,
     eligible,
 )
-from penstock.router.policy.worker_queue import WorkerQueue
 
 
 class PairChoice(StrEnum):
@@ -67,7 +66,7 @@ class DualMapSettings:
 
 
 class DualMap:
-    """The policy."""
+    """Two candidates per prefix, one of which is chosen."""
 
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
@@ -89,7 +88,7 @@ class DualMap:
 
     @property
     def bottleneck_s(self) -> float:
-        """Seconds as in `DualMapSettings`; inf: what waits is not moved."""
+        """As in `DualMapSettings`; inf: what waits is not moved."""
         return self._settings.bottleneck_s if self._settings.rebalance else inf
 
     def worker_joined(self, name: str) -> None:
@@ -160,24 +159,43 @@ class DualMap:
 class PairCost(DualMap):
     """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
 
-    def __init__(self, settings: DualMapSettings | None = None) -> None:
-        given = settings or DualMapSettings()
-        depth = max(PAIR_COST_DEPTH, given.start_depth)
-        super().__init__(replace(given, choice=PairChoice.PREFIX_COST, start_depth=depth))
-
     @classmethod
     def from_config(cls, config: RouterConfig) -> Self:
         """Return the policy that a graph's router section asks for."""
-        own = {**_own_keys(config), "choice": PairChoice.PREFIX_COST}
-        return cls(parameters(DualMapSettings, config, own))
+        given = parameters(DualMapSettings, config, {**_own_keys(config), "choice": PairChoice.PREFIX_COST})
+        return cls(replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth)))
 
 
 PAIR_COST_DEPTH = 2
 """Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
 
 
+class CacheAffinity(LeastPending):
+    """One ring: equal prefixes always go to the same worker, however busy; a baseline of the paper."""
+
+    reason = "its worker has failed it"
+
+    def __init__(self) -> None:
+        self._ring = HashRing(seed=1)
+        self._hotness = HotnessTree()
+
+    def worker_joined(self, name: str) -> None:
+        """Put a worker on the ring."""
+        self._ring.add(name)
+
+    def worker_left(self, name: str) -> None:
+        """Take a worker off the ring."""
+        self._ring.remove(name)
+
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the key's worker."""
+        name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
+        if name is None or name in arrival.avoid:
+            return super().route(arrival, workers, estimates)
+        return RoutingDecision(name, "prefix's worker on the ring")
+
+
 def _own_keys(config: RouterConfig) -> dict[str, Any]:
-    """Return what the router section says by keys of its own."""
     section = config.dualmap
     return {
         "slo_s": config.ttft_slo_seconds,

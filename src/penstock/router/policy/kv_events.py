@@ -1,29 +1,37 @@
-"""KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold.
+"""KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold. Pure.
 
-Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
-and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
-`keys.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
-everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
-costs a prefill. The socket's reader calls this. Pure.
+Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent and its
+token ids. From those this makes the router's exact keys, as `prefixes.token_keys` does with the engine's block size as its
+unit. A gap in the numbers means that removals may be lost: everything is forgotten then, since a block believed held sends
+requests to the wrong place, one not known only costs a prefill. vLLM wrote events as arrays up to 0.23 and as maps since
+(its pull request 42892); both are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Any, Final
 
-from penstock.router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import BLOCK_TOKENS, ROOT, Prefix, PrefixIndex, token_keys
 
 MAX_BLOCKS: Final = 1 << 20
 """Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
-
-
 ANYWHERE_BLOCKS: Final = 1 << 15
 """Of the router, held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
 _GPU, _ELSEWHERE = 1, 2
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+        *("lora_id", "medium", "lora_name", "extra_keys"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+"""The first fields of each event in the order of an array."""
+_MEDIA: Final = {None, "GPU"}
+"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
 
 
 @dataclass(slots=True)
@@ -44,7 +52,7 @@ class _Block:
 
 
 class KvEvents:
-    """The events of one worker."""
+    """The events of one worker; ``expected`` is the number of the next batch, None before the first."""
 
     def __init__(
         self,
@@ -57,28 +65,53 @@ class KvEvents:
         self._unit_tokens = engine_block_tokens
         self._per_key = block_tokens // engine_block_tokens
         self._blocks: dict[Hashable, _Block] = {}
-        self._expected: int | None = None
+        self.expected: int | None = None
 
     def __len__(self) -> int:
         """Return the engine blocks known."""
         return len(self._blocks)
 
-    @property
-    def expected(self) -> int | None:
-        """Number of the next batch; None before the first."""
-        return self._expected
-
     def numbered(self, sequence: int) -> bool:
         """Record a batch's number before it is applied; return whether there was a gap.
 
-        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
+        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one a
         restarted engine, whose first batches may be lost, because messages never overtake each other.
         """
-        is_gap = self._expected is not None and sequence != self._expected
+        is_gap = self.expected is not None and sequence != self.expected
         if is_gap:
             self.cleared()
-        self._expected = sequence + 1
+        self.expected = sequence + 1
         return is_gap
+
+    def apply(self, event: Any) -> bool:
+        """Learn from an event as it was decoded; return whether it is one that is known.
+
+        Blocks that a plain prompt cannot hit, of a salt, an adapter or an image, teach nothing: tokens alone do not
+        distinguish them from a plain prompt's. Of other memory an engine may send neither tokens nor a block size.
+        """
+        match _as_array(event):
+            case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
+                [*hashes, parent]
+            ):
+                medium, extra = _item(rest, 1), _item(rest, 3)
+                if not _is_medium(medium):
+                    return False
+                is_offloaded = medium not in _MEDIA
+                if isinstance(extra, list) and any(each is not None for each in extra):
+                    return True
+                if unit == self._unit_tokens:
+                    self.stored(hashes, parent, tokens, is_offloaded=is_offloaded)
+                elif is_offloaded:
+                    self.copied(hashes)
+                else:
+                    return False
+            case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(_item(rest, 0)):
+                self.removed(hashes, is_offloaded=_item(rest, 0) not in _MEDIA)
+            case ["AllBlocksCleared", *_]:
+                self.cleared()
+            case _:
+                return False
+        return True
 
     def stored(
         self,
@@ -170,3 +203,23 @@ class KvEvents:
             keys.append(block.key)
             at, depth = block.corner, block.depth
         return tuple(reversed(keys))
+
+
+def _as_array(event: Any) -> Any:
+    if not isinstance(event, dict):
+        return event
+    kind = event.get("type")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    return None if fields is None else [kind, *(event.get(name) for name in fields)]
+
+
+def _item(values: Sequence[Any], at: int) -> Any:
+    return values[at] if at < len(values) else None
+
+
+def _is_medium(medium: Any) -> bool:
+    return medium is None or isinstance(medium, str)
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    return all(name is None or isinstance(name, int | bytes | str) for name in names)

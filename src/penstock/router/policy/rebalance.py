@@ -6,13 +6,11 @@ Source: DualMap, section 3.3, equation 6, and A.7 for decode-bound workers. Pure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.router.policy.arrival import QueuedRequest
-from penstock.router.policy.routing_policy import Estimates
-from penstock.router.policy.worker_queue import WorkerQueue
+from penstock.router.policy.routing_policy import Estimates, WorkerQueue
 
 T = TypeVar("T")
 
@@ -20,30 +18,8 @@ _STRIDE = 32
 """About the root of a long queue's length."""
 
 
-class Move(NamedTuple, Generic[T]):
-    """One request changes its queue.
-
-    Attributes:
-        queued: The request, still as it stands.
-        to: Name of the other worker.
-        benefit_s: Estimated TTFT here, as the queue stood before any move, minus that there after those before, > 0.
-    """
-
-    queued: QueuedRequest[T]
-    to: str
-    benefit_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceParams:
-    """What rebalancing aims for, and what it goes by.
-
-    Attributes:
-        slo_s: TTFT, simulated seconds.
-        bottleneck_s: See `decode_delay_s`.
-        now_s: Simulated seconds.
-        hit_first: Order of the queues.
-    """
+class RebalanceParams(NamedTuple):
+    """The TTFT that rebalancing aims for and the time, simulated seconds; see `decode_delay_s` for the bottleneck."""
 
     slo_s: float
     bottleneck_s: float
@@ -64,6 +40,17 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
     return silent_s if silent_s - expected_s > bottleneck_s else 0.0
 
 
+def decode_bound(
+    workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, now_s: float, bottleneck_s: float
+) -> list[str]:
+    """Return the names of the decode-bound workers that requests wait for."""
+    return [
+        each.name
+        for each in workers.values()
+        if each.line.queue and decode_delay_s(each, estimates, now_s, bottleneck_s)
+    ]
+
+
 class _MoveTarget:
     """A worker that requests may move to, with what is pending there by now."""
 
@@ -75,22 +62,16 @@ class _MoveTarget:
 
 def plan_moves(
     source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: RebalanceParams
-) -> list[Move[T]]:
-    """Return the moves that bring the queue of ``source`` within the SLO, largest benefit first.
+) -> list[QueuedRequest[T]]:
+    """Return the requests that leave the overloaded ``source``, so that its queue is within the SLO, in order of benefit.
 
-    Only requests whose other candidate would serve them sooner and within the SLO move. One round, no chains.
-
-    Args:
-        source: The overloaded worker.
-        workers: All workers by name.
-        estimates: Estimates.
-        aim: SLO and order.
+    Only requests whose other candidate would serve them sooner and within the SLO move there. One round, no chains.
     """
     token_s = estimates.seconds(source, 1)
-    if token_s is None or not source.queue:
+    if token_s is None or not source.line.queue:
         return []
     delay_s = decode_delay_s(source, estimates, aim.now_s, aim.bottleneck_s)
-    queue = list(source.in_order(hit_first=aim.hit_first))
+    queue = list(source.line.in_order(hit_first=aim.hit_first))
     targets = {
         name: _MoveTarget(workers[name], estimates, aim)
         for name in {queued.other for queued in queue}
@@ -99,7 +80,7 @@ def plan_moves(
     running = source.running_tokens - estimates.computed_tokens(source)
     before = delay_s / token_s + running + source.peer_tokens
     here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
-    moves: list[Move[T]] = []
+    moves: list[QueuedRequest[T]] = []
     gone = _Gone(len(queue))
     left_s, slo_s = here_s[-1], aim.slo_s
     for at in _by_benefit(queue, here_s, targets, slo_s):
@@ -115,7 +96,7 @@ def plan_moves(
             continue
         if benefit_s <= here_s[-1] - left_s and benefit_s <= gone.before(at) * token_s:
             continue
-        moves.append(Move(queued, queued.other, benefit_s))
+        moves.append(queued)
         gone.add(at, queued.uncached)
         left_s -= queued.uncached * token_s
         there.tokens += queued.other_uncached
@@ -141,7 +122,6 @@ class _Gone:
 def _by_benefit(
     queue: list[QueuedRequest[T]], here_s: list[float], targets: Mapping[str, _MoveTarget], slo_s: float
 ) -> list[int]:
-    """Return the places in the queue of requests that may move: the largest benefit first, then the place."""
     costs = {
         name: (there.delay_s + there.tokens * there.token_s, there.token_s) for name, there in targets.items()
     }

@@ -7,6 +7,7 @@ section; `parameters` reads ``policyParameters`` into the policy's own model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,8 +16,18 @@ from penstock.api import RouterConfig
 from penstock.api.router import ROUTING_POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import load, registered
-from penstock.router.policy.baselines import LeastLoaded
-from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
+from penstock.router.policy.policies import LeastLoaded
+from penstock.router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    Estimates,
+    LearnsPrompts,
+    RoutingDecision,
+    RoutingPolicy,
+    WorkerQueues,
+    bottleneck_s,
+    reads_usage,
+)
 
 P = TypeVar("P")
 
@@ -71,13 +82,72 @@ def make_policy(config: RouterConfig) -> RoutingPolicy:
     return policy
 
 
+def entry_policy(config: RouterConfig) -> RoutingPolicy:
+    """Return the policy of the first stage, sticky where sessions have a header and requests are assigned on arrival."""
+    policy = make_policy(config)
+    if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
+        return policy
+    return StickySessions(policy)
+
+
 def decode_policy(config: RouterConfig) -> RoutingPolicy:
     """Return the policy for decode workers: the named one if it compares loads, else least-loaded.
 
     A policy that reads prompts knows prefixes; what matters for decode is free KV and load.
-
-    Raises:
-        ConfigError: as `make_policy`.
     """
     policy = make_policy(config)
     return policy if policy.assigns is AssignTime.WHEN_FREE else LeastLoaded()
+
+
+SESSIONS = 65_536
+"""Sessions remembered. Chosen: about 10 MiB; beyond it, the least recently used are dropped."""
+
+
+class StickySessions:
+    """Sends a session's requests to one worker while it exists and has not failed them."""
+
+    def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
+        """Wrap the policy of requests without a session, and of each session's first; ``limit`` bounds those remembered."""
+        self._inner = inner
+        self.assigns = inner.assigns
+        self.bottleneck_s = bottleneck_s(inner)
+        self.reads_usage = reads_usage(inner)
+        self._limit = limit
+        self._workers: dict[str, str] = {}
+
+    def worker_joined(self, name: str) -> None:
+        """Record a new worker."""
+        self._inner.worker_joined(name)
+
+    def worker_left(self, name: str) -> None:
+        """Record that a worker is gone; sessions there are queued again when they next ask."""
+        self._inner.worker_left(name)
+
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the session's worker, or the policy's choice."""
+        session = arrival.session
+        if not session:
+            return self._inner.route(arrival, workers, estimates)
+        known = self._workers.pop(session, None)
+        if known is not None and known in workers and known not in arrival.avoid:
+            self._workers[session] = known
+            return RoutingDecision(known, "its session's worker")
+        decision = self._inner.route(arrival, workers, estimates)
+        self._remember(session, decision.worker)
+        # Moving one request of a session would take it from its known.
+        return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)
+
+    def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
+        """Remember where another router keeps a session."""
+        if arrival.session:
+            self._workers.pop(arrival.session, None)
+            self._remember(arrival.session, worker)
+        if isinstance(self._inner, LearnsPrompts):
+            self._inner.prompt_queued(arrival, worker, workers)
+
+    def _remember(self, session: str, worker: str) -> None:
+        self._workers[session] = worker
+        if len(self._workers) > self._limit:
+            # Several at once: taking the oldest out of a dict walks over all that went before it.
+            for quiet in list(islice(self._workers, 1 + self._limit // 32)):
+                del self._workers[quiet]

@@ -9,24 +9,293 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
-from math import inf
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from math import exp2, inf
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.worker_queue import PrefillThroughput, WorkerQueue
+from penstock.router.policy.arrival import Arrival as Arrival  # noqa: PLC0414 - policies take it from here
+from penstock.router.policy.arrival import Lane, QueuedRequest
+from penstock.router.policy.prefixes import PrefixIndex
+from penstock.router.policy.tiers import TierQueue
 
-__all__ = [
-    "Arrival",
-    "AssignTime",
-    "Estimates",
-    "LearnsPrompts",
-    "RoutingDecision",
-    "RoutingPolicy",
-    "WorkerQueues",
-    "bottleneck_s",
-    "eligible",
-    "reads_usage",
-]
+KV_MAX_AGE_S = 10.0
+"""Chosen: ten scrapes; an older KV reading is stale, so policies compare tokens instead."""
+
+
+class WorkerLoad:
+    """One worker's load as this router knows it.
+
+    Attributes:
+        inflight_requests: Requests that this router has under way there, >= 0.
+        inflight_tokens: Their tokens: prompts, and what was generated for them so far, >= 0.
+        kv_usage_fraction: KV blocks in use when last scraped, 0-1; None: unknown.
+        scraped_tokens: ``inflight_tokens`` at that scrape.
+        metrics_at_s: When the worker's metrics were last read, simulated seconds; None: never.
+        kv_ranks: ``kv_usage_fraction`` of each of its data-parallel ranks; empty: not distinguished.
+        kv_capacity_tokens: Tokens that the KV blocks of all ranks together hold; None: unknown.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inflight_requests = 0
+        self.inflight_tokens = 0
+        self.kv_usage_fraction: float | None = None
+        self.scraped_tokens = 0
+        self.metrics_at_s: float | None = None
+        self.kv_ranks: tuple[float, ...] = ()
+        self.kv_total_blocks: int | None = None
+        self.kv_capacity_tokens: int | None = None
+
+    def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
+        """Return the KV usage of each rank, with what came and went since the scrape; None: unknown or too old.
+
+        What was sent there since counts in full, although a cache may hold some of it, and evenly for all ranks.
+        Above 1 more is on its way than there is room for. Half full of 100,000 tokens, 10,000 more since: 0.6.
+        ``inflight_tokens`` are those there now, of other routers too where they are known.
+        """
+        usage, capacity = self.kv_usage_fraction, self.kv_capacity_tokens
+        if usage is None or self.metrics_at_s is None or now_s - self.metrics_at_s > KV_MAX_AGE_S:
+            return (None,)
+        ranks = self.kv_ranks or (usage,)
+        if not capacity:
+            projected = self.projected_kv_usage(inflight_tokens, now_s)
+            change = 0.0 if projected is None else projected - usage
+        else:
+            change = (inflight_tokens - self.scraped_tokens) / capacity
+        return tuple(max(0.0, each + change) for each in ranks)
+
+    def projected_kv_usage(self, inflight_tokens: int, now_s: float) -> float | None:
+        """Return the KV usage scaled by how the in-flight tokens changed since the scrape; None: unknown or too old.
+
+        A scrape is up to a second old; without the projection every request of that second would go to
+        the worker that was emptiest at its start. Half full at 1,000 tokens in flight and 1,500 now: 0.75.
+        ``inflight_tokens`` as in `kv_ranks_now`.
+        """
+        usage, scraped = self.kv_usage_fraction, self.scraped_tokens
+        if usage is None or self.metrics_at_s is None or now_s - self.metrics_at_s > KV_MAX_AGE_S:
+            return None
+        if scraped <= 0 and usage == 0:
+            # Idle when scraped and busy now: its usage does not include the requests sent since.
+            return 0.0 if inflight_tokens <= 0 else None
+        if scraped <= 0:
+            return usage
+        return min(1.0, usage * inflight_tokens / scraped)
+
+
+T = TypeVar("T")
+
+WaitingLine = Lane[T] | TierQueue[T]
+"""What a queue orders its waiting requests by: one lane, or a lane for each tier and tenant."""
+
+_DECAY = 0.95
+"""Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
+LOAD_COST = 0.25
+"""Chosen: tokens computed that take as long as one that is loaded from other memory. An 8B model's 128 KiB a token come
+over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of some 15,000 that such a GPU computes:
+0.08 and 0.33; one number, since each engine names memories in its events as it likes."""
+_BORROWED_S = 1.0
+"""Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
+_IDLE_HALF_LIFE_S = 60.0
+"""Chosen: what was measured of a worker weighs half after so long without work, simulated seconds. One that looks slow is
+given little and so hardly measured again. After 10 s, half the workers at half speed and 1 Conversation request/s, 95.2%
+were in time, after 60 s 99.2% and without any forgetting 100%."""
+
+
+class PrefillThroughput:
+    """Prefill tokens per second, learnt from what was computed: tokens over seconds, both decaying.
+
+    A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
+    as one of ten thousand. ``tokens_per_s`` is the estimate; None while nothing was measured.
+    """
+
+    __slots__ = ("_seconds", "_tokens", "tokens_per_s")
+
+    def __init__(self, tokens_per_s: float | None = None) -> None:
+        """Start with a throughput, as if measured over one second, or without one."""
+        self._set(tokens_per_s or 0.0, 1.0 if tokens_per_s else 0.0)
+
+    def _set(self, tokens: float, seconds: float) -> None:
+        self._tokens, self._seconds = tokens, seconds
+        self.tokens_per_s: float | None = tokens / seconds if seconds > 0 and tokens > 0 else None
+
+    def learn(self, tokens: int, took_s: float) -> None:
+        """Take one measurement in; ``took_s`` is 0 for requests of the same batch, and a clock that steps back counts as 0."""
+        if tokens > 0:
+            self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
+
+    def learn_other(self, tokens_per_s: float) -> None:
+        """Take another router's word, as if measured over a second."""
+        self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
+
+    def is_own(self, idle_s: float) -> bool:
+        """Return whether enough was measured here, and recently enough, to differ from the fleet's."""
+        return self._seconds * _weight(idle_s) >= _BORROWED_S
+
+    def idled(self, idle_s: float) -> None:
+        """Let what was measured weigh less after a time without work, simulated seconds."""
+        weight = _weight(idle_s)
+        self._set(self._tokens * weight, self._seconds * weight)
+
+    def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
+        """Return the estimate, tokens/s, borrowing from the fleet's while little was measured here; None: nothing known.
+
+        ``idle_s``: for how long the worker has had nothing to compute, simulated seconds >= 0.
+        """
+        if fleet is None:
+            return self.tokens_per_s
+        if idle_s == 0:
+            return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
+        weight = _weight(idle_s)
+        return (self._tokens * weight + _BORROWED_S * fleet) / (self._seconds * weight + _BORROWED_S)
+
+
+def _weight(idle_s: float) -> float:
+    return exp2(-idle_s / _IDLE_HALF_LIFE_S)
+
+
+class WorkerQueue(Generic[T]):
+    """One worker: its queue, its cache, its throughput, its load.
+
+    Attributes:
+        queued_tokens: Uncached tokens of those that wait.
+        running: Requests dispatched and not computed yet.
+        running_tokens: Uncached tokens of those that run.
+        running_prompt_tokens: Prompt tokens of those that run, cached or not.
+        peer_tokens: Uncached tokens that other routers have there, as last reported.
+        decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
+        progress_s: When it last computed a prompt, or had nothing to compute.
+        relative_slowdown: How many times as long as all together it took for a token when it was last measured; 1 unless
+            it clearly differs. `Estimates.relative_slowdown` is what is believed now.
+    """
+
+    __slots__ = (
+        "decoding_tokens",
+        "index",
+        "line",
+        "load",
+        "name",
+        "peer_tokens",
+        "progress_s",
+        "queued_tokens",
+        "relative_slowdown",
+        "running",
+        "running_prompt_tokens",
+        "running_tokens",
+        "throughput",
+    )
+
+    def __init__(
+        self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
+    ) -> None:
+        self.load = load
+        self.name = load.name
+        self.index = PrefixIndex(cache_blocks)
+        self.throughput = PrefillThroughput()
+        self.line: WaitingLine[T] = Lane() if line is None else line
+        self.queued_tokens = 0
+        self.running: dict[T, QueuedRequest[T]] = {}
+        self.running_tokens = 0
+        self.running_prompt_tokens = 0
+        self.peer_tokens = 0
+        self.decoding_tokens = 0
+        self.progress_s = now_s
+        self.relative_slowdown = 1.0
+
+    def idle_s(self, now_s: float) -> float:
+        """Return for how long it has had nothing to compute, simulated seconds >= 0."""
+        return 0.0 if self.running else max(0.0, now_s - self.progress_s)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Uncached tokens of all requests here but the late ones, which let others go first."""
+        return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
+
+    def pending_for(self, arrival: Arrival) -> int:
+        """Return the uncached tokens to compute before a request that comes now.
+
+        Late requests let it go first, and so do those of lower tiers, up to their share of one round.
+        """
+        line = self.line
+        pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
+        return pending - line.lower_tokens(arrival.rank) if line.has_tiers else pending
+
+    @property
+    def inflight_tokens(self) -> int:
+        """Tokens in flight there: this router's, and those of its peers as last reported."""
+        return self.load.inflight_tokens + self.peer_tokens
+
+    def projected_kv_usage(self, now_s: float) -> float | None:
+        """Return the KV usage expected now, 0-1; None: unknown."""
+        if self.load.kv_usage_fraction is None:
+            return None
+        return self.load.projected_kv_usage(self.inflight_tokens, now_s)
+
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait for it and were not found late."""
+        return self.line.queue
+
+    def uncached(self, arrival: Arrival) -> int:
+        """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
+
+        A prompt is never wholly cached: its last token is computed for the first answer. What is to be loaded from other
+        memory counts as `LOAD_COST` of as many tokens.
+        """
+        index = self.index
+        missing = arrival.uncached(index.held(arrival.prefix))
+        return missing if index.anywhere is None else self._loaded(arrival, missing)
+
+    def _loaded(self, arrival: Arrival, missing: int) -> int:
+        anywhere = self.index.anywhere
+        if anywhere is None:
+            return missing
+        computed = min(missing, arrival.uncached(anywhere.held(arrival.prefix)))
+        return computed + int(LOAD_COST * (missing - computed))
+
+    def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
+        """Queue a request here, behind or before all others; its blocks count as held from now on.
+
+        ``uncached`` are its tokens to compute here; None: to be counted.
+        """
+        queued.worker = self.name
+        queued.held = self.index.use(queued.arrival.prefix)
+        if uncached is None:
+            uncached = self._loaded(queued.arrival, queued.arrival.uncached(queued.held))
+        queued.uncached = uncached
+        self.line.put(queued, is_first=is_first)
+        self.queued_tokens += queued.uncached
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out of the queue."""
+        self.line.pull(queued)
+        self.queued_tokens -= queued.uncached
+
+    def forget(self, queued: QueuedRequest[T]) -> None:
+        """Unlearn the blocks that a request would have brought here, had it been computed."""
+        self.index.limit(queued.arrival.prefix, queued.held)
+
+    def start(self, queued: QueuedRequest[T], now_s: float) -> None:
+        """Dispatch a request."""
+        self.pull(queued)
+        self.line.charge(queued)
+        queued.started_s = now_s
+        if now_s > queued.since_s:
+            # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
+            self.index.use(queued.arrival.prefix)
+        if not self.running:
+            self.throughput.idled(self.idle_s(now_s))
+            self.progress_s = now_s
+        self.running[queued.item] = queued
+        self.running_tokens += queued.uncached
+        self.running_prompt_tokens += queued.tokens
+
+    def end(self, queued: QueuedRequest[T], now_s: float) -> float:
+        """Take back a request; return the seconds since it was given or something was last computed here, >= 0."""
+        del self.running[queued.item]
+        self.running_tokens -= queued.uncached
+        self.running_prompt_tokens -= queued.tokens
+        started_s = now_s if queued.started_s is None else queued.started_s
+        return max(0.0, now_s - max(started_s, self.progress_s))
+
 
 _CLEARLY = 1.25
 """Chosen: measured throughputs of equal GPUs differ by less, since prompts differ; mixed GPUs differ by more."""
@@ -47,7 +316,6 @@ class RoutingDecision(NamedTuple):
     """Where a request goes.
 
     Attributes:
-        worker: The worker's name.
         reason: One short phrase for logs.
         other: The other candidate to which it may be moved while it waits; empty if there is none.
         is_hot: Both candidates are overloaded: their queues should be rebalanced.
@@ -114,15 +382,12 @@ class Estimates:
         now_s: Time of the decision, simulated seconds.
     """
 
-    __slots__ = ("now_s", "throughput")
-
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        """Start with a prefill throughput, tokens/s, or without one."""
         self.throughput = PrefillThroughput(tokens_per_s)
         self.now_s = 0.0
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
-        """Return how long a worker computes ``tokens``; None while no throughput is known."""
+        """Return how long a worker computes so many tokens; None while no throughput is known."""
         tokens_per_s = self.tokens_per_s(worker)
         return None if tokens_per_s is None else tokens / tokens_per_s
 

@@ -1,9 +1,8 @@
 """Whether the tiers keep their SLOs, and which share of the lower tiers to shed so that the higher ones do. Pure.
 
-Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets.
-While premium or standard misses one, shedding goes up the ladder `STEPS`, one step at a time; standard is shed for
-premium alone. While both keep well within their targets it comes down again, more slowly. Each step is judged by what
-was measured since it was taken, so that the load before it does not push it further.
+Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets. While
+premium or standard misses one, shedding goes up the ladder `STEPS`, standard being shed for premium alone; while both keep
+well within their targets it comes down, more slowly. Each step is judged by what was measured since it was taken.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
-from penstock.api import SheddingConfig, Tier
+from penstock.api import Tier, TiersConfig
 from penstock.core.histogram import percentile
-from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
+from penstock.router.policy.tiers import PRIORITIES, Slo, slo_of
 
 EVALUATE_S: Final = 1.0
 """Between two evaluations. Chosen: a fifth of the shortest time between two steps by default; simulated seconds."""
@@ -23,21 +22,14 @@ EVALUATE_S: Final = 1.0
 
 _Waits = Mapping[Tier, Iterable[float]]
 
-
-class SheddingStep(NamedTuple):
-    """A share of one tier's arrivals that is shed, on top of the steps below it."""
-
-    tier: Tier
-    fraction: float
-
-
 STEPS: Final = (
-    SheddingStep(Tier.BACKGROUND, 0.5),
-    SheddingStep(Tier.BACKGROUND, 1.0),
-    SheddingStep(Tier.STANDARD, 0.5),
-    SheddingStep(Tier.STANDARD, 1.0),
+    (Tier.BACKGROUND, 0.5),
+    (Tier.BACKGROUND, 1.0),
+    (Tier.STANDARD, 0.5),
+    (Tier.STANDARD, 1.0),
 )
-"""Chosen: halves, so that a small excess does not cost an entire tier; premium and system are never shed."""
+"""Shares of one tier's arrivals that are shed, each step's on top of those before it. Chosen: halves, so that a small
+excess does not cost an entire tier; premium and system are never shed."""
 
 _PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
 """How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
@@ -61,31 +53,21 @@ class EndedRequest:
 
     @classmethod
     def after(cls, ttft_s: float | None, e2e_s: float, output_tokens: int, *, is_failed: bool) -> Self:
-        """Return what a request's end says.
-
-        Args:
-            ttft_s: Arrival to first token; None: there was none.
-            e2e_s: Arrival to end.
-            output_tokens: Of its answer.
-            is_failed: As in the attribute.
-        """
+        """Return what a request's end says, ``e2e_s`` after its arrival, of an answer of so many tokens."""
         has_gaps = ttft_s is not None and output_tokens > 1
         tpot_s = (e2e_s - (ttft_s or 0.0)) / (output_tokens - 1) if has_gaps else None
         return cls(ttft_s, tpot_s, e2e_s, is_failed=is_failed)
 
-    def meets(self, target: SloTarget) -> bool:
+    def meets(self, slo: Slo) -> bool:
         """Return whether nothing that was measured exceeds the targets."""
-        pairs = ((self.ttft_s, target.ttft_s), (self.tpot_s, target.tpot_s), (self.e2e_s, target.e2e_s))
+        pairs = (
+            (self.ttft_s, slo.ttft_seconds),
+            (self.tpot_s, slo.tpot_seconds),
+            (self.e2e_s, slo.end_to_end_seconds),
+        )
         return not self.is_failed and all(
             bound is None or value is None or value <= bound for value, bound in pairs
         )
-
-
-class _TierWindows:
-    def __init__(self, length_s: float) -> None:
-        self.ttft = SlidingWindow(length_s)
-        self.tpot = SlidingWindow(length_s)
-        self.met = SlidingWindow(length_s)
 
 
 MOST_VALUES = 8192
@@ -93,14 +75,9 @@ MOST_VALUES = 8192
 
 
 class SlidingWindow:
-    """Values by the time at which they were measured.
-
-    Attributes:
-        length_s: Values older than this are forgotten, simulated seconds.
-    """
+    """Values by the time at which they were measured; those older than ``length_s`` simulated seconds are forgotten."""
 
     def __init__(self, length_s: float) -> None:
-        """Begin empty; ``length_s`` > 0, simulated seconds."""
         self.length_s = length_s
         self._values: deque[tuple[float, float]] = deque(maxlen=MOST_VALUES)
 
@@ -117,62 +94,53 @@ class SlidingWindow:
 
 
 class SloMonitor:
-    """Windows of every tier, and the step of shedding."""
+    """Windows of every tier, and the step of shedding.
 
-    def __init__(self, tiers: TierSettings, shedding: SheddingConfig) -> None:
-        """Begin with empty windows, shedding nothing."""
+    Attributes:
+        step: Steps of `STEPS` that are taken, 0 to 4.
+    """
+
+    def __init__(self, tiers: TiersConfig) -> None:
         self.tiers = tiers
-        self.settings = shedding
-        self._windows = {tier: _TierWindows(shedding.window_seconds) for tier in PRIORITIES}
-        self._step = 0
+        self.settings = tiers.shedding
+        self._ttft, self._tpot, self._met = (
+            {tier: SlidingWindow(tiers.shedding.window_seconds) for tier in PRIORITIES} for _ in range(3)
+        )
+        self.step = 0
         self._changed_s = float("-inf")
         self._debt = dict.fromkeys(PRIORITIES, 0.0)
 
-    def configure(self, tiers: TierSettings, shedding: SheddingConfig) -> None:
+    def configure(self, tiers: TiersConfig) -> None:
         """Take other targets and settings from now on; what was measured and the step stay."""
         self.tiers = tiers
-        self.settings = shedding
-        for windows in self._windows.values():
-            for window in (windows.ttft, windows.tpot, windows.met):
-                window.length_s = shedding.window_seconds
+        self.settings = tiers.shedding
+        for windows in (self._ttft, self._tpot, self._met):
+            for window in windows.values():
+                window.length_s = tiers.shedding.window_seconds
 
     # ------------------------------------------------------------------ what is measured
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
         """Record a request's first token."""
-        self._windows[tier].ttft.add(ttft_s, now_s)
+        self._ttft[tier].add(ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
         """Record an admitted request's end."""
-        windows = self._windows[tier]
         if request.tpot_s is not None:
-            windows.tpot.add(request.tpot_s, now_s)
-        windows.met.add(float(request.meets(self.tiers.target(tier))), now_s)
+            self._tpot[tier].add(request.tpot_s, now_s)
+        self._met[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
 
     def compliance(self, tier: Tier, now_s: float) -> float | None:
         """Return the share of a tier's requests that kept all its targets, 0-1; None: none has ended lately."""
-        met = self._windows[tier].met.values(now_s)
+        met = self._met[tier].values(now_s)
         return sum(met) / len(met) if met else None
-
-    def ttft_s(self, tier: Tier, now_s: float) -> float | None:
-        """Return the percentile of a tier's TTFT over the window; None: unknown."""
-        return percentile(self._windows[tier].ttft.values(now_s), self.settings.percentile)
-
-    def tpot_s(self, tier: Tier, now_s: float) -> float | None:
-        """Return the percentile of a tier's TPOT over the window; None: unknown."""
-        return percentile(self._windows[tier].tpot.values(now_s), self.settings.percentile)
 
     # ------------------------------------------------------------------ shedding
 
-    @property
-    def step(self) -> int:
-        """Steps of `STEPS` that are taken, 0 to 4."""
-        return self._step
-
     def shed_fraction(self, tier: Tier) -> float:
         """Return the share of a tier's arrivals that is shed now, 0-1."""
-        taken = STEPS[: self._step] if self.settings.enabled else ()
-        return max((step.fraction for step in taken if step.tier is tier), default=0.0)
+        taken = STEPS[: self.step] if self.settings.enabled else ()
+        return max((fraction for each, fraction in taken if each is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
         """Return whether this arrival is shed; shed arrivals are evenly spaced."""
@@ -184,10 +152,8 @@ class SloMonitor:
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
         """Take a step up or down where it is due.
 
-        Args:
-            now_s: Simulated seconds.
-            waits: How long the requests that wait now have waited, by tier: those beyond the target have missed it
-                already, and while nothing moves they are all there is to see.
+        ``waits``: how long the requests that wait now have waited, by tier. Those beyond the target have missed it already,
+        and while nothing moves they are all there is to see.
         """
         settings, waits = self.settings, waits or {}
         since_s = self._changed_s
@@ -195,23 +161,22 @@ class SloMonitor:
             (steps for tier, steps in _PROTECTED.items() if self._has_missed(tier, now_s, since_s, waits)),
             default=0,
         )
-        if self._step < most:
+        if self.step < most:
             if now_s - since_s >= settings.step_seconds:
                 self._move(1, now_s)
             return
-        if self._step and now_s - since_s >= settings.recover_seconds:
+        if self.step and now_s - since_s >= settings.recover_seconds:
             since_s = now_s - settings.recover_seconds
             # A step taken for premium alone is given back when premium is well, whatever standard is.
-            guarded = (tier for tier, steps in _PROTECTED.items() if steps >= self._step)
+            guarded = (tier for tier, steps in _PROTECTED.items() if steps >= self.step)
             if all(self._is_well(tier, now_s, since_s, waits) for tier in guarded):
                 self._move(-1, now_s)
 
     def _move(self, by: int, now_s: float) -> None:
-        self._step += by
+        self.step += by
         self._changed_s = now_s
 
     def _has_missed(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
-        """Return whether a tier provably misses a target."""
         return any(
             len(values) >= self.settings.min_samples and self._percentile(values) > target_s
             for values, target_s in self._measured(tier, now_s, since_s, waits)
@@ -231,9 +196,9 @@ class SloMonitor:
         self, tier: Tier, now_s: float, since_s: float, waits: _Waits
     ) -> Iterator[tuple[list[float], float]]:
         """Yield what was measured of each target of a tier since a moment, and the target."""
-        target, windows = self.tiers.target(tier), self._windows[tier]
-        if target.ttft_s is not None:
-            overdue = [wait_s for wait_s in waits.get(tier, ()) if wait_s > target.ttft_s]
-            yield windows.ttft.values(now_s, since_s=since_s) + overdue, target.ttft_s
-        if target.tpot_s is not None:
-            yield windows.tpot.values(now_s, since_s=since_s), target.tpot_s
+        slo = slo_of(self.tiers, tier)
+        if slo.ttft_seconds is not None:
+            overdue = [wait_s for wait_s in waits.get(tier, ()) if wait_s > slo.ttft_seconds]
+            yield self._ttft[tier].values(now_s, since_s=since_s) + overdue, slo.ttft_seconds
+        if slo.tpot_seconds is not None:
+            yield self._tpot[tier].values(now_s, since_s=since_s), slo.tpot_seconds

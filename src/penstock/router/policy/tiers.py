@@ -1,13 +1,29 @@
-"""Priority tiers: their order, shares and targets, and what the queue and the SLO monitor make of them. Pure."""
+"""Priority tiers, and who is next among them and their tenants: deficit round robin, and fair queueing of tenants. Pure.
+
+The unit is the tokens that a request makes its worker compute. The system tier always goes first. The others have a credit
+each, from which the one served pays; while a tier with requests has credit left, the one of the highest effective priority
+goes; when none has, all get their shares of another round. So a tier that asks for less than its share is served as if it
+had strict priority over those below, and one that asks for more gets its share and what others leave.
+
+An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve another.
+A request may cost more than its tier's credit, which is then negative and paid back round by round, so that
+``-(largest request) < credit <= share of one round``, and the first request of a tier waits while at most
+``largest // share + 2`` rounds and one request of each other tier are served, system requests aside.
+
+Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (1995); of tenants: Goyal, Vin and
+Cheng, "Start-time Fair Queuing" (1996).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
+from math import floor
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from penstock.api import Tier, TiersConfig
+from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo
 from penstock.core.tiers import priority_of
+from penstock.router.policy.arrival import IsLate, Lane, QueuedRequest
 
 PRIORITIES: Final[Mapping[Tier, int]] = {tier: priority_of(tier) for tier in Tier}
 """As vLLM's ``priority`` of a request: lower goes first. From the highest tier to the lowest."""
@@ -18,89 +34,194 @@ SHARED: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
 _AGED_PRIORITY: Final = 0.5
 """Where aging ends: before a fresh standard request, behind any premium one."""
 
+Slo: TypeAlias = PremiumSlo | StandardSlo | BackgroundSlo
+_NO_SLO: Final = BackgroundSlo(end_to_end_seconds=None)
 
-@dataclass(frozen=True, slots=True)
-class SloTarget:
-    """What a tier is promised, simulated seconds; None: nothing.
+
+def slo_of(tiers: TiersConfig, tier: Tier) -> Slo:
+    """Return what a tier is promised; system is promised nothing."""
+    slo: Slo = getattr(tiers.slo, tier.value, _NO_SLO)
+    return slo
+
+
+def share_of(tiers: TiersConfig, tier: Tier) -> float:
+    """Return the share of a tier of `SHARED`, in (0, 1]; all shares sum up to 1."""
+    share: float = getattr(tiers.shares, tier.value)
+    return share
+
+
+def quantum(tiers: TiersConfig, tier: Tier) -> float:
+    """Return the tokens that a tier of `SHARED` gets in one round."""
+    return tiers.round_tokens * share_of(tiers, tier)
+
+
+def effective_priority(tiers: TiersConfig, tier: Tier, waited_s: float) -> float:
+    """Return the priority of a request that has waited; lower goes first.
+
+    By default background reaches 1 after 10 s and ends at 0.5 after 15 s; standard reaches 0.5 after 5 s. No age brings
+    a request before fresh premium.
+    """
+    base = PRIORITIES[tier]
+    if base <= 0:
+        return base
+    return max(_AGED_PRIORITY, base - min(tiers.max_aging, tiers.aging_per_second * max(0.0, waited_s)))
+
+
+T = TypeVar("T")
+
+
+class TierQueue(Generic[T]):
+    """Waiting requests by tier and tenant; serves as `Lane` does.
 
     Attributes:
-        ttft_s: Arrival to first token.
-        tpot_s: Mean time between the tokens that follow it.
-        e2e_s: Arrival to last token; a request that still waits then is refused.
+        late_tokens: Uncached tokens of the requests that were found late.
+        held: Tiers that are not served for now.
     """
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    has_tiers = True
+
+    def __init__(self, settings: TiersConfig) -> None:
+        self._settings = settings
+        self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
+        self._credits = {tier: quantum(settings, tier) for tier in SHARED}
+        # Of the tiers below each, by rank.
+        self._lower_tokens = [0] * len(PRIORITIES)
+        self.late_tokens = 0
+        self.held: Collection[Tier] = ()
+
+    def configure(self, settings: TiersConfig) -> None:
+        """Take other shares, aging and targets; the requests that wait are not moved."""
+        self._settings = settings
+        self._credits = {tier: min(self._credits[tier], quantum(settings, tier)) for tier in SHARED}
+
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait and were not found late, the highest tier's first."""
+        return {queued.item: queued for queued in self.in_order(hit_first=False)}
+
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+        return self._lower_tokens[rank]
+
+    def __bool__(self) -> bool:
+        return any(tier.lanes for tier in self._tiers.values())
+
+    def __iter__(self) -> Iterator[QueuedRequest[T]]:
+        for tier in self._tiers.values():
+            for lane in tier.lanes.values():
+                yield from lane
+
+    def credit(self, tier: Tier) -> float:
+        """Return the tokens that a tier of `SHARED` may still be served in this round; negative: its debt."""
+        return self._credits[tier]
+
+    def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
+        """Add a request, behind or before all others of its tier and tenant."""
+        tier = queued.arrival.tier
+        self._count_in_time(queued.arrival.rank, queued.uncached)
+        self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out."""
+        if self._tiers[queued.arrival.tier].pull(queued):
+            self.late_tokens -= queued.uncached
+        else:
+            self._count_in_time(queued.arrival.rank, -queued.uncached)
+
+    def charge(self, queued: QueuedRequest[T]) -> None:
+        """Count a request's tokens as served to its tier and tenant."""
+        tier, tokens = queued.arrival.tier, max(1, queued.uncached)
+        if tier in self._credits:
+            self._credits[tier] -= tokens
+        self._tiers[tier].charge(queued.arrival.tenant, tokens)
+
+    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
+        """Iterate over the requests in time, tier by tier."""
+        for tier in self._tiers.values():
+            for lane in tier.lanes.values():
+                yield from lane.in_order(hit_first=hit_first)
+
+    def next_up(
+        self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
+    ) -> QueuedRequest[T] | None:
+        """Return the request to be served next; see `Lane.next_up`."""
+        tier = self._next_tier(now_s)
+        if tier is None:
+            return None
+        lane = self._tiers[tier].next_lane()
+        late_tokens = lane.late_tokens
+        queued = lane.next_up(now_s, hit_first=hit_first, is_late=is_late)
+        found_late = lane.late_tokens - late_tokens
+        if found_late and queued is not None:
+            self.late_tokens += found_late
+            self._count_in_time(queued.arrival.rank, -found_late)
+        return queued
+
+    def _count_in_time(self, rank: int, tokens: int) -> None:
+        for higher in range(rank):
+            self._lower_tokens[higher] += tokens
+
+    def _next_tier(self, now_s: float) -> Tier | None:
+        if self._tiers[Tier.SYSTEM].lanes:
+            return Tier.SYSTEM
+        waiting = [tier for tier in SHARED if self._tiers[tier].lanes and tier not in self.held]
+        if not waiting:
+            return None
+        if all(self._credits[tier] <= 0 for tier in waiting):
+            self._replenish(waiting)
+
+        def order(tier: Tier) -> tuple[float, float]:
+            since_s = self._tiers[tier].oldest_s
+            return effective_priority(self._settings, tier, now_s - since_s), since_s
+
+        return min((tier for tier in waiting if self._credits[tier] > 0), key=order)
+
+    def _replenish(self, waiting: list[Tier]) -> None:
+        quanta = {tier: quantum(self._settings, tier) for tier in SHARED}
+        rounds = min(floor(-self._credits[tier] / quanta[tier]) + 1 for tier in waiting)
+        for tier, most in quanta.items():
+            self._credits[tier] = min(most, self._credits[tier] + rounds * most)
 
 
-_DEFAULTS: Final = TiersConfig()
+class _TenantLanes(Generic[T]):
+    """A tier's lanes by tenant, none of them empty; the tenant that was served least is next."""
 
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane[T]] = {}
+        # Tokens served, where a tenant that comes back starts level with those being served.
+        self._tags: dict[str, float] = {}
+        self._now = 0.0
 
-def _shares(config: TiersConfig) -> dict[Tier, float]:
-    shares = config.shares
-    return dict(zip(SHARED, (shares.premium, shares.standard, shares.background), strict=True))
+    @property
+    def oldest_s(self) -> float:
+        return min(since_s for lane in self.lanes.values() if (since_s := lane.oldest_s) is not None)
 
+    def lane(self, tenant: str) -> Lane[T]:
+        lane = self.lanes.get(tenant)
+        if not self.lanes:
+            # The queue was empty: there is no tenant to be level with, and nothing to remember of those that left.
+            self._tags.clear()
+            self._now = 0.0
+        if lane is None:
+            lane = self.lanes[tenant] = Lane()
+            self._tags[tenant] = max(self._now, self._tags.get(tenant, 0.0))
+        return lane
 
-def _targets(config: TiersConfig) -> dict[Tier, SloTarget]:
-    slo = config.slo
-    return {
-        tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
-        for tier, each in (
-            (Tier.PREMIUM, slo.premium),
-            (Tier.STANDARD, slo.standard),
-            (Tier.BACKGROUND, slo.background),
-        )
-    }
+    def pull(self, queued: QueuedRequest[T]) -> bool:
+        """Take a request out; return whether it was found late."""
+        tenant = queued.arrival.tenant
+        lane = self.lanes[tenant]
+        is_late = queued.item in lane.late
+        lane.pull(queued)
+        if not lane:
+            del self.lanes[tenant]
+        return is_late
 
+    def charge(self, tenant: str, tokens: int) -> None:
+        served = self._tags.get(tenant, self._now)
+        self._now = max(self._now, served)
+        self._tags[tenant] = served + tokens
 
-@dataclass(frozen=True, slots=True)
-class TierSettings:
-    """How tiers share the capacity; the defaults are those of a manifest without the section.
-
-    Attributes:
-        shares: Of each tier of `SHARED`, each > 0; they need not sum to 1, only their ratios count.
-        round_tokens: Tokens that all tiers together get in one round, > 0.
-        aging_per_s: Priority that a waiting request gains each second, >= 0.
-        max_aging: Most priority that it gains.
-        max_tenant_share: Of what a tenant has waiting and what is free for its tier, the most that it may have, 0-1.
-        targets: By tier; absent: none.
-    """
-
-    shares: Mapping[Tier, float] = field(default_factory=lambda: _shares(_DEFAULTS))
-    round_tokens: float = _DEFAULTS.round_tokens
-    aging_per_s: float = _DEFAULTS.aging_per_second
-    max_aging: float = _DEFAULTS.max_aging
-    max_tenant_share: float = _DEFAULTS.max_tenant_share
-    targets: Mapping[Tier, SloTarget] = field(default_factory=lambda: _targets(_DEFAULTS))
-
-    def quantum(self, tier: Tier) -> float:
-        """Return the tokens that a tier of `SHARED` gets in one round."""
-        return self.round_tokens * self.shares[tier] / sum(self.shares.values())
-
-    def effective_priority(self, tier: Tier, waited_s: float) -> float:
-        """Return the priority of a request that has waited; lower goes first.
-
-        Background reaches 1 after 10 s and ends at 0.5 after 15 s; standard reaches 0.5 after 5 s. No age brings a
-        request before fresh premium.
-        """
-        base = PRIORITIES[tier]
-        if base <= 0:
-            return base
-        return max(_AGED_PRIORITY, base - min(self.max_aging, self.aging_per_s * max(0.0, waited_s)))
-
-    def target(self, tier: Tier) -> SloTarget:
-        """Return what a tier is promised."""
-        return self.targets.get(tier, SloTarget())
-
-
-def tier_settings(config: TiersConfig) -> TierSettings:
-    """Return how tiers share, and what they are promised, as a graph's tiers section says."""
-    return TierSettings(
-        shares=_shares(config),
-        round_tokens=float(config.round_tokens),
-        aging_per_s=config.aging_per_second,
-        max_aging=config.max_aging,
-        max_tenant_share=config.max_tenant_share,
-        targets=_targets(config),
-    )
+    def next_lane(self) -> Lane[T]:
+        """Ties go to the tenant that came first."""
+        return self.lanes[min(self.lanes, key=self._tags.__getitem__)]

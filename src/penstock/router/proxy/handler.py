@@ -27,7 +27,7 @@ from penstock.core.logs import get_logger
 from penstock.router.admission import QueueFull, QueueTimeout, RetryLater, TierFirstToken
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvTransfer, RetryScope, grant
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import (
@@ -302,7 +302,7 @@ class CompletionHandler:
     async def _take_prefilled(self, call: CompletionCall) -> None:
         worker = call.assignment.worker
         content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
-        lease = grant(worker, self._clock.now_s())
+        lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         answer = read_completion(content, _type_of(call.response), worker.name)
         prefilled = read_prefill_answer(answer, lease)
         call.assignment.succeeded()

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from penstock.core.errors import ConfigError
 from penstock.core.simulated_tokens import SIMULATED, token_ids
 from penstock.router.chat_template import load_chat_template
-from penstock.router.policy.keys import (
+from penstock.router.policy.prefixes import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     MAX_BYTES,

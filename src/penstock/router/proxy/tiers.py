@@ -12,7 +12,7 @@ from penstock.router.admission import Admission, TierTurnedAway
 from penstock.router.core.tiers import TierControl
 from penstock.router.families import tier_families
 from penstock.router.policy.slo_monitor import EndedRequest
-from penstock.router.policy.tiers import PRIORITIES, tier_settings
+from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused, encoded, spliced
@@ -113,11 +113,10 @@ class LiveTiers:
 
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
-        settings = tier_settings(config)
         self.config = config
-        self._control.configure(settings, config.shedding)
+        self._control.monitor.configure(config)
         for queue in self._workers.core.queues.values():
-            queue.set_tiers(settings)
+            queue.set_tiers(config)
 
     def families(self, now_s: float) -> Iterator[Metric]:
         """Yield the metric families with the label ``tier``."""

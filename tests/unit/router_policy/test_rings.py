@@ -1,9 +1,61 @@
-"""The hotness tree."""
+"""Hash rings, and the tree that makes their keys longer where traffic is hot."""
 
+import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.policy.hotness import HotnessTree
+from penstock.router.policy.rings import VIRTUAL_NODES, DualRing, HashRing, HotnessTree
+
+NAMES = [f"w{i}" for i in range(8)]
+KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
+
+
+def filled(ring, names):
+    """Return a ring with workers."""
+    for name in names:
+        ring.add(name)
+    return ring
+
+
+@pytest.mark.parametrize("names", [[], ["only"], NAMES], ids=len)
+def test_a_pair_is_as_large_as_the_fleet_allows(names):
+    """No worker, no candidate; one worker, one; else two that differ, for every key."""
+    ring = filled(DualRing(), names)
+
+    assert {len(set(ring.pair(key))) for key in KEYS} == {min(2, len(names))}
+
+
+@given(st.permutations(NAMES), st.lists(st.sampled_from(NAMES), max_size=20))
+def test_positions_depend_on_who_is_there_and_not_on_history(order, flapping):
+    """Routers that saw joins and leaves in another order agree."""
+    one, other = filled(DualRing(), NAMES), filled(DualRing(), order)
+    for name in flapping:
+        other.remove(name)
+        other.add(name)
+
+    assert [one.pair(key) for key in KEYS[:50]] == [other.pair(key) for key in KEYS[:50]]
+
+
+def test_shares_are_roughly_even():
+    """Virtual nodes keep the fullest worker below twice its fair share."""
+    ring = filled(HashRing(seed=2), NAMES)
+    homes = [ring.find(key) for key in KEYS]
+
+    assert max(map(homes.count, NAMES)) < 2 * len(KEYS) / len(NAMES)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 300])
+def test_lookup_agrees_with_the_definition(count):
+    """The first anchor at or after the key's point, the first of all after the last."""
+    names = [f"n{i}" for i in range(count)]
+    ring = filled(HashRing(seed=1), names)
+    digest = xxhash.xxh3_64_intdigest
+    anchors = sorted((digest(f"{n}#{i}".encode(), 1), n) for n in names for i in range(VIRTUAL_NODES))
+    for key in KEYS[:200]:
+        point = digest(key.to_bytes(8, "little"), 1)
+
+        assert next((n for a, n in anchors if a >= point), anchors[0][1]) == ring.find(key)
 
 
 def test_a_prefix_that_everybody_shares_makes_keys_longer():
@@ -14,12 +66,21 @@ def test_a_prefix_that_everybody_shares_makes_keys_longer():
     assert keys[-1] == 159
 
 
-def test_traffic_spread_evenly_keeps_keys_short():
-    """No prefix above 2/n: one block is the key."""
-    tree = HotnessTree(window=100)
-    keys = [tree.key((i % 20, 7, 8), workers=4) for i in range(200)]
+@pytest.mark.parametrize(
+    ("window", "workers", "chain_of"),
+    [
+        (100, 4, lambda i: (i % 20, 7, 8)),
+        (50, 2, lambda i: (1, 2, 3)),
+        (200, 1024, lambda i: (i, 1_000_000 + i)),
+    ],
+    ids=["spread evenly", "every pair holds both workers", "the window grows with the workers"],
+)
+def test_without_a_prefix_above_its_share_keys_stay_short(window, workers, chain_of):
+    """Of two workers 2/n is all; at 1,024 workers 2/n of 200 requests would be less than one."""
+    tree = HotnessTree(window=window)
+    keys = [(tree.key(chain_of(i), workers=workers), chain_of(i)[0]) for i in range(3000)]
 
-    assert all(key == i % 20 for i, key in list(enumerate(keys))[100:])
+    assert all(key == first for key, first in keys[100:])
 
 
 def test_a_hot_prefix_stays_hot_until_below_one_nth():
@@ -57,13 +118,6 @@ def test_given_shares_stand_in_for_those_of_the_number_of_workers():
     assert by_share.key((9, 50), workers=8) == 9
 
 
-def test_two_instances_never_make_a_prefix_hot():
-    """2/n is 1 then: every pair holds all workers anyway."""
-    tree = HotnessTree(window=50)
-
-    assert all(tree.key((1, 2, 3), workers=2) == 1 for _ in range(100))
-
-
 def test_an_empty_prompt_has_a_key_and_leaves_no_trace():
     """It goes somewhere, always the same."""
     assert HotnessTree().key((), workers=8) == 0
@@ -78,13 +132,6 @@ def test_a_long_shared_prompt_is_told_apart_as_soon_as_it_is_hot():
     first_deep = next(i for i, key in enumerate(keys) if key >= 100)
     assert first_deep < 20
     assert all(key >= 100 for key in keys[first_deep:])
-
-
-def test_a_large_fleet_does_not_make_every_prompt_hot():
-    """At 1,024 workers 2/n of 200 requests would be less than one; the window grows with n."""
-    tree = HotnessTree(window=200)
-
-    assert all(tree.key((i, 1_000_000 + i), workers=1024) == i for i in range(3000))
 
 
 def test_hotness_follows_the_number_of_instances():

@@ -1,22 +1,146 @@
-"""Which prefix blocks a worker holds, as far as the router knows: what it sent there, and what events say.
+"""Prefixes of prompts: one chained key per block, and the index of those that a worker holds, as far as is known. Pure.
 
-Keys are chained, so a block stands for everything before it, and what one prompt added is a *run* that is only
-ever entered at its first block, its *head*. A lookup costs one probe and one memory comparison per run, not one
-probe per block. Runs are forgotten in order of use and from their ends, so that a block never outlives the block
-before it. Pure.
-
-A run is a number, and the equally numbered items of flat arrays; number 0 is no run. A dict would be a little
-quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
+Keys are made of bytes, or of token ids where a tokenizer is at hand, and equal exactly where prompts share everything so
+far. What one prompt added is a *run* that is only ever entered at its first block, its *head*: a lookup costs one probe and
+one memory comparison per run, not one probe per block. Runs are forgotten in order of use and from their ends, so that a
+block never outlives the block before it. A run is a number, and the equally numbered items of flat arrays; 0 is no run. A
+dict would be a little quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
 """
 
 from __future__ import annotations
 
 from array import array
-from sys import getsizeof
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import orjson
+import xxhash
 
-from penstock.router.policy.keys import KEY_BYTES, Prefix
+BLOCK_TOKENS = 512
+"""Tokens per key. Source: DualMap's artefact and Mooncake's traces."""
+BLOCK_BYTES = 2048
+"""Bytes per key: 512 tokens at 4 bytes each. Fixed although the ratio differs between tokenizers, because keys
+must stay comparable while an estimate of the ratio drifts: one changed byte per block would turn all caches into
+strangers. What the ratio does change is how many tokens such a block counts for (`Arrival.block_tokens`)."""
+SUB_BLOCK_KEYS = 8
+"""Keys of the first block: a chat that grows within it keeps its beginning. Chosen: 64 tokens each; engines share
+caches by 16, so that such a key is worth its prefill."""
+MAX_BLOCKS = 512
+"""Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
+MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
+MAX_BYTES = MAX_BLOCKS * BLOCK_BYTES
+"""Bytes of a prompt that any key is made of."""
+KEY_BYTES = 8
+
+ROOT = 0x50E570C4
+"""Seed of the chain of a prompt that shares its cache with everybody. Chosen freely; fixed, because routers side by
+side must agree."""
+
+
+class Prefix:
+    """The chained keys of one prompt, one per begun block, also packed into 8 bytes each for comparing many at once."""
+
+    __slots__ = ("keys", "packed")
+
+    def __init__(self, keys: tuple[int, ...], packed: bytes | None = None) -> None:
+        self.keys = keys
+        self.packed = array("Q", keys).tobytes() if packed is None else packed
+
+
+def space_seed(*parts: str) -> int:
+    """Return the seed of a key space: prompts share keys only with prompts of equal ``parts``."""
+    return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
+
+
+def prompt_keys(
+    prompt: bytes | memoryview,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    sub_block_keys: int = SUB_BLOCK_KEYS,
+    seed: int = ROOT,
+) -> tuple[int, ...]:
+    """Return the keys of a prompt, each depending on all before it: of parts of the first block, then of blocks.
+
+    Args:
+        prompt: As rendered; a conversation that grows keeps its beginning, and so its keys.
+        block_bytes: >= 1.
+        sub_block_keys: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
+        seed: From `space_seed`.
+    """
+    keys = _chained(prompt[:block_bytes], block_bytes // sub_block_keys, seed)
+    if len(prompt) > block_bytes:
+        rest = memoryview(prompt)[block_bytes : MAX_BLOCKS * block_bytes]
+        keys += _chained(rest, block_bytes, keys[-1])
+    return tuple(keys)
+
+
+def token_keys(
+    tokens: Sequence[int],
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    engine_block_tokens: int | None = None,
+    seed: int = ROOT,
+) -> tuple[int, ...]:
+    """Return one key per begun block of token ids; for prompts that come as ids, or are tokenized here.
+
+    Args:
+        tokens: Ids in [0, 2**32).
+        block_tokens: Per key, >= 1.
+        engine_block_tokens: Tokens per engine block, a divisor of ``block_tokens``: chained over those, so that
+            `kv_events` can make the same keys from the engine's events. None: without events.
+        seed: From `space_seed`.
+
+    Raises:
+        OverflowError, TypeError: what is no token id.
+    """
+    packed = array("I", tokens[:MAX_TOKENS]).tobytes()
+    if engine_block_tokens is None:
+        return tuple(_chained(memoryview(packed), 4 * block_tokens, seed))
+    units = _chained(memoryview(packed), 4 * engine_block_tokens, seed)
+    per_key = block_tokens // engine_block_tokens
+    keys = units[per_key - 1 :: per_key]
+    return tuple(keys) if len(units) % per_key == 0 else (*keys, units[-1])
+
+
+_PLAIN = frozenset({"role", "content"})
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
+    """Return the first `MAX_BYTES` that stand for a chat: appending messages never changes what was rendered before.
+
+    This is no model's template; it only has to change where that would. Tools come first, as in the templates of models
+    that have them. Anything that is not plain text counts by its JSON.
+    """
+    parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
+    room = MAX_BYTES - sum(map(len, parts))
+    for message in messages:
+        if room <= 0:
+            break
+        content = message.get("content")
+        extra = {key: value for key, value in message.items() if key not in _PLAIN}
+        rendered = [_text(str(message.get("role"))), b"\n"]
+        if extra:
+            rendered += [orjson.dumps(extra), b"\n"]
+        rendered += [_text(content[:room]) if isinstance(content, str) else orjson.dumps(content), b"\0"]
+        parts += rendered
+        room -= sum(map(len, rendered))
+    return b"".join(parts)[:MAX_BYTES]
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _chained(data: bytes | memoryview, width: int, seed: int) -> list[int]:
+    digest = xxhash.xxh3_64_intdigest
+    key = seed
+    keys = []
+    for start in range(0, len(data), width):
+        key = digest(data[start : start + width], key)
+        keys.append(key)
+    return keys
+
 
 _SLACK = 32
 """Chosen: when full, 1/32 of the capacity is forgotten at once, since finding the oldest looks at all."""
@@ -29,16 +153,14 @@ _NEVER = (1 << 64) - 1
 
 
 class PrefixIndex:
-    """The blocks of one worker, at most ``capacity`` of them.
+    """The blocks of one worker, at most ``capacity`` of them, in [1, 2**31].
 
     Attributes:
-        count: Blocks remembered.
         anywhere: Blocks that the worker holds in any memory, to be loaded where this index has them not; None: none are
             known to be held elsewhere. Forgotten by `clear`.
     """
 
     __slots__ = (
-        "_capacity",
         "_clock",
         "_free",
         "_heads",
@@ -48,31 +170,22 @@ class PrefixIndex:
         "_table",
         "_used",
         "anywhere",
+        "capacity",
         "count",
     )
 
     def __init__(self, capacity: int) -> None:
-        """Start empty.
-
-        Args:
-            capacity: Blocks that the worker's cache holds, in [1, 2**31].
-        """
-        self._capacity = capacity
+        self.capacity = capacity
         self.clear()
 
-    @property
-    def capacity(self) -> int:
-        """Blocks that the worker's cache holds."""
-        return self._capacity
-
     def resize(self, capacity: int) -> None:
-        """Learn how many blocks the worker's cache holds, in [1, 2**31]; what is too much is forgotten."""
-        self._capacity = capacity
+        """Learn how many blocks the worker's cache holds; what is too much is forgotten."""
+        self.capacity = capacity
         if self.count > capacity:
             self._forget(self.count - capacity)
 
     def clear(self) -> None:
-        """Forget everything: the worker has worker_restarted."""
+        """Forget everything."""
         # A head's lowest bits -> the first run of those whose heads have them, chained by `_next`.
         self._table = array("I", bytes(4 * _PARTS))
         self._mask = _PARTS - 1
@@ -104,11 +217,7 @@ class PrefixIndex:
         return place
 
     def use(self, prefix: Prefix) -> int:
-        """Remember that the worker computes, or has just read, all blocks of a prompt.
-
-        Returns:
-            How many leading blocks it held before.
-        """
+        """Remember that the worker computes, or has just read, all blocks of a prompt; return how many it held."""
         keys, packed, heads, runs = prefix.keys, prefix.packed, self._heads, self._runs
         place, total = 0, len(keys)
         passed = []
@@ -137,17 +246,12 @@ class PrefixIndex:
         for number in passed:
             used[number] = clock
             clock -= 1
-        if self.count > self._capacity:
-            self._forget(self.count - self._capacity + self._capacity // _SLACK)
+        if self.count > self.capacity:
+            self._forget(self.count - self.capacity + self.capacity // _SLACK)
         return place
 
     def limit(self, prefix: Prefix, blocks: int) -> None:
-        """Learn that the worker holds at most the first ``blocks`` blocks of a prompt.
-
-        Args:
-            prefix: The prompt.
-            blocks: >= 0. What other prompts hold beyond them in common with this one is forgotten with it.
-        """
+        """Learn that the worker holds at most the first ``blocks`` >= 0 blocks of a prompt, nor do others beyond them."""
         keys, runs = prefix.keys, self._runs
         total = len(keys)
         # Most often a run begins right there: what this prompt had brought.
@@ -162,16 +266,7 @@ class PrefixIndex:
             place += length
             number = self._find(keys[place]) if place < total else 0
 
-    def __len__(self) -> int:
-        return self.count
-
-    def size_bytes(self) -> int:
-        """Return the memory of the index: the arrays and the packed runs."""
-        arrays = (self._table, self._next, self._heads, self._used, self._runs)
-        return sum(map(getsizeof, arrays)) + sum(getsizeof(run) for run in self._runs if run)
-
     def _find(self, head: int) -> int:
-        """Return the number of the run that begins with a key; 0: there is none."""
         number = self._table[head & self._mask]
         while number and self._heads[number] != head:
             number = self._next[number]
@@ -200,7 +295,6 @@ class PrefixIndex:
         table[part] = number
 
     def _widen(self) -> None:
-        """Double the table's parts; no number is free."""
         parts = 2 * len(self._table)
         self._table = table = array("I", bytes(4 * parts))
         self._mask = mask = parts - 1
@@ -222,7 +316,6 @@ class PrefixIndex:
             self._add(head, rest if len(rest) > KEY_BYTES else _ONE_BLOCK)
 
     def _cut(self, number: int, blocks: int) -> None:
-        """Shorten a run to ``blocks`` blocks."""
         run = self._runs[number]
         length = len(run) // KEY_BYTES or 1
         if blocks >= length:
@@ -234,7 +327,6 @@ class PrefixIndex:
             self._runs[number] = run[: blocks * KEY_BYTES] if blocks > 1 else _ONE_BLOCK
 
     def _remove(self, number: int) -> None:
-        """Let a run's number be free."""
         after, table = self._next, self._table
         part = self._heads[number] & self._mask
         at = table[part]

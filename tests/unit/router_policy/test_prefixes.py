@@ -1,13 +1,97 @@
-"""The prefix index beside a plain one, and its memory."""
+"""Prefix keys, and the index of a worker's prefixes beside a plain one, and its memory."""
 
 import gc
 import random
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.router.policy.keys import Prefix
-from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prefixes import (
+    BLOCK_BYTES,
+    MAX_BLOCKS,
+    SUB_BLOCK_KEYS,
+    Prefix,
+    PrefixIndex,
+    prompt_keys,
+    render_chat,
+    space_seed,
+    token_keys,
+)
+
+
+@given(st.binary(max_size=600), st.binary(max_size=600), st.integers(1, 64))
+def test_a_longer_prompt_keeps_the_keys_of_its_whole_blocks(start, more, block_bytes):
+    """What a conversation adds changes no key before it."""
+    whole = len(start) // block_bytes
+
+    shorter = prompt_keys(start, block_bytes=block_bytes, sub_block_keys=1)
+    longer = prompt_keys(start + more, block_bytes=block_bytes, sub_block_keys=1)
+
+    assert shorter[:whole] == longer[:whole]
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 199))
+def test_a_changed_byte_changes_every_key_from_its_block_on(prompt, position):
+    """Chaining: equal keys mean equal prefixes."""
+    position %= len(prompt)
+    changed = prompt[:position] + bytes([prompt[position] ^ 1]) + prompt[position + 1 :]
+
+    before = prompt_keys(prompt, block_bytes=16, sub_block_keys=1)
+    after = prompt_keys(changed, block_bytes=16, sub_block_keys=1)
+
+    block = position // 16
+    assert before[:block] == after[:block]
+    assert all(old != new for old, new in zip(before[block:], after[block:], strict=True))
+
+
+def test_a_huge_prompt_is_bounded():
+    """A million tokens cost as many keys as the longest useful prefix."""
+    assert len(prompt_keys(bytes(4_000_000))) == MAX_BLOCKS - 1 + SUB_BLOCK_KEYS
+
+
+@given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, BLOCK_BYTES))
+def test_a_growing_chat_keeps_its_parts(length, more):
+    """Within the first block every 256 bytes have a key, so that short chats are told from each other."""
+    text = bytes(range(256)) * 40
+    part = BLOCK_BYTES // SUB_BLOCK_KEYS
+    shorter, longer = prompt_keys(text[:length]), prompt_keys(text[: length + more])
+    whole = length // part if length < BLOCK_BYTES else SUB_BLOCK_KEYS - 1 + length // BLOCK_BYTES
+
+    assert shorter[:whole] == longer[:whole]
+    assert len(shorter) == (
+        -(-length // part) if length <= BLOCK_BYTES else SUB_BLOCK_KEYS - 1 - (-length // BLOCK_BYTES)
+    )
+
+
+def test_token_ids_give_one_key_per_block_of_512():
+    """The exact mode counts tokens, not bytes."""
+    assert len(token_keys(list(range(1025)))) == 3
+    assert token_keys(list(range(1024))) == token_keys(list(range(1025)))[:2]
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+]
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
+def test_a_longer_conversation_keeps_its_prefix(tools):
+    """Appending messages changes no byte before them."""
+    longer = [*TURNS, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+
+    assert render_chat(longer, tools).startswith(render_chat(TURNS, tools))
+    assert render_chat(TURNS, tools) != render_chat(TURNS[:1], tools)
+
+
+def test_key_spaces_do_not_meet():
+    """Prompts with another salt share no cache, and no key."""
+    salted = prompt_keys(b"x" * 100, seed=space_seed("salt"))
+
+    assert prompt_keys(b"x" * 100) == prompt_keys(b"x" * 100, seed=space_seed(""))
+    assert salted != prompt_keys(b"x" * 100)
 
 
 class PlainIndex:
@@ -96,7 +180,7 @@ def test_flat_arrays_say_what_a_plain_dict_says(capacity, fan_out, longest, shif
             index.clear()
             plain.runs.clear()
 
-        assert len(index) == len(plain)
+        assert index.count == len(plain)
 
 
 @pytest.mark.no_cover  # Coverage's own records would count as the index's memory.
@@ -112,7 +196,7 @@ def test_a_full_index_takes_at_most_64_bytes_a_block(blocks):
         for each in blocks:
             for _ in range(2 * capacity // each):
                 index.use(Prefix(tuple(rng.getrandbits(64) for _ in range(each))))
-        known, size_bytes = len(index), index.size_bytes()
+        known = index.count
         gc.collect()  # Tuples that the interpreter keeps for reuse are not the index's.
         full, _ = tracemalloc.get_traced_memory()
         # What goes with the index was the index's; other threads and coverage allocate beside it.
@@ -125,4 +209,14 @@ def test_a_full_index_takes_at_most_64_bytes_a_block(blocks):
     used = full - empty
     assert known > 0.9 * capacity
     assert used / known <= 64
-    assert size_bytes == pytest.approx(used, rel=0.05)
+
+
+def test_what_is_too_much_is_forgotten_at_once():
+    """The least recently used first."""
+    index = PrefixIndex(100)
+    for prompt in range(5):
+        index.use(Prefix(tuple(range(100 * prompt, 100 * prompt + 20))))
+    index.resize(40)
+    assert index.count == 40
+    assert index.held(Prefix(tuple(range(400, 420)))) == 20
+    assert index.held(Prefix(tuple(range(20)))) == 0
