@@ -18,7 +18,7 @@ from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.planner.core.records import MALFORMED
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.options import PlannerOptions, refuse_contradictions
@@ -155,17 +155,19 @@ def _window(data: Mapping[str, Any]) -> Window:
     unknown = set(data) - {"config", "state", "start_s", "end_s", "observations", "performance"}
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}")
-    pulls = tuple(summarise(_observation(each)) for each in data["observations"])
+    pulls = tuple(_pull(each) for each in data["observations"])
     end_s = float(data.get("end_s", pulls[-1].at_s if pulls else 0.0))
     return Window(float(data.get("start_s", 0.0)), end_s, pulls)
 
 
-def _observation(data: Mapping[str, Any]) -> Observation:
+def _pull(data: Mapping[str, Any]) -> Pull:
     pools = {Role(role): PoolCounts(**counts) for role, counts in data["pools"].items()}
     queue = _reading(data.get("queue"), None) if Role.PREFILL in pools else None
     kv = {name: _reading(value, 1.0) for name, value in (data.get("kv") or {}).items()}
     demand = data.get("demand")
-    return Observation(float(data["at_s"]), pools, kv, queue, None if demand is None else _demand(demand))
+    return summarise(
+        float(data["at_s"]), pools, kv=kv, queue=queue, demand=None if demand is None else _demand(demand)
+    )
 
 
 def _demand(data: Mapping[str, Any]) -> Demand:

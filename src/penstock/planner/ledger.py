@@ -219,10 +219,10 @@ class Ledger:
                 log.warning("ledger not written", error=str(exc))
             self._is_failing = True
 
-    def tail(self, anchors: frozenset[str]) -> list[Record]:
-        """Return the records from the last one of a type in ``anchors`` on, in file order.
+    def tail(self) -> list[Record]:
+        """Return the records from the last anchor on, in file order.
 
-        A header of a resumed run is no anchor. Empty when there is no file or no such record. A torn last
+        A header of a resumed run is no anchor. Empty when there is no file or no anchor. A torn last
         line is cut off.
 
         Raises:
@@ -235,7 +235,7 @@ class Ledger:
             for line in _lines_backward(descriptor, self._end):
                 record = self._parse_backward(line, descriptor, len(found))
                 found.append(record)
-                if record["type"] in anchors and not record.get("resumed", False):
+                if record["type"] in ANCHORS and not record.get("resumed", False):
                     return found[::-1]
         except OSError as exc:
             log.warning("ledger not read", path=str(self.path), error=exc.strerror)

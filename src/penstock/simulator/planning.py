@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock.planner.core.messages import (
+from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.records import Change
+from penstock.planner.core.state import (
+    CoreSettings,
     DecisionRecorded,
     Effect,
     Event,
     Notify,
     ObserveAt,
-    Observed,
     Pulled,
     ReadMetrics,
     RecordDecision,
@@ -24,16 +26,15 @@ from penstock.planner.core.messages import (
     Scaled,
     Started,
     TargetUnavailable,
+    begin,
 )
-from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.records import Change
-from penstock.planner.core.state import CoreSettings, begin
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.memories import carried, resumed
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import Memory
+from penstock.planner.targets.base import TargetState
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.scenario import Fault
@@ -85,14 +86,14 @@ class SimulatedObservation:
 
         inside = self.worker_waiting
         return summarise(
-            Observation(
-                now_s,
-                self.pools,
-                {name: reading(value, 1.0) for name, value in self.kv.items()},
-                None if self.waiting is None else reading(self.waiting),
-                self.demand,
-                None if inside is None else {name: reading(count) for name, count in inside.items()},
-            )
+            now_s,
+            self.pools,
+            kv={name: reading(value, 1.0) for name, value in self.kv.items()},
+            queue=None if self.waiting is None else reading(self.waiting),
+            demand=self.demand,
+            worker_waiting=None
+            if inside is None
+            else {name: reading(count) for name, count in inside.items()},
         )
 
 
@@ -116,7 +117,7 @@ class VirtualPlanner:
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run the due actions."""
-        event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        event: Event | None = TargetState(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
         while event is not None:
             match self._step(event, now_s):
                 case ReadMetrics():

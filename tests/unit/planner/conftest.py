@@ -14,14 +14,14 @@ from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import LoopSettings, PlannerLoop
 from penstock.planner.observers import Observer, Observers, View
 from penstock.planner.sources.base import Buckets, Query, Readings
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +54,7 @@ class _Make:
             }
         readings = {f"w{i}": cls.reading(value, upper=1.0) for i, value in enumerate(kv)}
         waiting = None if aggregated is not None else cls.reading(queue)
-        return summarise(Observation(at_s, pools, readings, waiting))
+        return summarise(at_s, pools, kv=readings, queue=waiting)
 
     @classmethod
     def window(cls, *pulls: Pull) -> Window:
@@ -139,7 +139,7 @@ class _Backend:
     failed: dict[Role, list[str]] = field(default_factory=dict)
     seen_gpus: list[int] = field(default_factory=list)
 
-    def _pool(self, role: Role) -> PoolState:
+    def _pool(self, role: Role) -> PoolCounts:
         now_s = self.time.now_s()
         starting = self.starting.setdefault(role, [])
         if role in self.never_ready:
@@ -152,8 +152,7 @@ class _Backend:
         draining = self.draining.setdefault(role, [])
         draining[:] = [s for s in draining if now_s < s + self.drain_s]
         ready = self.replicas[role] - len(starting)
-        failed = tuple(self.failed.get(role, ()))
-        return PoolState(role, ready, len(starting), len(draining), self.gpus, failed)
+        return PoolCounts(ready, len(starting), len(draining), self.gpus)
 
     async def observe(self) -> TargetState:
         self.killer.step("observe")
@@ -167,7 +166,8 @@ class _Backend:
             for role, pool in pools.items()
             for index in range(pool.ready)
         )
-        return TargetState(pools, adjusting, endpoints)
+        failures = {role: failed[-1] for role, failed in self.failed.items()}
+        return TargetState(pools, adjusting, endpoints, failures=failures)
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
         self.killer.step("scale: before")

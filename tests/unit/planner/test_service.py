@@ -17,12 +17,13 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.planner import files
 from penstock.planner import service as planner_service
+from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.figures import Figures
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
 from penstock.planner.service import PlannerService, run_until_stopped
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0
@@ -138,12 +139,12 @@ class _Backend:
     async def observe(self):
         if self.is_over():
             self.stop.set()
-        pools = {role: PoolState(role, 1, 0, 0, 1, ()) for role in (P, D)}
+        pools = {role: PoolCounts(1, gpus=1) for role in (P, D)}
         endpoints = (
             Endpoint("llama_decode", D, "http://127.0.0.1:9"),
             Endpoint("llama_prefill", P, "http://127.0.0.1:9"),
         )
-        return TargetState(pools, adjusting=False, endpoints=endpoints)
+        return TargetState(pools, is_adjusting=False, endpoints=endpoints)
 
     async def scale(self, role, replicas, *, decision_id):
         self.requests.append((role, replicas, decision_id))

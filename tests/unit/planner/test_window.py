@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
+from penstock.planner.decide.observation import PoolCounts, WorkerSummary, summarise
 from penstock.planner.decide.propose import kv_signal, queue_signal, queue_trend
 
 ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
@@ -87,6 +87,6 @@ def test_requests_that_wait_inside_weigh_on_kv(make):
 
 def test_a_prefill_pool_without_a_queue_reading_has_a_missing_one():
     """An observation that forgot the queue is unknown, never zero."""
-    pull = summarise(Observation(1.0, {Role.PREFILL: PoolCounts(1), Role.DECODE: PoolCounts(0)}, {}, None))
+    pull = summarise(1.0, {Role.PREFILL: PoolCounts(1), Role.DECODE: PoolCounts(0)}, kv={}, queue=None)
     assert pull.queue is not None
     assert not pull.queue.is_known

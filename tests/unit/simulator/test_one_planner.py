@@ -22,7 +22,7 @@ from penstock.planner.loop import LoopSettings, PlannerLoop
 from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED
@@ -194,16 +194,12 @@ class _LiveAdapters:
         if self.backend.is_away(self.at_s):
             raise ClusterError("away")
         pools = self.backend.pools(self.at_s)
-        states = {
-            role: PoolState(role, pool.ready, pool.starting, pool.draining, pool.gpus, ())
-            for role, pool in pools.items()
-        }
         endpoints = tuple(
             Endpoint(f"{role.value}-{index}", role, "http://127.0.0.1")
             for role, pool in pools.items()
             for index in range(pool.ready)
         )
-        return TargetState(states, self.backend.is_adjusting(self.at_s), endpoints)
+        return TargetState(pools, self.backend.is_adjusting(self.at_s), endpoints)
 
     async def scale(self, role, replicas, *, decision_id):
         if self.backend.scale(role, replicas, self.at_s):

@@ -211,10 +211,9 @@ class StatusListener:
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
         """Keep why a role's last scale-up failed for as long as it requests another one."""
-        pool = view.pools.get(role.role)
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")
-            self._failed[role.role] = pool.failed[-1] if pool is not None and pool.failed else before
+            self._failed[role.role] = view.failures.get(role.role, before)
         elif role.action is not Action.UP:
             self._failed.pop(role.role, None)
 

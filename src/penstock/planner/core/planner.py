@@ -13,44 +13,48 @@ from typing import Any
 
 from penstock.api import Role
 from penstock.planner.core import records
-from penstock.planner.core.messages import (
+from penstock.planner.core.records import (
+    Change,
+    DecisionKind,
+    Outcome,
+    Record,
+    Starts,
+    added,
+    finished,
+    without_oldest,
+)
+from penstock.planner.core.state import (
+    Actuation,
     Append,
     BeginLedger,
     Checkpoint,
+    CoreSettings,
+    CoreState,
     DecisionRecorded,
     Effect,
     Event,
+    History,
     Log,
-    LogLevel,
     Notify,
     ObserveAt,
-    Observed,
+    PlannerPhase,
     Pulled,
     ReadMetrics,
     RecordDecision,
     Scale,
     Scaled,
+    Schedule,
     Started,
     TargetUnavailable,
 )
-from penstock.planner.core.records import (
-    Change,
-    Deciding,
-    DecisionKind,
-    Header,
-    History,
-    LedgerPosition,
-    Outcome,
-    added,
-    finished,
-    without_oldest,
-)
-from penstock.planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase, Schedule
 from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.planner.decide.ownership import is_heard, written
 from penstock.planner.decide.pipeline import decide, roll_back
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
 """Chosen: a recorded decision older than this many intervals is not carried out after a restart; the load it
@@ -93,7 +97,7 @@ class _Step:
 
     def take(self, event: Event) -> None:
         match event:
-            case Observed():
+            case TargetState():
                 self._observed(event)
             case Pulled(pull):
                 self._pulled(pull)
@@ -162,20 +166,22 @@ class _Step:
         self._set(origin_s=history.origin_s, actuation=actuation, starts=history.starts)
         if history.blocked_s is not None:
             self._schedule(self.state.schedule.blocked(history.blocked_s))
-        schedule = self.state.schedule
-        is_idle = schedule.blocked_s is None and actuation is None
-        if is_idle and self.now_s >= history.start_s + 2 * self.config.adjustment_interval_s:
+        begun = history.schedule
+        is_idle = self.state.schedule.blocked_s is None and actuation is None
+        if is_idle and self.now_s >= begun.start_s + 2 * self.config.adjustment_interval_s:
             return False
         self._schedule(
             replace(
-                schedule.begun(history.start_s, self._interval_s()), tick=history.tick, pulls=history.pulls
+                self.state.schedule.begun(begun.start_s, self._interval_s()),
+                tick=begun.tick,
+                pulls=begun.pulls,
             )
         )
         return True
 
     # -- a tick ---------------------------------------------------------------------------------------
 
-    def _observed(self, seen: Observed) -> None:
+    def _observed(self, seen: TargetState) -> None:
         self._set(observed=seen, phase=PlannerPhase.ADJUSTING)
         if self.state.actuation is not None:
             self._next_change(self.state.actuation)
@@ -208,16 +214,23 @@ class _Step:
             self._end_tick()
 
     def _decide(self) -> None:
-        state, config = self.state, self.config
+        state = self.state
         window = state.schedule.window
-        decision, after = decide(window, state.decided, config)
-        kind = DecisionKind.ADJUSTMENT
-        deciding = Deciding(kind, config, state.decided, after, decision, window=window)
-        self._emit(RecordDecision(deciding, self._place(state.schedule.next_start_s)))
+        made = decide(window, state.decided, self.config)
+        position = self._position(state.schedule.next_start_s, state.starts)
+        self._record(DecisionKind.ADJUSTMENT, made, position, window=window)
+
+    def _record(
+        self, kind: DecisionKind, made: tuple[Decision, PlannerState], position: Record, **inputs: Any
+    ) -> None:
+        record = records.decision_record(
+            kind, position, config=self.config, before=self.state.decided, made=made, **inputs
+        )
+        self._emit(RecordDecision(kind, *made, position["starts"], record))
 
     # -- an adjustment in progress --------------------------------------------------------------------
 
-    def _follow_starts(self, seen: Observed) -> None:
+    def _follow_starts(self, seen: TargetState) -> None:
         """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
         for role, pool in seen.pools.items():
             asked = self.state.decided.of(role).asked
@@ -226,15 +239,17 @@ class _Step:
                 # Asked for on another timeline: its deadline begins now.
                 waiting = min(pool.starting, asked - pool.ready)
                 self._set(starts=added(self.state.starts, role, waiting, self.now_s))
-            for replica in finished(self.state.starts, role, pool.starting + gone, self.now_s):
-                self._emit(Log("replica ready", {"role": role.value, "took_s": round(replica.took_s, 1)}))
+            for asked_s in finished(self.state.starts, role, pool.starting + gone):
+                took_s = self.now_s - asked_s
+                self._emit(Log("replica ready", {"role": role.value, "took_s": round(took_s, 1)}))
                 self._set(
                     starts=without_oldest(self.state.starts, role),
-                    startup_s={**self.state.startup_s, role: replica.took_s},
+                    startup_s={**self.state.startup_s, role: took_s},
                 )
-                self._emit(Append(records.started_record(replica)))
+                times = {"at_s": self.now_s, "asked_s": asked_s, "took_s": took_s}
+                self._emit(Append({"type": "started", "role": role.value, **times}))
 
-    def _accept_edits(self, seen: Observed, roles: Collection[Role]) -> None:
+    def _accept_edits(self, seen: TargetState, roles: Collection[Role]) -> None:
         """Keep another writer's numbers for an interval: forget the request, and start an interval."""
         for role in roles:
             decided = self.state.decided
@@ -248,7 +263,7 @@ class _Step:
         self._emit(Log("replicas set by another writer: kept for an interval", keys))
         self._converge()
 
-    def _is_adjusting(self, seen: Observed) -> bool:
+    def _is_adjusting(self, seen: TargetState) -> bool:
         """Return whether this tick neither pulls nor decides; take back what never becomes ready."""
         if self._plan_roll_backs(self._never_ready(seen)):
             return True
@@ -256,7 +271,7 @@ class _Step:
             return self._is_blocked(seen)
         return self._plan_roll_backs(self._gone(seen) or self._late(seen))
 
-    def _is_blocked(self, seen: Observed) -> bool:
+    def _is_blocked(self, seen: TargetState) -> bool:
         if not seen.is_adjusting:
             self._set(is_overdue=False)
         elif not self.state.is_overdue:
@@ -269,7 +284,7 @@ class _Step:
                 return True
             self._set(is_overdue=True)
             text = "adjustment never ended: planning goes on"
-            self._emit(Log(text, {"waited_s": waited_s}, LogLevel.WARNING))
+            self._emit(Log(text, {"waited_s": waited_s}, is_warning=True))
         if self.state.schedule.blocked_s is None:
             return False
         if not self._plan_roll_backs(self._gone(seen)):
@@ -286,21 +301,16 @@ class _Step:
         state = replace(state, decided=replace(state.decided, interval_s=None))
         self._set(decided=state.decided)
         self._schedule(state.schedule.converged(self.now_s, self._interval_s()))
-        record = records.converged_record(
-            self._place(self.now_s),
-            at_s=self.now_s,
-            took_s=took_s,
-            state=state.decided,
-            is_overdue=state.is_overdue,
-        )
-        self._emit(Append(record))
+        how = {"at_s": self.now_s, "took_s": took_s, "overdue": state.is_overdue}
+        position = self._position(self.now_s, state.starts)
+        self._emit(Append({"type": "settled", **how, **position, "state": state.decided}))
 
     # -- scale-ups to roll back -----------------------------------------------------------------------
 
-    def _never_ready(self, seen: Observed) -> dict[Role, str]:
+    def _never_ready(self, seen: TargetState) -> dict[Role, str]:
         return {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
 
-    def _gone(self, seen: Observed) -> dict[Role, str]:
+    def _gone(self, seen: TargetState) -> dict[Role, str]:
         """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
         return {
             role: seen.failures.get(role, "the backend dropped it")
@@ -308,18 +318,18 @@ class _Step:
             if pool.replicas < (self.state.decided.of(role).asked or 0)
         }
 
-    def _late(self, seen: Observed) -> dict[Role, str]:
+    def _late(self, seen: TargetState) -> dict[Role, str]:
         """Return the roles whose oldest start has passed the deadline, in a mode that does not wait."""
         begun = {role: starts[0] for role, starts in self.state.starts.items() if starts}
         deadline_s = self.settings.adjustment_deadline_s
         late = {role for role, begun_s in begun.items() if self.now_s - begun_s > deadline_s}
         return {role: why for role, why in self._not_ready(seen).items() if role in late}
 
-    def _not_ready(self, seen: Observed) -> dict[Role, str]:
+    def _not_ready(self, seen: TargetState) -> dict[Role, str]:
         why = f"not ready after {self.settings.adjustment_deadline_s:g} s"
         return {role: seen.failures.get(role, why) for role in seen.pools if self._is_unready(role, seen)}
 
-    def _is_unready(self, role: Role, seen: Observed) -> bool:
+    def _is_unready(self, role: Role, seen: TargetState) -> bool:
         asked = self.state.decided.of(role).asked
         return asked is not None and seen.pools[role].ready < asked
 
@@ -339,42 +349,32 @@ class _Step:
             self._end_tick()
             return
         (role, why), *rest = queue
-        state, config = self.state, self.config
         self._set(roll_backs=tuple(rest))
         pull = Pull(self.now_s, self._pools(), NO_WORKERS, None)
-        decision, after = roll_back(role, why, pull=pull, state=state.decided, config=config)
-        deciding = Deciding(
-            DecisionKind.ROLL_BACK, config, state.decided, after, decision, role=role, why=why, pull=pull
-        )
-        place = replace(self._place(self.now_s), starts=without_oldest(state.starts, role))
-        self._emit(RecordDecision(deciding, place))
+        made = roll_back(role, why, pull=pull, state=self.state.decided, config=self.config)
+        position = self._position(self.now_s, without_oldest(self.state.starts, role))
+        self._record(DecisionKind.ROLL_BACK, made, position, role=role, why=why, pull=pull)
 
     # -- from a decision to the backend ---------------------------------------------------------------
 
     def _recorded(self, asked: RecordDecision, *, is_written: bool) -> None:
-        deciding = asked.deciding
-        decision = deciding.decision
+        decision = asked.decision
         if not is_written:
-            self._not_taken(deciding)
+            self._not_taken(asked)
             return
         desired = {role.role: role.desired for role in decision.roles}
-        self._set(
-            decided=deciding.after,
-            desired={**self.state.desired, **desired},
-            starts=asked.place.starts,
-        )
+        self._set(decided=asked.after, desired={**self.state.desired, **desired}, starts=asked.starts)
         for role in decision.changes:
             keys = {"decision_id": decision.id, "reason": role.reason.value, "what": role.sentence}
             self._emit(Log("decided", keys))
         self._emit(Notify(decision))
-        self._next_change(Actuation(decision.at_s, records.changes_of(decision), deciding.kind))
+        self._next_change(Actuation(decision.at_s, records.changes_of(decision), asked.kind))
 
-    def _not_taken(self, deciding: Deciding) -> None:
-        if deciding.kind is DecisionKind.ADJUSTMENT:
+    def _not_taken(self, asked: RecordDecision) -> None:
+        if asked.kind is DecisionKind.ADJUSTMENT:
             self._end_interval()
             return
-        again_s = deciding.decision.at_s + self.config.adjustment_interval_s
-        self._set(roll_back_after_s=again_s)
+        self._set(roll_back_after_s=asked.decision.at_s + self.config.adjustment_interval_s)
         self._next_roll_back()
 
     def _next_change(self, actuation: Actuation) -> None:
@@ -400,7 +400,7 @@ class _Step:
             actuation = replace(actuation, is_any_applied=True)
         else:
             keys = {"decision_id": change.decision_id, "error": error}
-            self._emit(Log("decision not carried out", keys, LogLevel.WARNING))
+            self._emit(Log("decision not carried out", keys, is_warning=True))
             self._not_applied(change, Outcome.FAILED, error)
         self._next_change(replace(actuation, changes=actuation.changes[1:]))
 
@@ -475,10 +475,15 @@ class _Step:
     def _forget_asked(self, role: Role) -> None:
         self._set(decided=records.without_asked(self.state.decided, role))
 
-    def _place(self, start_s: float) -> LedgerPosition:
-        state = self.state
-        return LedgerPosition(self.settings.timeline, state.origin_s, start_s, state.starts)
+    def _position(self, start_s: float, starts: Starts) -> Record:
+        return records.position(self.settings.timeline, self.state.origin_s, start_s, starts)
 
-    def _header(self, at_s: float, *, is_resumed: bool) -> Header:
-        place = self._place(self.state.schedule.start_s)
-        return Header(place, at_s, self.state.decided, is_resumed)
+    def _header(self, at_s: float, *, is_resumed: bool) -> Record:
+        state = self.state
+        return records.header_record(
+            self._position(state.schedule.start_s, state.starts),
+            at_s=at_s,
+            state=state.decided,
+            config=self.config,
+            is_resumed=is_resumed,
+        )

@@ -1,4 +1,4 @@
-"""Everything that the planner's core remembers between two events, when to pull and when to decide. Pure."""
+"""What the planner's core takes (events), asks of its driver (effects) and remembers between two events. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock.api import Role
-from penstock.planner.core.messages import Observed
-from penstock.planner.core.records import Change, DecisionKind, Starts
+from penstock.planner.core.records import Change, DecisionKind, Record, Starts
 from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.state import Memory, PlannerState
+from penstock.planner.targets.base import TargetState
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,158 @@ class Schedule:
         return replace(self, pulls=(*self.pulls, pull))
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """Where the planner stood.
+
+    Attributes:
+        state: After the last decision.
+        timeline: Which clock its times belong to.
+        origin_s: Simulated seconds when the first run of this timeline began.
+        newest_s: Time of the newest record.
+        wall_s: The same in real seconds since 1970; None in a ledger of an older version.
+        schedule: The interval under way, with its pulls.
+        blocked_s: Since when an adjustment has been under way; None when none is.
+        starts: Replicas asked for and not ready yet.
+        pending: Changes recorded but not known to be carried out.
+    """
+
+    state: PlannerState
+    timeline: str
+    origin_s: float
+    newest_s: float
+    wall_s: float | None
+    schedule: Schedule
+    blocked_s: float | None
+    starts: Starts
+    pending: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process has started.
+
+    Attributes:
+        history: What its ledger says; None without one.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
+        gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
+            timelines.
+    """
+
+    history: History | None = None
+    first_sequence: int = 0
+    gone_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUnavailable:
+    """The backend could not be read at a tick: nothing is pulled or decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The metrics that `ReadMetrics` requested."""
+
+    pull: Pull
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """Effect: write a decision to the disk before it is carried out. Answered by `DecisionRecorded`.
+
+    Attributes:
+        after: State after it.
+        starts: Replicas that start after it.
+        record: What is written.
+    """
+
+    kind: DecisionKind
+    decision: Decision
+    after: PlannerState
+    starts: Starts
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecorded:
+    """What became of a decision's record; a decision that is not on the disk is not taken."""
+
+    asked: RecordDecision
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What became of `Scale`: why the backend refused, None if it took the change."""
+
+    error: str | None = None
+
+
+Event = Started | TargetState | TargetUnavailable | Pulled | DecisionRecorded | Scaled
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveAt:
+    """End the tick; observe the backend at ``at_s``, or now if that is past.
+
+    Answered by `TargetState` or `TargetUnavailable`.
+    """
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetrics:
+    """Read the metrics of the pools just observed. Answered by `Pulled`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Ask the backend for a change. Answered by `Scaled`."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Show observers a recorded decision."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write a record that may be lost."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class BeginLedger:
+    """Write the header of this run."""
+
+    header: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Here the header alone holds the state of the planner: a long ledger may begin a new file with it."""
+
+    header: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Log a constant text with its keys."""
+
+    text: str
+    keys: Mapping[str, object] = field(default_factory=dict)
+    is_warning: bool = False
+
+
+Effect = ObserveAt | ReadMetrics | RecordDecision | Scale | Notify | Append | BeginLedger | Checkpoint | Log
+
+
 class PlannerPhase(StrEnum):
     """What the planner is doing."""
 
@@ -191,7 +344,7 @@ class CoreState:
     startup_s: Mapping[Role, float] = field(default_factory=dict)
     desired: Mapping[Role, int] = field(default_factory=dict)
     is_overdue: bool = False
-    observed: Observed | None = None
+    observed: TargetState | None = None
     actuation: Actuation | None = None
     roll_backs: tuple[tuple[Role, str], ...] = ()
 

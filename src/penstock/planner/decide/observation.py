@@ -98,28 +98,6 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """One pull in full.
-
-    Attributes:
-        at_s: Simulated seconds.
-        pools: By role; either prefill and decode, or aggregated.
-        kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
-        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
-        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
-        worker_waiting: ``num_requests_waiting`` of every ready decode (or aggregated) worker, by worker name;
-            None when no source reports it.
-    """
-
-    at_s: float
-    pools: Mapping[Role, PoolCounts]
-    kv: Mapping[str, Reading]
-    queue: Reading | None
-    demand: Demand | None = None
-    worker_waiting: Mapping[str, Reading] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSummary:
     """One gauge's readings of one pull, summed over the decode (or aggregated) workers.
 
@@ -216,25 +194,33 @@ def turned_away(pulls: Sequence[Pull], role: Role) -> float:
     return total
 
 
-def summarise(observation: Observation) -> Pull:
-    """Return the pull's sums; a ready worker without a reading counts as unknown.
+def summarise(
+    at_s: float,
+    pools: Mapping[Role, PoolCounts],
+    *,
+    kv: Mapping[str, Reading],
+    queue: Reading | None,
+    demand: Demand | None = None,
+    worker_waiting: Mapping[str, Reading] | None = None,
+) -> Pull:
+    """Return one pull; a ready worker without a reading counts as unknown.
 
     Cost is one pass over the workers; called once a pull, not once a decision.
+
+    Args:
+        at_s: Simulated seconds.
+        pools: By role; either prefill and decode, or aggregated.
+        kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
+        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
+        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
+        worker_waiting: ``num_requests_waiting`` of the workers of ``kv``; None when no source reports it.
     """
-    role = kv_role(observation.pools)
-    ready = observation.pools[role].ready if role in observation.pools else 0
-    queue = observation.queue
-    if queue is None and Role.PREFILL in observation.pools:
+    role = kv_role(pools)
+    ready = pools[role].ready if role in pools else 0
+    if queue is None and Role.PREFILL in pools:
         queue = missing("not reported", source="none")
-    waiting = observation.worker_waiting
-    return Pull(
-        observation.at_s,
-        dict(observation.pools),
-        _summed(observation.kv, ready),
-        queue,
-        observation.demand,
-        None if waiting is None else _summed(waiting, ready),
-    )
+    waiting = None if worker_waiting is None else _summed(worker_waiting, ready)
+    return Pull(at_s, dict(pools), _summed(kv, ready), queue, demand, waiting)
 
 
 def _summed(readings: Mapping[str, Reading], ready: int) -> WorkerSummary:

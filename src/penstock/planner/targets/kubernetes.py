@@ -133,14 +133,15 @@ class KubernetesTarget:
                 refused=refused.get(role, ""),
             )
         return TargetState(
-            pools={role: pool.state for role, pool in pools.items()},
+            pools={role: pool.counts for role, pool in pools.items()},
             # Another autoscaler's changes hold no decision about the other roles back.
-            adjusting=any(
-                pool.adjusting for role, pool in pools.items() if not self._services[role].is_external
+            is_adjusting=any(
+                pool.is_adjusting for role, pool in pools.items() if not self._services[role].is_external
             ),
             endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
             edited=frozenset(edited),
             writers=self._writers(),
+            failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:

@@ -24,7 +24,8 @@ from penstock.kube.objects.names import (
     WORKER_INDEX_LABEL,
     WORKER_PORT,
 )
-from penstock.planner.targets.base import Endpoint, PoolState
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.targets.base import Endpoint
 
 SERVED_AFTER_S: Final = 5.0
 """Chosen: a Ready condition that changed this long after the kubelet first saw the pod changed because the pod
@@ -102,15 +103,17 @@ class PodPool:
     """One role's replicas.
 
     Attributes:
-        state: For the loop.
-        adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
+        counts: For the loop.
+        is_adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
             acted on the desired number yet.
         endpoints: Of the ready ones.
+        failed: One reason per replica that was given up.
     """
 
-    state: PoolState
-    adjusting: bool
+    counts: PoolCounts
+    is_adjusting: bool
     endpoints: tuple[Endpoint, ...]
+    failed: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -172,39 +175,33 @@ def count(
     missing = desired - counts.alive - len(reasons)
     if refused and missing > 0:
         reasons += [refused] * missing
-    return _against_desired(role, counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
+    return _against_desired(counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
 
 
 def _against_desired(
-    role: Role,
-    counts: _Counts,
-    reasons: Sequence[str],
-    *,
-    desired: int,
-    gpus: int,
-    endpoints: tuple[Endpoint, ...],
+    counts: _Counts, reasons: Sequence[str], *, desired: int, gpus: int, endpoints: tuple[Endpoint, ...]
 ) -> PodPool:
-    alive = counts.alive
-    surplus = max(0, alive + len(reasons) - desired)
+    surplus = max(0, counts.alive + len(reasons) - desired)
     dropped = min(surplus, len(reasons))
     surplus -= dropped
-    missing = max(0, desired - alive - len(reasons))
-    leaving = surplus
+    missing = max(0, desired - counts.alive - len(reasons))
+    draining = counts.draining + surplus
     for name in ("starting", "restarting", "ready"):
         taken = min(surplus, getattr(counts, name))
         setattr(counts, name, getattr(counts, name) - taken)
         surplus -= taken
-    draining = counts.draining + leaving
-    state = PoolState(
-        role=role,
-        ready=counts.ready,
-        starting=counts.starting + counts.restarting + missing,
+    return PodPool(
         # A pod given up on a node holds its GPUs until it has ended.
-        draining=draining + counts.failing_bound,
-        gpus_per_replica=gpus,
-        failed=tuple(reasons[: len(reasons) - dropped]),
+        PoolCounts(
+            counts.ready,
+            counts.starting + counts.restarting + missing,
+            draining + counts.failing_bound,
+            gpus,
+        ),
+        bool(counts.starting or missing or draining),
+        endpoints,
+        tuple(reasons[: len(reasons) - dropped]),
     )
-    return PodPool(state, bool(counts.starting or missing or draining), endpoints)
 
 
 def _replicas(pods: Iterable[PodFacts]) -> list[list[PodFacts]]:
