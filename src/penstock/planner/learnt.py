@@ -22,8 +22,8 @@ from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
 from penstock.planner.decide.adaptive.hindsight import Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
+from penstock.planner.decide.by_demand import MEMORIES, carried, resumed
 from penstock.planner.decide.codec import config_from, state_from, to_plain
-from penstock.planner.decide.memories import MEMORIES, carried, resumed
 from penstock.planner.decide.sla.memory import SlaMemory
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger, read_ledger

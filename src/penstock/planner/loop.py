@@ -39,7 +39,7 @@ from penstock.planner.core.state import (
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import PoolCounts, Pull, kv_role, summarise
-from penstock.planner.decide.ownership import owner
+from penstock.planner.decide.stabilise import owner
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource

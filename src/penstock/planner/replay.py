@@ -20,10 +20,10 @@ from penstock.planner.core.records import (
     recorded_changes,
     without_asked,
 )
+from penstock.planner.decide.by_demand import MEMORIES
 from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.memories import MEMORIES
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import LedgerFile

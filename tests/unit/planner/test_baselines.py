@@ -13,9 +13,8 @@ from penstock_baselines.keda import prefill_threshold_s
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.codec import config_from, to_plain
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import BaselineSettings, DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide

@@ -12,8 +12,8 @@ from penstock.api import Role
 from penstock.planner.core.planner import PlannerCore
 from penstock.planner.core.state import BeginLedger, CoreSettings, History, Schedule, Started, begin
 from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.state import PlannerState

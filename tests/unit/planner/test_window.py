@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
+from penstock.planner.decide.load import kv_signal, queue_signal, queue_trend
 from penstock.planner.decide.observation import PoolCounts, WorkerSummary, summarise
-from penstock.planner.decide.propose import kv_signal, queue_signal, queue_trend
 
 ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
 

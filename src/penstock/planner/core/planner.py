@@ -48,11 +48,11 @@ from penstock.planner.core.state import (
     TargetUnavailable,
 )
 from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
-from penstock.planner.decide.ownership import is_heard, written
 from penstock.planner.decide.pipeline import decide, roll_back
+from penstock.planner.decide.stabilise import is_heard, written
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.targets.base import TargetState
 
