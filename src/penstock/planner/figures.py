@@ -13,8 +13,7 @@ from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Pull
 from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.observers import View
-from penstock.planner.sources.base import Buckets
-from penstock.planner.sources.latency import gained
+from penstock.planner.sources.base import Buckets, gained
 
 FORECAST_MOST_S = 60.0
 """Chosen: decisions come every few seconds; what was expected for a minute ago is no forecast of now."""

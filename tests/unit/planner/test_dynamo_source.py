@@ -22,8 +22,7 @@ from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
-from penstock.planner.sources.dynamo import DynamoSource
-from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
+from penstock.planner.sources.dynamo import FRONTEND_NAMES, DynamoSource, FrontendMeter, read_frontend
 from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource

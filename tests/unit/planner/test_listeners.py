@@ -34,7 +34,7 @@ from penstock.planner.figures import Figures
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
-from penstock.planner.sources.latency import gained
+from penstock.planner.sources.base import gained
 
 D, P = Role.DECODE, Role.PREFILL
 

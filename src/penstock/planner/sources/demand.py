@@ -49,13 +49,7 @@ ROUTER_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """What one frontend has counted at one moment.
-
-    Attributes:
-        counters: Since its start, by field.
-        gauges: Now, by field.
-        started_s: When the process started, Unix time; None if its page does not say.
-    """
+    """What one frontend has counted since its start, and its gauges, by field; ``started_s``: Unix time, None if unknown."""
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
@@ -74,9 +68,7 @@ _PageT = TypeVar("_PageT", bound=PageCounts)
 class CounterMeter(Generic[_PageT]):
     """Differences of the frontends' counters between two pulls at which all of them could be read.
 
-    Attributes:
-        newest: Pages of the last pull that was complete, by URL.
-        before: Of the complete pull before it.
+    ``newest`` and ``before`` are the pages of the last two pulls that were complete, by URL.
     """
 
     def __init__(self) -> None:
@@ -89,14 +81,8 @@ class CounterMeter(Generic[_PageT]):
     ) -> tuple[dict[str, float], float] | None:
         """Return what each counter gained over all frontends since the last complete pull, and the seconds since then.
 
-        Args:
-            pages: Of the frontends that could be read, by URL.
-            urls: Of all frontends.
-            now_s: Simulated seconds.
-
-        Returns:
-            None at the first pull, and at one at which a frontend is missing, has joined or left, or has
-            restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
+        None at the first pull, and at one at which a frontend of ``urls`` is missing, has joined or left, or has
+        restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
         """
         if not urls or not pages.keys() >= set(urls) or (now_s <= self._newest_s and self.newest):
             return None
@@ -120,13 +106,7 @@ class CounterMeter(Generic[_PageT]):
 
 @dataclass(frozen=True, slots=True)
 class RouterSample(PageCounts):
-    """One router's counts at one moment.
-
-    Attributes:
-        in_flight: Requests assigned to workers now, by role.
-        pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
-        turned_away: Requests that a role had no worker for, since its start.
-    """
+    """One router's counts, requests assigned by role, tokens pending by first-stage worker, and requests turned away by role."""
 
     in_flight: Mapping[Role, float]
     pending: Mapping[str, float]

@@ -30,14 +30,7 @@ usual 15 s scrape intervals; with less, most samples of a healthy server would c
 
 @dataclass(frozen=True, slots=True)
 class GraphLabels:
-    """What the series of one graph carry; two graphs may serve the same model.
-
-    Attributes:
-        model_name: Label ``model_name``.
-        graph: Label ``graph``, as the chart's PodMonitor sets it; series without the label are asked for too, and
-            count if their ``instance`` is one of the graph's own routers or workers. None: the graph's name is unknown.
-        namespace: Label ``namespace``; None: not asked for.
-    """
+    """What the series of one graph carry; two graphs may serve the same model."""
 
     model_name: str
     graph: str | None = None
@@ -55,12 +48,7 @@ class GraphLabels:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One series' newest sample.
-
-    Attributes:
-        labels: As Prometheus keeps them.
-        reading: Value and age.
-    """
+    """One series' newest sample."""
 
     labels: Mapping[str, str]
     reading: Reading
@@ -85,14 +73,6 @@ class PrometheusSource:
     def __init__(
         self, client: Any, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
     ) -> None:
-        """Build the source.
-
-        Args:
-            client: Of the server, as `connect` returns it.
-            labels: Of the graph's series.
-            clock: For ages.
-            routers: The graph's routers, asked at each read; None: it has none that is known.
-        """
         self._client = client
         self._labels = labels
         self._clock = clock
