@@ -37,15 +37,9 @@ log = get_logger(__name__)
 
 
 class Dashboard:
-    """An observer that draws."""
+    """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
 
     def __init__(self, folder: Path, config: DecideConfig) -> None:
-        """Name the folder, which is made with the first point.
-
-        Args:
-            folder: TensorBoard's ``--logdir``.
-            config: For thresholds and budget.
-        """
         self._folder = folder
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
@@ -59,11 +53,8 @@ class Dashboard:
     def of(cls, log_folder: Path, config: DecideConfig, *, is_chosen: bool) -> Dashboard | None:
         """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
 
-        Args:
-            log_folder: Of ledger and state.
-            config: A planner that only observes is run for its dashboard, so it has one in any case.
-            is_chosen: The user gave the folder, so the dashboard is in it; else in a folder of this run below it,
-                ``runs/2026-11-22_07-30-00``.
+        A planner that only observes is run for its dashboard, so it has one in any case: in the folder that the
+        user has chosen, else in a folder of this run below it, ``runs/2026-11-22_07-30-00``.
         """
         if not is_chosen and not config.no_operation:
             log.info("no --log-dir: no dashboard", ledger=str(log_folder))

@@ -42,16 +42,10 @@ ReadProfile = Callable[[str], PerformanceProfile]
 def parse(
     text: str, *, name: str, read: ReadProfile, profile: str | None = None
 ) -> tuple[Window, PlannerState, DecideConfig]:
-    """Return a decision's inputs.
+    """Return a decision's inputs from YAML or JSON in the form of the files in ``examples``, or from a ledger's decision record.
 
-    Args:
-        text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, alone or as the one of a list.
-        name: For messages.
-        read: Reads the profile of mode sla, if the input does not hold it.
-        profile: Named next to the file, overrides the file's own; None: none.
-
-    Raises:
-        ConfigError: it cannot be read; the message names the key.
+    The record may be the one of a list. A ``profile`` named next to the file overrides the file's own. Raises
+    `ConfigError` where it cannot be read; the message, about the input called ``name``, names the key.
     """
     data = _loaded(text, name)
     try:
@@ -129,11 +123,7 @@ def _refuse_profile_beside(mode: str) -> None:
 
 
 def _checked(window: Window) -> Window:
-    """Return a window that a running planner could have seen.
-
-    Raises:
-        ValueError: a time that is none or goes back, pools that no graph has, or replicas that cannot be counted.
-    """
+    """Return a window that a running planner could have seen; raises `ValueError` otherwise."""
     at_s = window.start_s
     for pull in window.pulls:
         if not (math.isfinite(pull.at_s) and pull.at_s > at_s):
@@ -171,11 +161,7 @@ def _pull(data: Mapping[str, Any]) -> Pull:
 
 
 def _demand(data: Mapping[str, Any]) -> Demand:
-    """Return what came; every number counts something.
-
-    Raises:
-        TypeError, ValueError: a key that is none, or a number that is not 0 or more.
-    """
+    """Return what came; every number counts something."""
     demand = demand_from(data)
     numbers = dataclasses.asdict(demand)
     for key in ("in_flight", "turned_away"):

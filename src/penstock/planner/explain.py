@@ -21,17 +21,9 @@ def select(
 ) -> list[Record]:
     """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
 
-    In a ledger the performance profile of mode sla is in the header before a decision.
-
-    Args:
-        ledger: As read.
-        last: How many, counted from the newest; ignored with an id.
-        decision_id: One decision.
-        with_unchanged: Count decisions that changed nothing, too; without, the newest of them is returned only where
-            no decision changed anything.
-
-    Raises:
-        ConfigError: no such decision.
+    The newest ``last`` of them, or the one of an id. Decisions that changed nothing count only ``with_unchanged``,
+    and the newest of them where no decision changed anything. In a ledger the performance profile of mode sla is in
+    the header before a decision. Raises `ConfigError` for an unknown id.
     """
     outcomes: dict[str, list[Record]] = {}
     for record in ledger.records:

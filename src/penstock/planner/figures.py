@@ -24,20 +24,13 @@ class Figures:
     """Implements `penstock.planner.observers.Observer`.
 
     Attributes:
-        config: What the loop plans by; None before it begins: no thresholds and no targets.
         is_held: The newest pull's numbers stay until the next pull, as a page that is scraped needs them; else they count
             until `drop_demands`, and a tick without a pull has none, as a curve needs them.
-        view: Of the newest tick.
         pull: As ``is_held`` says.
         demands: Of the newest pull, or of all since `drop_demands`.
-        desired: Replicas that the last decision desired, by role.
-        decisions: How many, by role, action and reason.
-        ticks: How many.
         ledger_errors: Records that could not be written, over all loops.
         dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
-        gpu_seconds: GPUs held, integrated over simulated time.
         forecast: Of the newest decision; None in a mode without.
-        readings: What the newest decision read off its profile, by role.
         quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
         attained: Share within each target in the last complete interval.
         newly_attained: The same where the newest decision ended that interval; else empty.
@@ -156,10 +149,8 @@ def shares_within(
 ) -> dict[str, float]:
     """Return the share of first tokens, and of gaps between tokens, within the targets of mode sla.
 
-    Args:
-        latency: What the router's histograms gained, ``ttft`` and ``itl``; one without samples is left out.
-        config: Targets.
-        rejected: Requests refused or timed out meanwhile; each has missed its TTFT.
+    ``latency`` is what the router's histograms gained; one without samples is left out. Each ``rejected`` request
+    has missed its TTFT.
     """
     if config.mode != Mode.SLA:
         return {}

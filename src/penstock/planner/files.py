@@ -69,7 +69,7 @@ class FileThread:
 
 
 class FileObservers:
-    """Shows one planner in its files; implements `penstock.planner.observers.Observer`."""
+    """Shows one planner in its files; what a slow disk dropped is counted in ``figures``."""
 
     def __init__(
         self,
@@ -79,15 +79,6 @@ class FileObservers:
         thread: FileThread,
         figures: Figures,
     ) -> None:
-        """Name the files; nothing is touched yet.
-
-        Args:
-            folder: Of ``state.json``.
-            config: Of the planner.
-            dashboard: To draw on; None: none.
-            thread: That writes.
-            figures: That count what was dropped.
-        """
         self._dashboard = dashboard
         written = [] if dashboard is None else [dashboard]
         self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])

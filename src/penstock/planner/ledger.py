@@ -163,12 +163,6 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
-        """Name the file; nothing is touched yet.
-
-        Args:
-            path: Of the file.
-            rotate_bytes: Length from which it asks to be rotated; None: never.
-        """
         self.path = path
         self._rotate_bytes = rotate_bytes
         self.errors = 0
@@ -178,15 +172,10 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Append one record after the last complete one.
+        """Append one record, of plain values, dataclasses or enums; ``durable``: return only once it is on the disk.
 
-        Args:
-            record: With ``type``; values plain, dataclasses or enums.
-            durable: Return only once it is on the disk.
-
-        Raises:
-            LedgerError: it could not be written; the file ends with the last complete record.
-            ConfigError: another planner holds the file.
+        Raises `LedgerError` where it cannot be written, and the file ends with the last complete record;
+        `ConfigError` where another planner holds the file.
         """
         try:
             line = _line(record)
@@ -200,11 +189,7 @@ class Ledger:
         self._is_failing = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header of this run now, or in front of the first record that can be written.
-
-        Raises:
-            ConfigError: another planner holds the file.
-        """
+        """Write the header of this run now, or in front of the first record that can be written."""
         self._header = None
         self.try_append(header)
         if self._is_failing:
@@ -251,7 +236,7 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether the file should be rotated at the next chance."""
+        """Return whether the file should be rotated at the next chance."""
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:

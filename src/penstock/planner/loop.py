@@ -94,7 +94,6 @@ class LoopSettings(CoreSettings):
 
     Attributes:
         max_age_s: Oldest fresh metric; simulated seconds.
-        about: For the ledger's header: namespace, environment, speed.
         first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
     """
 

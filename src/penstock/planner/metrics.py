@@ -58,16 +58,9 @@ class PlannerMetrics(Collector):
 async def serve(
     metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = lambda: None
 ) -> HttpServer:
-    """Answer /metrics, and /healthz (also as /health).
+    """Answer /metrics, and /healthz (also as /health), which fails while ``fault`` says why only a restart helps.
 
-    Args:
-        metrics: To show.
-        host: To listen on.
-        port: To listen on; 0 takes a free one.
-        fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
-
-    Raises:
-        PortInUseError: the port is taken.
+    Port 0 takes a free one. Raises `PortInUseError`.
     """
 
     async def handle(request: Request, responder: Responder) -> None:

@@ -21,22 +21,15 @@ class View:
     """The planner at one tick. Times in simulated seconds.
 
     Attributes:
-        at_s: Now.
         origin_s: When the planner first started.
         wall_s: Real seconds since 1970.
         phase: observing; adjusting (pulls and decisions blocked); target_unavailable (the backend cannot be read).
-        pools: By role.
-        desired: Replicas desired by the last decision, by role.
-        gpus: GPUs that existing workers hold, draining ones included.
-        max_gpu_budget: None: no ceiling.
         pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
-        latency: The source's histograms, if it has any.
         next_decision_s: When the interval ends; None while adjusting.
         lag_p99_s: How late ticks start; None before the first.
         ledger_errors: Records that could not be written.
         overdue: An adjustment that never ended is being ignored.
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
-        left_to: Roles whose replicas somebody else sets now, and who.
         failures: The newest reason of a replica that was given up, by role.
     """
 

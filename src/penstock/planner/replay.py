@@ -42,11 +42,7 @@ class ReplayDifference:
     """One decision that differs.
 
     Attributes:
-        line: 1-based line in the ledger.
-        id: The decision's id.
         what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
-        recorded: As in the ledger.
-        recomputed: As made now.
     """
 
     line: int
@@ -58,13 +54,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What replay found.
-
-    Attributes:
-        decisions: How many were made again, withdrawals included.
-        differences: In file order; empty when the ledger is true.
-        notes: Of the reader.
-    """
+    """What replay found: how many decisions were made again, withdrawals included, and those that differ, in file order."""
 
     decisions: int
     differences: tuple[ReplayDifference, ...]
@@ -157,11 +147,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState]:
-    """Return what a decision record's inputs give under ``config``.
-
-    Raises:
-        KeyError, TypeError, ValueError: inputs are missing.
-    """
+    """Return what a decision record's inputs give under ``config``."""
     before = state_from(record["before"])
     if record["kind"] == DecisionKind.ROLL_BACK:
         pull = pull_from(record["pull"])
@@ -176,20 +162,12 @@ class Configs:
         self._performance: PerformanceProfile | None = None
 
     def follow(self, record: Record) -> None:
-        """Follow one record, in file order.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is a header without a configuration.
-        """
+        """Follow one record, in file order."""
         if record["type"] == "header":
             self._performance = config_from(record["config"]).performance
 
     def of(self, record: Record) -> DecideConfig:
-        """Return the configuration of a decision's record.
-
-        Raises:
-            KeyError, TypeError, ValueError: it has none.
-        """
+        """Return the configuration of a decision's record."""
         return replace(config_from(record["config"]), performance=self._performance)
 
 

@@ -49,11 +49,6 @@ class PlannerService:
     """Settings of one planner process.
 
     Attributes:
-        options: Joined and checked.
-        graph: For bounds and rules beyond the options; None without ``--graph``.
-        speed: Simulated seconds per real second.
-        host: Address of the planner's own metrics.
-        metrics_port: Its port; 0: off.
         graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
         performance: What mode sla plans by; None in every other mode.
         memory: Of another graph's planner, to start from where the ledger has none.
@@ -93,9 +88,8 @@ async def run_until_stopped(
 ) -> None:
     """Plan until ``stop`` is set.
 
-    Raises:
-        ConfigError: the log folder cannot be made, another planner holds its ledger, or the metrics port
-            is taken.
+    Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
+    is taken.
     """
     options = service.options
     folder = made_folder(options.log_folder())
@@ -147,11 +141,7 @@ def _sources(
 
 
 def made_folder(folder: Path) -> Path:
-    """Return the folder, made if it was not there.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Return the folder, made if it was not there; raises `ConfigError` where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

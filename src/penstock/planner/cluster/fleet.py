@@ -31,9 +31,6 @@ class GraphPlan:
     """Everything that a loop depends on: two equal plans need no restart.
 
     Attributes:
-        options: Of this graph; namespace, environment and log folder do not count here.
-        config: Of the decision.
-        services: Worker services by role.
         disabled: Why there is no planner; empty if there is one.
         paused: Why it decides and does not act; empty if it acts.
     """
@@ -72,14 +69,8 @@ def plan_of(
 ) -> GraphPlan:
     """Return a graph's plan.
 
-    Args:
-        graph: As watched.
-        overrides: Options given to the process, by kebab-case name; they win over every graph's own.
-        performance: What mode sla plans by; None in every other mode.
-        paused: What pauses the graph; empty: nothing does.
-
-    Raises:
-        ConfigError: the graph's planner cannot run with it.
+    ``overrides``, by kebab-case name, win over the graph's own options; ``paused`` is what pauses it, or empty.
+    Raises `ConfigError` where its planner cannot run with it.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
@@ -112,14 +103,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
-    """One run of one graph's planner.
-
-    Attributes:
-        key: Namespace and name.
-        graph: As the model.
-        plan: What the loop depends on.
-        live: The object as watched.
-    """
+    """One run of one graph's planner; ``live`` is the object as watched."""
 
     key: Key
     graph: GraphDeployment
@@ -243,12 +227,7 @@ class Fleet:
             await asyncio.wait({worker, watcher})
 
     async def _plan_of(self, key: Key, live: Object, graph: GraphDeployment) -> GraphPlan:
-        """Return a graph's plan with what it is planned by.
-
-        Raises:
-            ConfigError: the graph's planner cannot run with it.
-            ClusterError: its profile cannot be read now.
-        """
+        """Return a graph's plan with what it is planned by; raises `ConfigError`, or `ClusterError` while its profile cannot be read."""
         is_planned = not why_disabled(graph)
         performance = await self._profiles.read(key, graph) if is_planned else None
         return plan_of(graph, self._overrides, performance, paused=paused_by(live))

@@ -123,16 +123,9 @@ async def memory_of(
 ) -> Memory:
     """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
 
-    Args:
-        client: To read the ConfigMap with.
-        namespace: Of the graph.
-        options: Of its planner.
-        graph: As the model.
-        has_ledger: The planner continues, so that a ConfigMap deleted since is only logged.
-
-    Raises:
-        ConfigError: there is no such ConfigMap, or what it holds is no export or not of such a graph.
-        ClusterError: the API server refused, failed or did not answer.
+    With a ledger the planner continues, so that a ConfigMap deleted since is only logged. Raises `ConfigError`
+    where there is no such ConfigMap, or what it holds is no export or not of such a graph; `ClusterError` where it
+    cannot be read.
     """
     name = options.memory
     if name is None or options.mode not in LEARNING:

@@ -65,15 +65,9 @@ class ClusterService:
 
     Attributes:
         overrides: Options that win over every graph's own, by kebab-case name.
-        engine_profile: Reads the profile of graphs of runtime simulated that name none.
         namespace: To watch; None: the client's own.
-        all_namespaces: Watch all.
-        graph: The only graph's name; None: all.
-        operator_class: Of the graphs.
         log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
             ledgers lie in Penstock's state folder.
-        host: Address of the planner's own metrics.
-        metrics_port: Its port; 0: off.
         unschedulable_s: Seconds after which an unschedulable pod is given up.
     """
 
@@ -95,11 +89,7 @@ class ClusterService:
 
 
 async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
-    """Plan while this process holds the Lease, until ``stop`` is set.
-
-    Raises:
-        ConfigError: the metrics port is taken.
-    """
+    """Plan while this process holds the Lease, until ``stop`` is set; raises `ConfigError` where the metrics port is taken."""
     namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
     lease = lease_name(
         PLANNER,
@@ -182,12 +172,7 @@ class LeaderSession:
             await self._pool.close()
 
     async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
-        """Plan one graph until ``stop`` is set.
-
-        Raises:
-            ConfigError: the log folder cannot be made, another planner holds its ledger, or what the graph names to start
-                from cannot be used.
-        """
+        """Plan one graph until ``stop`` is set."""
         folder = made_folder(self._service.folder(job.key))
         memory = await memory_of(
             self._client,

@@ -107,13 +107,8 @@ class Report:
     """The planner's part of a graph's status.
 
     Attributes:
-        reason: Reason of the condition.
         message: One sentence; the same text for the same state.
-        generation: Of the graph that this describes.
-        last_decision: Sentence of the last change; empty before the first.
-        decision_id: Its id.
         decision_time: When it was decided, as Kubernetes writes times.
-        gpus: GPUs in use.
         budget: GPUs allowed; None: no ceiling.
     """
 
@@ -280,11 +275,7 @@ def _asked(view: View) -> str:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph whose status differs.
-
-    Attributes:
-        writes: Statuses written.
-    """
+    """Writes the newest report of each graph whose status differs."""
 
     def __init__(
         self,

@@ -46,10 +46,7 @@ class LedgerFollower:
     def follow(self, record: Record) -> Record | None:
         """Take one record in; return the record of a decision to hold that is due with it, None without.
 
-        The ledger may have that decision too, or the planner died before it was made.
-
-        Raises:
-            KeyError, TypeError, ValueError: a record lacks what its type promises.
+        The ledger may have that decision too, or the planner died before it was made. Raises as `restore`.
         """
         match record["type"]:
             case "pull":
@@ -136,14 +133,9 @@ class LedgerFollower:
 
 
 def restore(records: Sequence[Record], config: DecideConfig) -> History | None:
-    """Return where the planner stood, or None without an anchor.
+    """Return where the planner stood by `Ledger.tail`, or None without an anchor; ``config`` is for what the records lack.
 
-    Args:
-        records: `Ledger.tail`; the first is the anchor.
-        config: Of the resuming planner, for what the records lack.
-
-    Raises:
-        KeyError, TypeError, ValueError: a record lacks what its type promises.
+    Raises `KeyError`, `TypeError` or `ValueError` where a record lacks what its type promises.
     """
     if not records:
         return None

@@ -70,12 +70,7 @@ class PlannerCore:
         self.settings = settings
 
     def step(self, state: CoreState, event: Event, now_s: float) -> tuple[CoreState, tuple[Effect, ...]]:
-        """Return what follows from one event.
-
-        Args:
-            state: From `begin` or the last step.
-            event: `Started` first; then an answer to the last effect that asks for one.
-            now_s: Simulated seconds, never before the last step's.
+        """Return what follows from one event, `Started` first, then an answer to the last effect that asks for one.
 
         Returns:
             The next state and the effects, to be carried out in order; exactly the last one asks for an answer.

@@ -127,11 +127,8 @@ def after(starts: Starts, change: Change) -> Starts:
 def position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
     """Return where an anchor stands in time.
 
-    Args:
-        timeline: Which clock the simulated seconds belong to.
-        origin_s: When the first run of this timeline began.
-        start_s: Start of the interval that follows the anchor.
-        starts: Replicas requested before it and not ready yet.
+    ``timeline`` names the clock of the simulated seconds, ``origin_s`` is when its first run began, ``start_s``
+    when the interval after the anchor begins; ``starts`` are requested before it and not ready yet.
     """
     return {"timeline": timeline, "origin_s": origin_s, "start_s": start_s, "starts": starts}
 
@@ -163,13 +160,8 @@ def decision_record(
 ) -> Record:
     """Return the record of one decision; the header before it holds the performance profile, which is long.
 
-    Args:
-        kind: Which function made it.
-        position: As of the function.
-        config: As it was.
-        before: State before.
-        made: The decision, and the state after.
-        inputs: ``window`` of `decide`; ``role``, ``why`` and ``pull`` of `roll_back`.
+    ``made`` is the decision and the state after; ``inputs`` are ``window`` of `decide`, or ``role``, ``why`` and
+    ``pull`` of `roll_back`.
     """
     decision, after = made
     return {

@@ -27,8 +27,6 @@ class Schedule:
         pull_s: Between two ticks, > 0.
         interval_s: Between two decisions, >= ``pull_s``.
         waits: The mode neither pulls nor decides while an adjustment is under way.
-        tick: Number of the newest tick, from 1; 0 before the first.
-        pulls: Gathered so far, in time order.
         blocked_s: Since when an adjustment has stopped pulls and decisions; None when none does.
     """
 
@@ -125,12 +123,9 @@ class History:
     """Where the planner stood.
 
     Attributes:
-        state: After the last decision.
-        timeline: Which clock its times belong to.
         origin_s: Simulated seconds when the first run of this timeline began.
         newest_s: Time of the newest record.
         wall_s: The same in real seconds since 1970; None in a ledger of an older version.
-        schedule: The interval under way, with its pulls.
         blocked_s: Since when an adjustment has been under way; None when none is.
         starts: Replicas asked for and not ready yet.
         pending: Changes recorded but not known to be carried out.
@@ -152,7 +147,6 @@ class Started:
     """The process has started.
 
     Attributes:
-        history: What its ledger says; None without one.
         first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
         gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
             timelines.
@@ -285,7 +279,6 @@ class CoreSettings:
     """What one planner is set to.
 
     Attributes:
-        config: Of the decision.
         adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
         timeline: Names the clock: times of another timeline cannot be compared.
         rolls_back: Take back scale-ups that never become ready.
@@ -304,7 +297,6 @@ class Actuation:
     """A recorded decision on its way to the backend.
 
     Attributes:
-        decided_s: Time of the decision, simulated seconds.
         changes: Not known to be carried out; the first is requested now.
         kind: Of the decision; None when a process that died left it.
         is_any_applied: The backend took one of its changes.
@@ -322,16 +314,11 @@ class CoreState:
 
     Attributes:
         origin_s: When the planner first started on this timeline.
-        schedule: The interval under way with its pulls.
         decided: What the last decision left for the next.
         roll_back_after_s: No scale-up is rolled back before; after one that could not be recorded.
         phase: Of the tick under way, or of the last one.
-        starts: Requested replicas that are not ready yet.
-        startup_s: How long the newest replica of each role took to become ready; since this process began.
         desired: Replicas desired by the last decision, by role.
         is_overdue: An adjustment that never ended is being ignored.
-        observed: The backend at this tick; None while it is unavailable.
-        actuation: The decision that is being carried out; None when none is.
         roll_backs: Roles whose scale-up this tick still takes back, and why.
     """
 

@@ -52,9 +52,7 @@ class Signal:
         mean: Mean of what is known; None when nothing is.
         low: The same with every unknown counted as 0: the load is at least this. None when nothing is known.
         is_complete: Every pull knew every ready worker; only then may the role shrink.
-        pulls: Pulls in the interval.
         unknown: Pulls that missed something.
-        source: Who gave the newest value.
         why: Why something is unknown, from the newest such pull.
     """
 

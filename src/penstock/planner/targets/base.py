@@ -19,8 +19,6 @@ class Endpoint:
 
     Attributes:
         name: Worker name, unique within the graph; the router uses the same.
-        role: prefill, decode or aggregated.
-        url: Base URL without a trailing slash; ``/metrics`` is below it.
     """
 
     name: str
@@ -67,11 +65,6 @@ class Target(Protocol):
         """Ask for ``replicas`` of ``role``; returns when the desired number is recorded, not when it is fulfilled.
 
         Idempotent and level-triggered: asking twice for the same number changes nothing more.
-
-        Args:
-            role: A role that `observe` listed.
-            replicas: Wanted ready + starting replicas, >= 0; draining ones do not count.
-            decision_id: The ledger's id of the decision, for logs and events.
 
         Raises:
             ConflictError: somebody else changed the backend first; observe and decide again.

@@ -49,11 +49,7 @@ class ScaledService:
     """One worker service, its scaled part.
 
     Attributes:
-        name: Service's name; its adapter's name follows.
-        gpus: GPUs of one replica.
         replicas: Fixed number, or the first one.
-        bounds: Fewest and most replicas.
-        is_scalable: Whether it has a ScalingAdapter.
         is_external: Whether somebody other than the planner sets its number.
     """
 

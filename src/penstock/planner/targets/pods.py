@@ -43,13 +43,8 @@ class PodFacts:
     """What the planner reads of a pod.
 
     Attributes:
-        name: Pod's name; the router calls the worker so.
         uid: Names repeat over time, uids never do.
-        role: Of its service; None if the label says nothing that is known.
-        group: Replica that it is part of.
-        is_leader: Whether it represents its replica.
         url: Base URL; None before it has an address.
-        ready: Whether its Ready condition is True.
         served: Whether it certainly was ready before.
         leaving: Terminating, or asked to drain.
         finished: Its containers are gone for good.
@@ -142,18 +137,10 @@ def count(
 ) -> PodPool:
     """Return a role's pool.
 
-    Replicas wished for that no pod stands for yet are starting, or given up if their pods are refused; those
-    beyond the desired number are draining, because the operator is about to take them. So a desired number counts from the moment
-    it is written.
-
-    Args:
-        role: prefill, decode or aggregated.
-        pods: The role's.
-        desired: Requested replicas, within bounds.
-        gpus: GPUs of one replica.
-        served: uids of pods that were ready before.
-        failing: uids of pods that are given up, and why.
-        refused: Why the API server creates no further pod; empty if it does.
+    Replicas wished for that no pod stands for yet are starting, or given up if the API server has ``refused`` their
+    pods; those beyond the ``desired`` number, within bounds, are draining, because the operator is about to take
+    them. So a desired number counts from the moment it is written. ``served`` are uids of pods that were ready
+    before, ``failing`` of pods that are given up, with the reason.
     """
     counts, reasons, endpoints = _Counts(), [], []
     for replica in _replicas(pods):
