@@ -12,29 +12,22 @@ from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import LedgerError, PenstockError
 from penstock.core.logs import get_logger
-from penstock.planner.core import state
 from penstock.planner.core.following import restore
-from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.planner import Answer, PlannerCore
 from penstock.planner.core.records import Change, DecisionKind, Record
 from penstock.planner.core.state import (
     Append,
     BeginLedger,
     Checkpoint,
     CoreSettings,
-    DecisionRecorded,
     Effect,
-    Event,
     History,
     Log,
     Notify,
     ObserveAt,
-    Pulled,
     ReadMetrics,
     RecordDecision,
     Scale,
-    Scaled,
-    Started,
-    TargetUnavailable,
 )
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.decision import Reason
@@ -122,8 +115,7 @@ class PlannerLoop:
         self._time = time
         self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
-        self._core = PlannerCore(settings)
-        self._state = state.begin(settings, time.now_s())
+        self._core = PlannerCore(settings, time.now_s())
         self._observed: TargetState | None = None
         self._is_target_unavailable = False
         self._readings: Readings | None = None
@@ -136,33 +128,38 @@ class PlannerLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
         history = self._read_history()
-        due_s = await self._advance(
-            Started(history, self._settings.first_sequence, gone_s=self._gone_s(history))
+        effects = self._core.start(
+            self._time.now_s(),
+            history,
+            first_sequence=self._settings.first_sequence,
+            gone_s=self._gone_s(history),
         )
+        due_s = await self._advance(effects)
         while not stop.is_set():
             await self._time.sleep_until(due_s, stop)
             if not stop.is_set():
                 self.lag.record(self._time.now_s() - due_s)
-                due_s = await self._advance(await self._observe())
+                due_s = await self._advance(self._core.answer(await self._observe(), self._time.now_s()))
                 self._observers.tick(self._view())
 
-    async def _advance(self, event: Event) -> float:
-        """Step until the tick ends; return when the next one is due."""
+    async def _advance(self, effects: tuple[Effect, ...]) -> float:
+        """Carry effects out until the tick ends; return when the next one is due."""
         while True:
-            self._state, effects = self._core.step(self._state, event, self._time.now_s())
+            answer: Answer
             for effect in effects[:-1]:
                 self._carry_out(effect)
             match effects[-1]:
                 case ObserveAt(at_s):
                     return at_s
                 case ReadMetrics():
-                    event = Pulled(await self._pull())
+                    answer = await self._pull()
                 case RecordDecision() as asked:
-                    event = DecisionRecorded(asked, self._record(asked))
+                    answer = self._record(asked)
                 case Scale(change):
-                    event = Scaled(await self._scale(change))
+                    answer = await self._scale(change)
                 case _ as last:
                     raise AssertionError(f"{last}: asks for no answer")
+            effects = self._core.answer(answer, self._time.now_s())
 
     def _carry_out(self, effect: Effect) -> None:
         """Carry out an effect that returns nothing."""
@@ -221,7 +218,7 @@ class PlannerLoop:
 
     # -- backend and metrics --------------------------------------------------------------------------
 
-    async def _observe(self) -> TargetState | TargetUnavailable:
+    async def _observe(self) -> TargetState | None:
         self._readings = self._observed = self._pulled = None
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
@@ -230,7 +227,7 @@ class PlannerLoop:
             if not self._is_target_unavailable:
                 log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
             self._is_target_unavailable = True
-            return TargetUnavailable()
+            return None
         self._is_target_unavailable = False
         return self._observed
 
@@ -265,7 +262,7 @@ class PlannerLoop:
     # -- observers ------------------------------------------------------------------------------------
 
     def _view(self) -> View:
-        current, config = self._state, self._settings.config
+        current, config = self._core, self._settings.config
         schedule, pools, observed = current.schedule, self._pools, self._observed
         return View(
             at_s=self._time.now_s(),
@@ -290,6 +287,6 @@ class PlannerLoop:
     def _left_to(self) -> dict[Role, str]:
         """Return the roles that other writers own, with the writers."""
         writers = self._observed.writers if self._observed is not None else {}
-        config, decided = self._settings.config, self._state.decided
+        config, decided = self._settings.config, self._core.decided
         named = {role: owner(role, decided.of(role), config, writers) for role in self._pools}
         return {role: writer for role, writer in named.items() if writer}

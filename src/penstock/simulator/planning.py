@@ -10,23 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.planner import Answer, PlannerCore
 from penstock.planner.core.records import Change
 from penstock.planner.core.state import (
     CoreSettings,
-    DecisionRecorded,
     Effect,
-    Event,
     Notify,
     ObserveAt,
-    Pulled,
     ReadMetrics,
     RecordDecision,
     Scale,
-    Scaled,
-    Started,
-    TargetUnavailable,
-    begin,
 )
 from penstock.planner.decide.by_demand import carried, resumed
 from penstock.planner.decide.config import DecideConfig
@@ -103,55 +96,51 @@ class VirtualPlanner:
     def __init__(
         self, config: DecideConfig, *, deadline_s: float = DEADLINE_S, memory: Memory | None = None
     ) -> None:
-        self._core = PlannerCore(
-            CoreSettings(
-                config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
-            )
+        self._settings = CoreSettings(
+            config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
         """Return the initial state for another graph's planner."""
-        return carried(resumed(self._state.decided, -now_s, 0.0).memory)
+        return carried(resumed(self._core.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run the due actions."""
-        event: Event | None = TargetState(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
-        while event is not None:
-            match self._step(event, now_s):
+        answer: Answer = TargetState(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        while True:
+            match self._follow(self._core.answer(answer, now_s)):
                 case ReadMetrics():
-                    event = Pulled(seen.pull(now_s))
-                case RecordDecision() as asked:
-                    event = DecisionRecorded(asked, is_written=True)
+                    answer = seen.pull(now_s)
+                case RecordDecision():
+                    answer = True
                 case Scale(change):
-                    event = Scaled(scale(change))
+                    answer = scale(change)
                 case _:
-                    event = None
+                    return
 
     def restart(self, now_s: float) -> None:
         """Replace the process: one with a ledger goes on, one without begins from nothing."""
-        if not self._core.settings.config.policy.has_ledger:
-            self._start(now_s, first_sequence=self._state.decided.sequence)
+        if not self._settings.config.policy.has_ledger:
+            self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def miss(self, now_s: float) -> None:
         """Skip a tick: the process is down, and its unsaved state is lost."""
         self.restart(now_s)
-        self._step(TargetUnavailable(), now_s)
+        self._follow(self._core.answer(None, now_s))
 
     def set_budget(self, gpus: int) -> None:
         """Plan with another GPU budget from now on."""
-        settings = self._core.settings
-        config = replace(settings.config, max_gpu_budget=gpus)
-        self._core = PlannerCore(replace(settings, config=config))
+        config = replace(self._settings.config, max_gpu_budget=gpus)
+        self._core.settings = self._settings = replace(self._settings, config=config)
 
     def _start(self, now_s: float, *, first_sequence: int) -> None:
-        self._state = begin(self._core.settings, now_s)
-        self._step(Started(first_sequence=first_sequence), now_s)
+        self._core = PlannerCore(self._settings, now_s)
+        self._follow(self._core.start(now_s, first_sequence=first_sequence))
 
-    def _step(self, event: Event, now_s: float) -> Effect:
-        """Take one step; return its last effect."""
-        self._state, effects = self._core.step(self._state, event, now_s)
+    def _follow(self, effects: tuple[Effect, ...]) -> Effect:
+        """Take note of decisions; return the last effect, which asks for an answer."""
         self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
         if isinstance(effects[-1], ObserveAt):
             self.next_s = effects[-1].at_s

@@ -1,4 +1,4 @@
-"""What the planner's core takes (events), asks of its driver (effects) and remembers between two events. Pure."""
+"""When the planner's core pulls and decides, what it resumes from, and what it asks of its driver (effects). Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock.api import Role
 from penstock.planner.core.records import Change, DecisionKind, Record, Starts
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.state import Memory, PlannerState
-from penstock.planner.targets.base import TargetState
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,85 +141,29 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The process has started.
-
-    Attributes:
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
-        gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
-            timelines.
-    """
-
-    history: History | None = None
-    first_sequence: int = 0
-    gone_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TargetUnavailable:
-    """The backend could not be read at a tick: nothing is pulled or decided."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The metrics that `ReadMetrics` requested."""
-
-    pull: Pull
-
-
-@dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Effect: write a decision to the disk before it is carried out. Answered by `DecisionRecorded`.
-
-    Attributes:
-        after: State after it.
-        starts: Replicas that start after it.
-        record: What is written.
-    """
+    """Write a decision to the disk before it is carried out; one that is not there is not taken."""
 
     kind: DecisionKind
     decision: Decision
-    after: PlannerState
-    starts: Starts
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionRecorded:
-    """What became of a decision's record; a decision that is not on the disk is not taken."""
-
-    asked: RecordDecision
-    is_written: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """What became of `Scale`: why the backend refused, None if it took the change."""
-
-    error: str | None = None
-
-
-Event = Started | TargetState | TargetUnavailable | Pulled | DecisionRecorded | Scaled
-
-
-@dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """End the tick; observe the backend at ``at_s``, or now if that is past.
-
-    Answered by `TargetState` or `TargetUnavailable`.
-    """
+    """End the tick; observe the backend at ``at_s``, or now if that is past."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Read the metrics of the pools just observed. Answered by `Pulled`."""
+    """Read the metrics of the pools just observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Ask the backend for a change. Answered by `Scaled`."""
+    """Ask the backend for a change."""
 
     change: Change
 
@@ -290,52 +232,3 @@ class CoreSettings:
     timeline: str
     rolls_back: bool = True
     memory: Memory = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Actuation:
-    """A recorded decision on its way to the backend.
-
-    Attributes:
-        changes: Not known to be carried out; the first is requested now.
-        kind: Of the decision; None when a process that died left it.
-        is_any_applied: The backend took one of its changes.
-    """
-
-    decided_s: float
-    changes: tuple[Change, ...]
-    kind: DecisionKind | None
-    is_any_applied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CoreState:
-    """One planner's memory; times in simulated seconds.
-
-    Attributes:
-        origin_s: When the planner first started on this timeline.
-        decided: What the last decision left for the next.
-        roll_back_after_s: No scale-up is rolled back before; after one that could not be recorded.
-        phase: Of the tick under way, or of the last one.
-        desired: Replicas desired by the last decision, by role.
-        is_overdue: An adjustment that never ended is being ignored.
-        roll_backs: Roles whose scale-up this tick still takes back, and why.
-    """
-
-    origin_s: float
-    schedule: Schedule
-    decided: PlannerState
-    roll_back_after_s: float
-    phase: PlannerPhase = PlannerPhase.OBSERVING
-    starts: Starts = field(default_factory=dict)
-    startup_s: Mapping[Role, float] = field(default_factory=dict)
-    desired: Mapping[Role, int] = field(default_factory=dict)
-    is_overdue: bool = False
-    observed: TargetState | None = None
-    actuation: Actuation | None = None
-    roll_backs: tuple[tuple[Role, str], ...] = ()
-
-
-def begin(settings: CoreSettings, now_s: float) -> CoreState:
-    """Return the state of a planner that starts now and knows nothing."""
-    return CoreState(now_s, Schedule.of(settings.config, now_s), PlannerState(), roll_back_after_s=now_s)
