@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,6 @@ FILE_NAME: Final = "ledger.jsonl"
 
 OLDER_NAME: Final = "ledger-1.jsonl"
 """Name of the previous file after a rotation; older ones are deleted."""
-
-_CHUNK_BYTES = 1 << 20
 
 log = get_logger(__name__)
 
@@ -332,23 +331,17 @@ def _cut(descriptor: int, end: int) -> None:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    position = size
-    while position > 0:
-        start = max(0, position - _CHUNK_BYTES)
-        cut = os.pread(descriptor, position - start, start).rfind(b"\n")
-        if cut >= 0:
-            return start + cut + 1
-        position = start
-    return 0
+    if not size:
+        return 0
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
+        return data.rfind(b"\n") + 1
 
 
 def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
-    rest = b""
-    position = end
-    while position > 0:
-        start = max(0, position - _CHUNK_BYTES)
-        rest = os.pread(descriptor, position - start, start) + rest
-        position = start
-        lines = rest.splitlines(keepends=True)
-        rest = lines[0] if start > 0 else b""
-        yield from reversed(lines[1:] if start > 0 else lines)
+    if not end:
+        return
+    with mmap.mmap(descriptor, end, prot=mmap.PROT_READ) as data:
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            yield data[start:end]
+            end = start

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.planner.figures import Figures
-from penstock.planner.series import SERIES
+from penstock.planner.series import SERIES, samples
 
 _GRAPH = ("namespace", "graph")
 
@@ -39,15 +39,18 @@ class PlannerMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield every family; called by the registry."""
-        for series in SERIES:
+        found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
+        for graph, figures in self._graphs.items():
+            for name, labels, value in samples(figures):
+                found.setdefault(name, []).append(((*graph, *labels), value))
+        for name, series in SERIES.items():
             if series.metric is None:
                 continue
             kind = CounterMetricFamily if series.is_counter else GaugeMetricFamily
             family = kind(series.metric, series.text, labels=[*_GRAPH, *series.labels])
-            for key, figures in self._graphs.items():
-                for labels, value in series.read(figures):
-                    if value is not None or series.is_nan:
-                        family.add_metric([*key, *labels], math.nan if value is None else value)
+            for labels, value in found.get(name, ()):
+                if value is not None or series.is_nan:
+                    family.add_metric(labels, math.nan if value is None else value)
             yield family
 
     def page(self) -> bytes:

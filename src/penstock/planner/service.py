@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.state import Memory
+from penstock.planner.figures import Figures
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -97,31 +101,27 @@ async def run_until_stopped(
     clock = SimulatedClock(service.speed)
     pool = ConnectionPool()
     metrics = PlannerMetrics()
-    dashboard = Dashboard.of(folder, settings.config, is_chosen=options.log_dir is not None)
     graph = service.graph.name if service.graph is not None else options.namespace
-    shown = metrics.of(options.namespace, graph)
-    shown.begin(settings.config)
-    thread = FileThread()
-    files = FileObservers(folder, settings.config, dashboard, thread, shown)
-    ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
-    server = None
+    figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None
+    is_chosen = options.log_dir is not None
     log.info("planner options", **options.model_dump(mode="json"))
     try:
-        if service.metrics_port:
-            server = await serve(metrics, service.host, service.metrics_port)
-        loop = PlannerLoop(
-            settings,
-            target=target,
-            source=_sources(service, pool, router_url, clock),
-            ledger=ledger,
-            time=ModelTime(clock),
-            observers=Observers([shown, files]),
-        )
-        await loop.run(stop)
-        log.info("planner stopped")
+        with recording(
+            folder, settings.config, figures, thread, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+        ) as (ledger, files):
+            if service.metrics_port:
+                server = await serve(metrics, service.host, service.metrics_port)
+            loop = PlannerLoop(
+                settings,
+                target=target,
+                source=_sources(service, pool, router_url, clock),
+                ledger=ledger,
+                time=ModelTime(clock),
+                observers=Observers([figures, files]),
+            )
+            await loop.run(stop)
+            log.info("planner stopped")
     finally:
-        ledger.close()
-        files.close()
         await asyncio.to_thread(thread.close)
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
@@ -138,6 +138,32 @@ def _sources(
     labels = GraphLabels(service.options.served_model_name, service.graph.name if service.graph else None)
     sources = sources_of(service.options, service.graph, frontend, labels, has_router=router_url is not None)
     return SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic)
+
+
+@contextmanager
+def recording(
+    folder: Path,
+    config: DecideConfig,
+    figures: Figures,
+    thread: FileThread,
+    *,
+    is_chosen: bool,
+    rotate_bytes: int,
+) -> Iterator[tuple[Ledger, FileObservers]]:
+    """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
+
+    ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
+    """
+    figures.begin(config)
+    dashboard = Dashboard.of(folder, config, is_chosen=is_chosen)
+    files = FileObservers(folder, config, dashboard, thread, figures)
+    ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
+    try:
+        yield ledger, files
+    finally:
+        figures.restarted()
+        ledger.close()
+        files.close()
 
 
 def made_folder(folder: Path) -> Path:

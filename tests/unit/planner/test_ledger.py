@@ -131,9 +131,9 @@ def test_a_resumed_header_is_no_anchor(ledger):
     assert len(ledger.tail()) == 3
 
 
-def test_the_tail_of_a_long_ledger_is_found_across_chunks(ledger, monkeypatch):
-    """Lines longer than the chunk that is read backward come out whole."""
-    monkeypatch.setattr("penstock.planner.ledger._CHUNK_BYTES", 64)
+def test_the_tail_of_a_ledger_begins_with_its_last_anchor(ledger):
+    """Lines come out whole and in their order."""
+    ledger.append({"type": "decision", "id": "d000000"})
     ledger.append({"type": "decision", "id": "d000001"})
     for slot in range(20):
         ledger.append({"type": "pull", "slot": slot, "text": "x" * (slot * 17)})

@@ -28,14 +28,13 @@ from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
-from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.state import Memory
-from penstock.planner.files import FileObservers, FileThread
-from penstock.planner.ledger import FILE_NAME, Ledger
+from penstock.planner.files import FileThread
+from penstock.planner.ledger import FILE_NAME
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
-from penstock.planner.service import boot_id, made_folder
+from penstock.planner.service import boot_id, made_folder, recording
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
@@ -183,36 +182,32 @@ class LeaderSession:
         )
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
+        figures = self._metrics.of(*job.key)
         is_chosen = self._service.log_dir is not None
-        listener = self._metrics.of(*job.key)
-        listener.begin(job.plan.config)
-        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
-        files = FileObservers(folder, job.plan.config, dashboard, self._files, listener)
-        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         try:
-            await self._spread(job.key, stop)
-            loop = PlannerLoop(
-                self._settings(job, memory),
-                target=KubernetesTarget(
-                    self._client,
-                    job.graph,
-                    view,
-                    emit=lambda message: self._emit(job.key, message),
-                    unschedulable_s=self._service.unschedulable_s,
-                ),
-                source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
-                ledger=ledger,
-                time=ModelTime(self._clock),
-                observers=Observers([listener, *self._listeners(job), files]),
-            )
-            await loop.run(stop)
+            with recording(
+                folder, job.plan.config, figures, self._files, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+            ) as (ledger, files):
+                await self._spread(job.key, stop)
+                loop = PlannerLoop(
+                    self._settings(job, memory),
+                    target=KubernetesTarget(
+                        self._client,
+                        job.graph,
+                        view,
+                        emit=lambda message: self._emit(job.key, message),
+                        unschedulable_s=self._service.unschedulable_s,
+                    ),
+                    source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
+                    ledger=ledger,
+                    time=ModelTime(self._clock),
+                    observers=Observers([figures, *self._listeners(job), files]),
+                )
+                await loop.run(stop)
         finally:
-            listener.restarted()
-            ledger.close()
             for source in sources:
                 if isinstance(source, PrometheusSource):
                     source.close()
-            files.close()
 
     def _settings(self, job: PlannerJob, memory: Memory) -> LoopSettings:
         options = job.plan.options

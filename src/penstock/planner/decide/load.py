@@ -51,25 +51,23 @@ class Signal:
     Attributes:
         mean: Mean of what is known; None when nothing is.
         low: The same with every unknown counted as 0: the load is at least this. None when nothing is known.
-        is_complete: Every pull knew every ready worker; only then may the role shrink.
+        pulls: Pulls in the interval.
         unknown: Pulls that missed something.
+        source: Who gave the newest value.
         why: Why something is unknown, from the newest such pull.
     """
 
     mean: float | None
     low: float | None
-    is_complete: bool
     pulls: int
     unknown: int
     source: str
     why: str
 
-
-@dataclass(frozen=True, slots=True)
-class _Gaps:
-    unknown: int
-    source: str
-    why: str
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every pull knew every ready worker; only then may the role shrink."""
+        return self.mean is not None and not self.unknown
 
 
 def kv_signal(pulls: Sequence[Pull]) -> Signal:
@@ -98,7 +96,8 @@ def kv_signal(pulls: Sequence[Pull]) -> Signal:
         if kv.unknown or not kv.fresh:
             unknown += 1
             why = kv.why or "no ready worker"
-    return _signal(means, low_sum, len(pulls), _Gaps(unknown, source, why))
+    mean, low = (sum(means) / len(means), low_sum / len(pulls)) if means else (None, None)
+    return Signal(mean, low, len(pulls), unknown, source, why)
 
 
 def _waiting(pull: Pull) -> float:
@@ -114,9 +113,10 @@ def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
     bound and left out of the mean. A queue that is only a lower bound counts with its value and makes the
     interval incomplete.
     """
-    points, gaps = _queue_points(pulls, per_worker=per_worker)
-    values = [value for _, value in points]
-    return _signal(values, sum(values), len(pulls), gaps)
+    points, unknown, source, why = _queue_points(pulls, per_worker=per_worker)
+    total = sum([value for _, value in points])
+    mean, low = (total / len(points), total / len(pulls)) if points else (None, None)
+    return Signal(mean, low, len(pulls), unknown, source, why)
 
 
 def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[float, float] | None:
@@ -135,7 +135,7 @@ def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[
         None when fewer than two pulls at different times are known in full: no trend.
     """
     complete = [pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least]
-    points, _ = _queue_points(complete, per_worker=per_worker)
+    points, *_ = _queue_points(complete, per_worker=per_worker)
     if len(points) < 2:
         return None
     points = points[-max(2, len(points) // _NEWEST) :]
@@ -151,7 +151,10 @@ def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[
     return slope, mean_q + slope * (window.end_s - mean_t + horizon_s)
 
 
-def _queue_points(pulls: Iterable[Pull], *, per_worker: bool) -> tuple[list[tuple[float, float]], _Gaps]:
+def _queue_points(
+    pulls: Iterable[Pull], *, per_worker: bool
+) -> tuple[list[tuple[float, float]], int, str, str]:
+    """Return time and length of the known queues; pulls that missed something, the newest source, and why."""
     points: list[tuple[float, float]] = []
     unknown = 0
     source = why = ""
@@ -172,19 +175,7 @@ def _queue_points(pulls: Iterable[Pull], *, per_worker: bool) -> tuple[list[tupl
             if queue.at_least:
                 unknown += 1
                 why = f"{queue.source} sees only the workers' own queues"
-    return points, _Gaps(unknown, source, why)
-
-
-def _signal(values: Sequence[float], low_sum: float, pulls: int, gaps: _Gaps) -> Signal:
-    return Signal(
-        mean=sum(values) / len(values) if values else None,
-        low=low_sum / pulls if values else None,
-        is_complete=bool(values) and gaps.unknown == 0,
-        pulls=pulls,
-        unknown=gaps.unknown,
-        source=gaps.source,
-        why=gaps.why,
-    )
+    return points, unknown, source, why
 
 
 REJECTED_MOST = 0.01
