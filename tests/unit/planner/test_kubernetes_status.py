@@ -15,14 +15,7 @@ from penstock.planner.cluster import events as events_module
 from penstock.planner.cluster import status as status_module
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.status import (
-    BeyondLimits,
-    PlannerReason,
-    Report,
-    StatusListener,
-    StatusWriter,
-    is_said,
-)
+from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock.planner.decide.observation import Demand
@@ -360,9 +353,15 @@ def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limi
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
 
 
-def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute():
+async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute(
+    world,
+):
     """New figures under the same limit are no news; another limit is after a minute, and none after a minute without."""
-    beyond, said = BeyondLimits(), []
+    said = []
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
+    await world.run_until(40)
+    view = world.watcher.views[-1]
+    words = []
     for decision in (
         _limited(0),
         _limited(2, expect="TTFT of 3 s"),
@@ -372,21 +371,11 @@ def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_oft
         _limited(100, name="demand"),
         _limited(130, name="demand"),
     ):
-        beyond.decided(decision)
-        said.append(beyond.words)
+        listener.decided(decision, view)
+        listener.tick(view)
+        words.append(said[-1].message)
     first, second = (
-        f"decode: {binds} binds: expect TTFT without end"
+        f"decides every 30 s; decode: {binds} binds: expect TTFT without end"
         for binds in ("maxGpuBudget 6", "maxReplicas 3 of decode")
     )
-    assert said == [first, first, first, first, second, second, ""]
-
-
-async def test_the_limit_stands_in_the_graphs_condition(world):
-    """Behind the interval."""
-    said = []
-    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
-    await world.run_until(40)
-    view = world.watcher.views[-1]
-    listener.decided(_limited(view.at_s), view)
-    listener.tick(view)
-    assert said[-1].message == ("decides every 30 s; decode: maxGpuBudget 6 binds: expect TTFT without end")
+    assert words == [first, first, first, first, second, second, "decides every 30 s"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -27,37 +27,6 @@ from penstock.planner.observers import View
 
 STEADY_S: Final = 60.0
 """Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
-
-_STEP: Final = "limit"
-
-
-@dataclass(slots=True)
-class BeyondLimits:
-    """Report of the limits that bind.
-
-    Attributes:
-        words: Per role what binds and what to expect; empty while demand is within the limits.
-    """
-
-    words: str = ""
-    _binding: tuple[object, ...] = field(default=(), repr=False)
-    _since_s: float = field(default=0.0, repr=False)
-    _seen_s: float = field(default=0.0, repr=False)
-
-    def decided(self, decision: Decision) -> None:
-        """Follow one decision."""
-        found = [(role, step) for role in decision.roles for step in role.steps if step.name == _STEP]
-        if not found:
-            if decision.at_s - self._seen_s >= STEADY_S:
-                self.words, self._binding = "", ()
-            return
-        self._seen_s = decision.at_s
-        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
-        if binding == self._binding or (self.words and decision.at_s - self._since_s < STEADY_S):
-            return
-        self.words = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
-        self._binding, self._since_s = binding, decision.at_s
-
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Real seconds for one write. Chosen: a busy API server answers within; other graphs wait for it."""
@@ -159,7 +128,10 @@ class StatusListener:
         self._say = say
         self._known_s: float | None = None
         self._needs_demand = config.policy.follows_demand
-        self._beyond = BeyondLimits()
+        # What binds by role and what to expect, in words; since when it is said, and when a limit last did bind.
+        self._limits = ""
+        self._binding: tuple[object, ...] = ()
+        self._limits_since_s = self._limited_s = 0.0
         self._external = config.external
         self._is_edited = False
         self._failed: dict[Role, str] = {}
@@ -189,7 +161,7 @@ class StatusListener:
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
-        self._beyond.decided(decision)
+        self._follow_limits(decision)
         for role in decision.roles:
             self._follow_failure(role, view)
         said = decision.changes or (decision.roles if self._is_edited else ())
@@ -203,6 +175,19 @@ class StatusListener:
                 decision_time=stamp(view.wall_s),
             )
             self._say(self._report)
+
+    def _follow_limits(self, decision: Decision) -> None:
+        found = [(role, step) for role in decision.roles for step in role.steps if step.name == "limit"]
+        if not found:
+            if decision.at_s - self._limited_s >= STEADY_S:
+                self._limits, self._binding = "", ()
+            return
+        self._limited_s = decision.at_s
+        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
+        is_fresh = self._limits and decision.at_s - self._limits_since_s < STEADY_S
+        if binding != self._binding and not is_fresh:
+            self._limits = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
+            self._binding, self._limits_since_s = binding, decision.at_s
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
         """Keep why a role's last scale-up failed for as long as it requests another one."""
@@ -235,7 +220,7 @@ class StatusListener:
             )
         reason, message = self._calm
         external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
-        return reason, "; ".join(filter(None, (message, *external, self._beyond.words)))
+        return reason, "; ".join(filter(None, (message, *external, self._limits)))
 
     def _held(self, view: View) -> tuple[PlannerReason, str] | None:
         """Return why the planner does not act on a role that it owns; None where it does."""
