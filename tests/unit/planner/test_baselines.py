@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_baselines import dynamo, dynamo_throughput, kpa
 from penstock_baselines.dynamo_throughput import IntervalLoad
-from penstock_baselines.keda import prefill_threshold_s
 
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
@@ -133,12 +132,6 @@ def test_hpa_moves_by_more_than_one_inside_the_budget():
 
 
 # -- KEDA -------------------------------------------------------------------------------------------
-
-
-def test_keda_prefill_threshold():
-    """The TTFT target less the prompt's own time; a long prompt leaves a tenth."""
-    assert prefill_threshold_s(5.0, 8000, 10_000) == pytest.approx(4.2)
-    assert prefill_threshold_s(0.5, 8000, 10_000) == pytest.approx(0.05)
 
 
 def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
@@ -271,27 +264,6 @@ def load(requests, interval_s=60.0, **changes):
 def test_dynamo_prefill_replicas(requests, factor, tokens_per_s, expected):
     """Predicted prompt tokens per second over an engine's, rounded up."""
     assert dynamo_throughput.prefill_replicas(load(requests), factor, tokens_per_s) == expected
-
-
-@pytest.mark.parametrize(("requests", "tokens_per_s", "expected"), [(10, 10_000, 1), (500, 1000, 2)])
-def test_dynamo_decode_replicas(requests, tokens_per_s, expected):
-    """test_replica_calculation.py: 500 requests a minute of 150 tokens on engines of 1,000 tokens/s want two."""
-    assert dynamo_throughput.decode_replicas(load(requests), tokens_per_s) == expected
-
-
-def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
-    """TTFT on lines between lengths, ITL between contexts by their batch; the best KV usage whose ITL is in time, the lowest if none is."""
-    prefill, decode = TABLES.prefill, TABLES.decode
-
-    assert prefill.ttft_of(4000) == pytest.approx(0.1125)
-    assert prefill.tokens_per_s(3000) == pytest.approx(40_000)
-    assert prefill.tokens_per_s(50_000) == pytest.approx(5000 / 0.15)
-    assert decode.itl_of(25, 1000) == pytest.approx(0.005)
-    assert decode.itl_of(37.5, 1000) == pytest.approx(0.0075)
-    assert decode.itl_of(12.5, 2000) == pytest.approx(0.00425)
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 1000) == 1500.0
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 2000) == pytest.approx(937.5)
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.001, 3000) == 500.0
 
 
 def throughput_decision(demand, **options):

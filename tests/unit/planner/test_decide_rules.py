@@ -293,19 +293,6 @@ def test_prefill_waits_for_a_queue_that_drains_by_itself(make, slope, intervals,
     assert _outcome(decision, Role.PREFILL)[1] is reason
 
 
-def test_the_trend_is_explained_with_its_numbers(make):
-    """The sentence says how fast it falls and where it will be."""
-    window = make.window(*(make.pull(t, queue=4 - 0.05 * t) for t in range(1, 31)))
-    decision, _ = _run(window)
-    found = next(r for r in decision.roles if r.role is Role.PREFILL)
-    assert found.sentence == (
-        "prefill 1: queue 3.23 > 0.50, but it falls by 1.50 per interval: 0.00 < 0.50 in 3 intervals"
-    )
-    step = next(s for s in found.steps if s.name == "queue_trend")
-    assert step.inputs["predicted"] == pytest.approx(-2.0)
-    assert step.threshold == 0.5
-
-
 # ---------------------------------------------------------------- floors and ceilings
 
 
@@ -361,25 +348,6 @@ def test_withdrawing_what_was_never_asked_is_a_mistake(make):
     """Only an outstanding scale-up can be taken back."""
     with pytest.raises(ValueError, match="no scale-up of decode is outstanding"):
         roll_back(Role.DECODE, "x", pull=make.pull(), state=PlannerState(), config=CONFIG)
-
-
-def test_every_rule_applied_is_among_the_steps(make):
-    """Name, numbers, threshold and outcome of each, in order."""
-    decision, _ = _run(make.steady(kv=[0.95], queue=9))
-    steps = {r.role: [s.name for s in r.steps] for r in decision.roles}
-    assert steps == {
-        Role.DECODE: ["signal", "thresholds", "gpu_budget"],
-        Role.PREFILL: ["signal", "thresholds", "queue_trend", "gpu_budget"],
-    }
-    idle, _ = _run(make.steady(kv=[0.1, 0.1]))
-    decode = next(r for r in idle.roles if r.role is Role.DECODE)
-    assert [s.name for s in decode.steps] == [
-        "signal",
-        "thresholds",
-        "decode_grace",
-        "scale_down_check",
-        "floor",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -117,20 +117,6 @@ def test_without_kv_routing_prefill_is_known_by_requests_alone():
     assert demand.in_flight == {Role.PREFILL: 3, Role.DECODE: 2}
 
 
-@pytest.mark.parametrize("what", ["restart", "missing", "joined", "same time"])
-def test_what_cannot_be_subtracted_is_unknown(what):
-    """A restarted, missing or new frontend, and two pulls at one time."""
-    meter = FrontendMeter()
-    assert meter.add({"a": counted()}, ["a"], 1.0, first=Role.PREFILL) is None
-    now_s, pages, urls = {
-        "restart": (2.0, {"a": counted(started=3.0)}, ["a"]),
-        "missing": (2.0, {}, ["a"]),
-        "joined": (2.0, {"a": counted(), "b": counted()}, ["a", "b"]),
-        "same time": (1.0, {"a": counted()}, ["a"]),
-    }[what]
-    assert meter.add(pages, urls, now_s, first=Role.PREFILL) is None
-
-
 @pytest.mark.parametrize("text", ["", "up 1\n", "dynamo_frontend_inflight_requests NaN\n"])
 def test_a_page_that_is_no_frontends_tells_nothing(text):
     """Another process' page, and one that holds no number."""

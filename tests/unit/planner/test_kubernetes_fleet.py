@@ -310,14 +310,6 @@ async def _until(check):
             await asyncio.sleep(0.01)
 
 
-async def test_the_end_of_leadership_ends_every_loop():
-    """Cancelled, and nothing is left behind."""
-    async with _World() as world:
-        await world.put(_graph("a"))
-        await world.put(_graph("b"))
-    assert world.running == {}
-
-
 def test_options_given_to_the_process_override_the_graphs_own():
     """And leave the rest alone."""
     graph = parse(_graph("a", adjustmentIntervalSeconds=60, maxGpuBudget=16))

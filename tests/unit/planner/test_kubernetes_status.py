@@ -10,7 +10,7 @@ import pytest
 from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.stamps import seconds
-from penstock.kube.events import MAX_NOTE, EventMessage
+from penstock.kube.events import EventMessage
 from penstock.planner.cluster import events as events_module
 from penstock.planner.cluster import status as status_module
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
@@ -294,21 +294,6 @@ async def _written(server, *notes, regarding=None):
     return writer
 
 
-async def test_an_event_names_the_graph_the_planner_and_the_reason():
-    """As a user reads it."""
-    server = _Server()
-    await _written(
-        server, EventMessage("ScaledUp", "decode 2 -> 3"), EventMessage("ScalingFailed", "x", is_warning=True)
-    )
-    first, second = server.created
-    assert first["involvedObject"]["uid"] == "u1"
-    assert (first["reportingComponent"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
-    assert (first["reason"], first["message"], first["type"]) == ("ScaledUp", "decode 2 -> 3", "Normal")
-    assert first["eventTime"] == "2027-01-15T08:00:00.000000Z"
-    assert second["type"] == "Warning"
-    assert first["metadata"]["name"] != second["metadata"]["name"]
-
-
 async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
     """The next one is written."""
     server = _Server()
@@ -335,16 +320,6 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     assert [(n.reason, n.is_warning) for n in notes] == [("ScaledUp", False), ("ScaleUpRolledBack", True)]
     assert notes[0].note == "decode 1 -> 2: KV 0.95 > 0.90 (d000001)"
     assert notes[1].note.endswith("no CUDA device (d000002)")
-
-
-def test_a_long_sentence_is_cut_before_its_id():
-    """The API server takes 1024 bytes; the id must survive, and no character be torn."""
-    notes = []
-    role = RoleDecision(D, 1, 2, Action.UP, Reason.ABOVE_THRESHOLD, "é" * 2000, ())
-    EventListener(notes.append).decided(Decision("d000001", 30.0, False, (role,), 1, 2, 8), None)
-    (note,) = notes
-    assert note.note.endswith("é (d000001)")
-    assert len(note.note.encode()) <= MAX_NOTE
 
 
 def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import GraphDeployment, ManagedBy, Role
-from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError
 from penstock.planner.cluster.events import EventListener
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.ledger import read_ledger
@@ -198,23 +198,6 @@ async def test_the_targets_own_write_counts_while_the_informer_lags(target, clus
     assert (state.pools[D].starting, state.edited) == (1, frozenset())
 
 
-async def test_a_lost_annotation_does_not_undo_the_number(target, cluster):
-    """The number is written; the note is a courtesy."""
-    await target.observe()
-    cluster.is_lagging = True
-    cluster.failures = []
-    patch = cluster.patch
-
-    async def failing(kind, name, body, **keys):
-        if keys.get("subresource") is None:
-            raise UnavailableError("busy")
-        return await patch(kind, name, body, **keys)
-
-    cluster.patch = failing
-    await target.scale(D, 2, decision_id="d000007")
-    assert (await target.observe()).pools[D].starting == 1
-
-
 async def test_a_change_of_anything_else_is_no_conflict(target, cluster):
     """The operator writes the adapter's status all the time."""
     await target.observe()
@@ -314,14 +297,6 @@ async def test_what_cannot_be_scaled_is_said(target, cluster):
         await target.scale(D, 2, decision_id="d000001")
 
 
-async def test_without_adapters_the_specification_says_how_many(target, cluster):
-    """A graph that was just made: its replicas are starting."""
-    cluster.copies.clear()
-    cluster.pod_list.clear()
-    state = await target.observe()
-    assert (state.pools[D].starting, state.is_adjusting) == (1, True)
-
-
 @pytest.mark.parametrize(("trouble", "patience_s"), [("unschedulable", 15.0), ("stuck", STUCK_S)])
 async def test_a_pod_in_trouble_is_given_up_after_a_while(target, cluster, clock, trouble, patience_s):
     """Starting at first; then failed in its own words, and nothing is blocked by it."""
@@ -334,20 +309,6 @@ async def test_a_pod_in_trouble_is_given_up_after_a_while(target, cluster, clock
     state = await target.observe()
     assert (state.pools[D].starting, state.failures) == (0, {D: "pod d1: 0/3 nodes"})
     assert not state.is_adjusting
-
-
-async def test_the_patience_begins_anew_when_the_trouble_changes(target, cluster, clock):
-    """Gated for a minute, then unschedulable for a second."""
-    cluster.edit("decode", 2, owner="penstock-planner")
-    cluster.pod_list["d1"] = _pod("d1", ready=False, trouble="gated")
-    await target.observe()
-    clock.at_s += 50
-    cluster.pod_list["d1"] = _pod("d1", ready=False, trouble="unschedulable")
-    assert (await target.observe()).failures == {}
-    clock.at_s += 14
-    assert (await target.observe()).failures == {}
-    clock.at_s += 2
-    assert (await target.observe()).failures.keys() == {D}
 
 
 async def test_a_gated_pod_waits_as_long_as_something_leaves(target, cluster, clock):

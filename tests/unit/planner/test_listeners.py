@@ -34,7 +34,6 @@ from penstock.planner.figures import Figures
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
-from penstock.planner.sources.base import gained
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -87,20 +86,6 @@ def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     expected = (2 * 30 + 3 * 42 + 4 * (last - 72)) / 3600 if last <= 114 else None
     expected = expected or (2 * 30 + 3 * 42 + 4 * 42 + 5 * (last - 114)) / 3600
     assert hours[last] == pytest.approx(expected, abs=10 / 3600)
-
-
-def test_demand_supply_and_waits_are_drawn(drawn):
-    """Rates over the pulls since the last point, the newest wait beside the SLO; nothing while unknown."""
-    assert set(_values(drawn, "demand/arrivals_per_second").values()) == {4.0}
-    assert set(_values(drawn, "demand/rejected_per_second").values()) == {1.0}
-    assert set(_values(drawn, "prefill/uncached_tokens_per_second").values()) == {4000.0}
-    assert set(_values(drawn, "prefill/computed_tokens_per_second").values()) == {3000.0}
-    waits = _values(drawn, "wait/oldest_seconds")
-    assert all(0 <= step - waited_s <= 2 for step, waited_s in waits.items())
-    assert max(waits) <= 100
-    assert set(_values(drawn, "wait/slo_seconds").values()) == {5.0}
-    assert _values(drawn, "replicas/decode_starting")[33] == 1
-    assert set(_values(drawn, "startup/decode_seconds").values()) == {12.0}
 
 
 def _points(*demands, config=None):
@@ -277,12 +262,6 @@ def test_percentiles_of_the_routers_buckets_are_within_a_tenth_of_the_samples(bo
         assert quantile(buckets, q) == pytest.approx(exact, rel=0.1)
 
 
-def test_a_restarted_counter_counts_from_zero():
-    """A count that fell is a new process."""
-    assert gained(((0.1, 10.0), (INF, 10.0)), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
-    assert gained((), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
-
-
 @pytest.mark.parametrize(
     ("bound_s", "missed", "share"),
     [(0.1, 0, 0.0), (0.2, 0, 0.5), (0.3, 0, 0.75), (0.4, 0, 1.0), (0.4, 20, 0.5), (9.0, 0, 1.0)],
@@ -301,14 +280,6 @@ def test_the_demand_step_holds_forecast_and_supply():
     steps = [("late", {"workers": 2}), ("demand", INPUTS)]
 
     assert forecast_of(steps) == Forecast(15.0, 9000.0, 2, 8000.0)
-
-
-def test_supply_is_unknown_before_any_throughput_was_seen():
-    """Unknown is never zero, in words as well."""
-    found = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
-
-    assert found.supply_tokens_per_s is None
-    assert str(found) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
 
 
 @pytest.mark.parametrize("missing", ["horizon_s", "tokens_per_s_ahead", "workers"])

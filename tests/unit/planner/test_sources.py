@@ -198,7 +198,6 @@ async def test_the_second_takes_over_when_the_first_is_gone_and_says_so():
     readings = await chain.read(QUERY)
     assert readings.kv["llama_decode_0"].source == "scrape (backup of router)"
     assert readings.queue.source == "scrape (backup of router)"
-    assert chain.serving == "scrape"
 
 
 async def test_backup_is_per_signal():
@@ -247,7 +246,6 @@ async def test_a_source_that_failed_rests_for_a_doubling_while():
         if first.calls > before:
             asked.append(second)
     assert asked[:10] == [0, 1, 3, 7, 15, 31, 61, 91, 121, 122]
-    assert chain.serving == "router"
 
 
 async def test_demand_comes_from_the_first_source_that_counts_it():

@@ -178,7 +178,6 @@ class Fleet:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         finally:
             self._changed.pop(key, None)
-            self._profiles.forget(key)
             self._forget(key)
             if self._graphs.graph(key) is not None:
                 self.enqueue(key)

@@ -194,8 +194,6 @@ def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RolePropos
     return proposal.held(Reason.AT_TOTAL_FLOOR, detail, Step(TOTAL_FLOOR, inputs, floor, "hold"))
 
 
-REBALANCE = "rebalance"
-
 _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
 
 
@@ -228,37 +226,31 @@ def reserve(
     decisions: list[RoleProposal] = []
     reserved: set[Role] = set()
     for proposal in proposals:
-        decided = proposal
+        role, decided = proposal.role, proposal
         if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
-            decided = _not_begun(proposal, freeable)
-        elif proposal.reason is Reason.GPU_BUDGET and givers:
-            decided = _waiting(proposal, f"{givers[0].value} gives up one for it")
-            reserved.add(proposal.role)
-        elif proposal.role in owed and proposal.reason is Reason.GPU_BUDGET and is_draining:
-            decided = _waiting(proposal, "what was given up for it still drains")
-            reserved.add(proposal.role)
-        elif proposal.role in owed and proposal.action is Action.UP:
-            decided = proposal.passed(
-                Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, "freed: it grows")
+            why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
+            decided = _rebalanced(proposal, f"not begun: {why}")
+        elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in owed and is_draining)):
+            why = (
+                f"{givers[0].value} gives up one for it"
+                if givers
+                else "what was given up for it still drains"
             )
-        elif proposal.role in owed and proposal.reason in _NOT_FREED:
+            decided = _rebalanced(proposal, f"waits: {why}", why)
+            reserved.add(role)
+        elif role in owed and proposal.action is Action.UP:
+            decided = _rebalanced(proposal, "freed: it grows")
+        elif role in owed and proposal.reason in _NOT_FREED:
             decided = _released(proposal, "no GPUs came free for it")
         decisions.append(decided)
     return decisions, frozenset(reserved)
 
 
-def _waiting(proposal: RoleProposal, why: str) -> RoleProposal:
-    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"waits: {why}")
-    return replace(proposal, detail=f"{proposal.detail}; {why}", steps=(*proposal.steps, step))
-
-
-def _not_begun(proposal: RoleProposal, freeable: int) -> RoleProposal:
-    why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
-    return proposal.passed(Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"not begun: {why}"))
-
-
 def _released(proposal: RoleProposal, why: str) -> RoleProposal:
-    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"abandoned: {why}")
-    return replace(
-        proposal, detail=f"{proposal.detail}; rebalance abandoned: {why}", steps=(*proposal.steps, step)
-    )
+    return _rebalanced(proposal, f"abandoned: {why}", f"rebalance abandoned: {why}")
+
+
+def _rebalanced(proposal: RoleProposal, outcome: str, words: str = "") -> RoleProposal:
+    detail = f"{proposal.detail}; {words}" if words else proposal.detail
+    step = Step("rebalance", {"gpus_needed": proposal.engine_gpus}, None, outcome)
+    return replace(proposal.passed(step), detail=detail)

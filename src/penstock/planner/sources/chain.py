@@ -41,11 +41,6 @@ class SourceChain:
         self._last: dict[Key, tuple[float, Reading]] = {}
         self._serving = sources[0].name
 
-    @property
-    def serving(self) -> str:
-        """Return the name of the source that gave the newest readings."""
-        return self._serving
-
     async def read(self, query: Query) -> Readings:
         """Return one reading for everything requested; never raises for a source's failure.
 
