@@ -6,7 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_baselines import dynamo, dynamo_throughput, kpa
+from penstock_baselines import dynamo, kpa
 from penstock_baselines.dynamo_throughput import IntervalLoad
 
 from penstock.api import Role
@@ -143,19 +143,6 @@ def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
     assert desired("keda", pull(demand=busy, kv=1.0)) == {Role.PREFILL: 6, Role.DECODE: 3}
 
 
-def test_an_hpa_scales_on_the_rate_of_uncached_tokens_or_on_all_requests_there():
-    """24,000 tokens/s at 0.4 of 10,000 are six replicas; three requests that run and seven that wait, at two each, five.
-
-    A metric without a value changes nothing.
-    """
-    demand = Demand(period_s=1.0, uncached_tokens=24_000.0, in_flight={Role.PREFILL: 3.0})
-    seen = pull(demand=demand, queue=7.0)
-
-    assert desired("hpa-rate", seen)[Role.PREFILL] == 6
-    assert desired("hpa-running", seen)[Role.PREFILL] == 5
-    assert desired("hpa-running", pull(demand=None, queue=7.0))[Role.PREFILL] == 2
-
-
 def test_keda_takes_a_query_without_a_result_for_nothing():
     """Its default, and the complaint about it: five minutes without metrics end at the floor, at any load."""
     blind = [pull(15.0 * i, prefill=4, decode=4, kv=None, queue=None) for i in range(1, 24)]
@@ -186,17 +173,6 @@ def test_kpa_panics_at_twice_the_capacity_and_holds_what_it_reached():
     assert memory == kpa.Panic()
     blind = kpa.Panic(3.0, 7)  # without data neither pods nor memory change
     assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=blind) == (None, blind)
-
-
-def test_kpa_starts_in_panic_where_more_than_one_is_there():
-    """So a restart under low load keeps what is there for 60 s."""
-    assert kpa.started(5.0, 3) == kpa.Panic(5.0, 3)
-    assert kpa.started(5.0, 1) == kpa.Panic()
-    low = Demand(2.0, in_flight={Role.PREFILL: 1.0})
-    ticks = [pull(2.0 * i, prefill=4, kv=0.1, demand=low) for i in range(1, 34)]
-
-    assert desired("kpa", *ticks[:30])[Role.PREFILL] == 4
-    assert desired("kpa", *ticks)[Role.PREFILL] == 2
 
 
 # -- Dynamo -----------------------------------------------------------------------------------------
@@ -247,23 +223,6 @@ TABLES = PerformanceProfile(
 def load(requests, interval_s=60.0, **changes):
     """The load of Dynamo's own tests: 3,000 prompt tokens, 150 of the answer."""
     return IntervalLoad(requests / interval_s, **{**LENGTHS, **changes})
-
-
-@pytest.mark.parametrize(
-    ("requests", "factor", "tokens_per_s", "expected"),
-    [
-        # test_replica_calculation.py: 10 and 500 requests a minute, 40,000 tokens/s an engine.
-        (10, 1.0, 40_000, 1),
-        (500, 1.0, 40_000, 1),
-        (5000, 1.0, 40_000, 7),
-        # A TTFT above the profile's is queueing and asks for nothing more; one below asks for less.
-        (5000, 3.0, 40_000, 7),
-        (5000, 0.5, 40_000, 4),
-    ],
-)
-def test_dynamo_prefill_replicas(requests, factor, tokens_per_s, expected):
-    """Predicted prompt tokens per second over an engine's, rounded up."""
-    assert dynamo_throughput.prefill_replicas(load(requests), factor, tokens_per_s) == expected
 
 
 def throughput_decision(demand, **options):

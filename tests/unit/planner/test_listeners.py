@@ -276,17 +276,13 @@ INPUTS = {"horizon_s": 15.0, "tokens_per_s_ahead": 9000.0, "workers": 2, "worker
 
 
 def test_the_demand_step_holds_forecast_and_supply():
-    """Two workers of 4,000 tokens/s each; other steps say nothing of it."""
-    steps = [("late", {"workers": 2}), ("demand", INPUTS)]
-
-    assert forecast_of(steps) == Forecast(15.0, 9000.0, 2, 8000.0)
-
-
-@pytest.mark.parametrize("missing", ["horizon_s", "tokens_per_s_ahead", "workers"])
-def test_no_figure_is_made_up(missing):
-    """A mode that forecasts nothing, or knew nothing, has none."""
-    assert forecast_of([("demand", {**INPUTS, missing: None})]) is None
+    """Two workers of 4,000 tokens/s each; unknown is never zero, and a mode that forecasts nothing has no figure."""
+    assert forecast_of([("late", {"workers": 2}), ("demand", INPUTS)]) == Forecast(15.0, 9000.0, 2, 8000.0)
+    unseen = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
+    assert str(unseen) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
     assert forecast_of([("signal", INPUTS)]) is None
+    for missing in ("horizon_s", "tokens_per_s_ahead", "workers"):
+        assert forecast_of([("demand", {**INPUTS, missing: None})]) is None
 
 
 PROFILE = PerformanceProfile(

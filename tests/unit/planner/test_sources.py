@@ -234,20 +234,6 @@ async def test_the_last_value_is_kept_with_its_age_until_it_is_too_old():
     assert readings.kv["llama_decode_0"].why == "11 s old, more than 10 s; connection refused"
 
 
-async def test_a_source_that_failed_rests_for_a_doubling_while():
-    """1, 2, 4 ... 30 s without asking; one success forgets it."""
-    first = _Scripted("router", *[GONE] * 8, (0.9, 3))
-    chain, clock = _chain(first, _Scripted("scrape", (0.7, 2)))
-    asked = []
-    for second in range(200):
-        clock.real_s = float(second)
-        before = first.calls
-        await chain.read(QUERY)
-        if first.calls > before:
-            asked.append(second)
-    assert asked[:10] == [0, 1, 3, 7, 15, 31, 61, 91, 121, 122]
-
-
 async def test_demand_comes_from_the_first_source_that_counts_it():
     """The preferred source cannot know it: the router is asked for it, and the workers are not."""
     demand = Demand(period_s=1.0, arrivals=5)

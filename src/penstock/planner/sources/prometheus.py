@@ -30,7 +30,10 @@ usual 15 s scrape intervals; with less, most samples of a healthy server would c
 
 @dataclass(frozen=True, slots=True)
 class GraphLabels:
-    """What the series of one graph carry; two graphs may serve the same model."""
+    """Labels of one graph's series; two graphs may serve the same model. None: unknown, or not asked for.
+
+    The chart's PodMonitor sets ``graph``; series without it count if their ``instance`` is one of the graph's own processes.
+    """
 
     model_name: str
     graph: str | None = None

@@ -5,6 +5,7 @@ A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -111,20 +112,6 @@ class PodPool:
     failed: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Counts:
-    ready: int = 0
-    starting: int = 0
-    restarting: int = 0
-    draining: int = 0
-    failing_bound: int = 0
-
-    @property
-    def alive(self) -> int:
-        """Replicas that are neither leaving nor given up."""
-        return self.ready + self.starting + self.restarting
-
-
 def count(
     role: Role,
     pods: Iterable[PodFacts],
@@ -142,50 +129,50 @@ def count(
     them. So a desired number counts from the moment it is written. ``served`` are uids of pods that were ready
     before, ``failing`` of pods that are given up, with the reason.
     """
-    counts, reasons, endpoints = _Counts(), [], []
+    counts: Counter[str] = Counter()
+    reasons, endpoints = [], []
     for replica in _replicas(pods):
         leader = next((pod for pod in replica if pod.is_leader), replica[0])
         why = next((failing[pod.uid] for pod in replica if pod.uid in failing), None)
         if any(pod.leaving for pod in replica):
-            counts.draining += 1
+            counts["draining"] += 1
         elif why is not None:
             reasons.append(why)
-            counts.failing_bound += any(pod.bound for pod in replica)
+            # A pod given up on a node holds its GPUs until it has ended.
+            counts["failed"] += any(pod.bound for pod in replica)
         elif leader.ready:
-            counts.ready += 1
+            counts["ready"] += 1
             if leader.url is not None:
                 endpoints.append(Endpoint(leader.name, role, leader.url))
         elif leader.served or leader.uid in served:
-            counts.restarting += 1
+            counts["restarting"] += 1
         else:
-            counts.starting += 1
-    missing = desired - counts.alive - len(reasons)
+            counts["starting"] += 1
+    missing = desired - sum(counts[kind] for kind in _ALIVE) - len(reasons)
     if refused and missing > 0:
         reasons += [refused] * missing
     return _against_desired(counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
 
 
+_ALIVE: Final = ("starting", "restarting", "ready")
+"""Replicas that are neither leaving nor given up, in the order in which a surplus is taken."""
+
+
 def _against_desired(
-    counts: _Counts, reasons: Sequence[str], *, desired: int, gpus: int, endpoints: tuple[Endpoint, ...]
+    counts: Counter[str], reasons: Sequence[str], *, desired: int, gpus: int, endpoints: tuple[Endpoint, ...]
 ) -> PodPool:
-    surplus = max(0, counts.alive + len(reasons) - desired)
-    dropped = min(surplus, len(reasons))
-    surplus -= dropped
-    missing = max(0, desired - counts.alive - len(reasons))
-    draining = counts.draining + surplus
-    for name in ("starting", "restarting", "ready"):
-        taken = min(surplus, getattr(counts, name))
-        setattr(counts, name, getattr(counts, name) - taken)
+    beyond = sum(counts[kind] for kind in _ALIVE) + len(reasons) - desired
+    missing, dropped = max(0, -beyond), min(max(0, beyond), len(reasons))
+    surplus = max(0, beyond) - dropped
+    draining = counts["draining"] + surplus
+    for kind in _ALIVE:
+        taken = min(surplus, counts[kind])
+        counts[kind] -= taken
         surplus -= taken
+    starting = counts["starting"] + missing
     return PodPool(
-        # A pod given up on a node holds its GPUs until it has ended.
-        PoolCounts(
-            counts.ready,
-            counts.starting + counts.restarting + missing,
-            draining + counts.failing_bound,
-            gpus,
-        ),
-        bool(counts.starting or missing or draining),
+        PoolCounts(counts["ready"], starting + counts["restarting"], draining + counts["failed"], gpus),
+        bool(starting or draining),
         endpoints,
         tuple(reasons[: len(reasons) - dropped]),
     )
