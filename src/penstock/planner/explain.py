@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.core.errors import ConfigError
@@ -160,8 +159,3 @@ def _number(value: Any) -> str:
     if 0 < abs(value) < _LEAST_SHOWN:
         return "~0"
     return f"{value:,.0f}" if abs(value) >= _FIRST_GROUPED else f"{value:.4g}"
-
-
-def all_in_words(records: Sequence[Record]) -> str:
-    """Return several decisions, a blank line between them."""
-    return "\n\n".join(in_words(record) for record in records)

@@ -132,7 +132,7 @@ class Figures:
         return self._due[1]
 
     def _attained(self, at_s: float) -> dict[str, float]:
-        """Return the shares since the last time, once per adjustment interval: two seconds hold few requests."""
+        """Return the shares within mode sla's targets since the last time, once per adjustment interval: two seconds hold few."""
         config = self.config
         if config is None:
             return {}
@@ -141,20 +141,10 @@ class Figures:
         gains = {key: gained(self._interval.get(key, ()), now) for key, now in self._latency.items()}
         is_first, rejected = self._interval_s is None, self._rejected
         self._interval, self._interval_s, self._rejected = dict(self._latency), at_s, 0.0
-        return {} if is_first else shares_within(gains, config, rejected=rejected)
-
-
-def shares_within(
-    latency: Mapping[str, Buckets], config: DecideConfig, *, rejected: float
-) -> dict[str, float]:
-    """Return the share of first tokens, and of gaps between tokens, within the targets of mode sla.
-
-    ``latency`` is what the router's histograms gained; one without samples is left out. Each ``rejected`` request
-    has missed its TTFT.
-    """
-    if config.mode != Mode.SLA:
-        return {}
-    shares = {"ttft": share_within(latency.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
-    if config.itl_slo_s is not None:
-        shares["itl"] = share_within(latency.get("itl", ()), config.itl_slo_s)
-    return {name: share for name, share in shares.items() if share is not None}
+        if is_first or config.mode != Mode.SLA:
+            return {}
+        # Each request that was refused or timed out has missed its TTFT.
+        shares = {"ttft": share_within(gains.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
+        if config.itl_slo_s is not None:
+            shares["itl"] = share_within(gains.get("itl", ()), config.itl_slo_s)
+        return {name: share for name, share in shares.items() if share is not None}

@@ -138,11 +138,6 @@ class Fleet:
         self._wake = asyncio.Event()
         self._changed: dict[Key, asyncio.Event] = {}
 
-    @property
-    def keys(self) -> list[Key]:
-        """Graphs that have a task now."""
-        return list(self._changed)
-
     def enqueue(self, key: Key) -> None:
         """Enqueue a graph: it was added, changed or deleted."""
         self._queued[key] = None

@@ -337,7 +337,8 @@ class PlannerCore:
             kind = DecisionKind.ROLL_BACK
             if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
                 yield from self._carry_out(records.changes_of(made[0]))
-                self.schedule = self.schedule.rolled_back(at_s, self._interval_s)
+                # A new interval, and its own adjustment.
+                self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
             else:
                 self._roll_back_after_s = at_s + self._config.adjustment_interval_s
 

@@ -107,10 +107,6 @@ class Schedule:
         """Return the schedule of an interval that begins after an adjustment, or after what made this one worthless."""
         return replace(self.begun(at_s, interval_s), blocked_s=None)
 
-    def rolled_back(self, at_s: float, interval_s: float) -> Schedule:
-        """Return the schedule after a roll-back: a new interval, and its own adjustment."""
-        return self.converged(at_s, interval_s).blocked(at_s)
-
     def pulled(self, pull: Pull) -> Schedule:
         """Return the schedule with one more pull."""
         return replace(self, pulls=(*self.pulls, pull))

@@ -15,6 +15,10 @@ class Quality(StrEnum):
     MISSING = "missing"
 
 
+RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
+"""Of two readings of one value the better has more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A value as a source gave it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -153,40 +154,29 @@ class DemandMeter:
         found = self._counts.gained(frontends, routers, now_s)
         if found is None:
             return None
-        turned_away: dict[Role, float] = {}
-        for url, frontend in self._counts.newest.items():
-            for role, count in frontend.turned_away.items():
-                gain = count - self._counts.before[url].turned_away.get(role, 0.0)
-                turned_away[role] = turned_away.get(role, 0.0) + gain
-        return _demand(found[0], list(self._counts.newest.values()), turned_away, found[1])
-
-
-def _demand(
-    gained: dict[str, float],
-    frontends: Sequence[RouterSample],
-    turned_away: Mapping[Role, float],
-    period_s: float,
-) -> Demand:
-    """Return the demand of a period; requests that were never routed are as uncached as the routed ones."""
-    routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
-    unrouted = max(0.0, gained["prompt_tokens"] - routed)
-    in_flight: dict[Role, float] = {}
-    for frontend in frontends:
-        for role, count in frontend.in_flight.items():
-            in_flight[role] = in_flight.get(role, 0.0) + count
-    now = {field: sum(frontend.gauges[field] for frontend in frontends) for field in _GAUGES}
-    oldest_s = max(frontend.gauges["oldest_wait_s"] for frontend in frontends)
-    return Demand(
-        period_s=period_s,
-        turned_away=turned_away,
-        uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
-        waiting=now["waiting"],
-        waiting_tokens=now["waiting_tokens"],
-        oldest_wait_s=oldest_s if now["waiting"] else None,
-        in_flight=in_flight,
-        in_flight_tokens=sum(sum(frontend.pending.values()) for frontend in frontends),
-        prefilling_workers=len(
-            {name for frontend in frontends for name, tokens in frontend.pending.items() if tokens > 0}
-        ),
-        **gained,
-    )
+        gained, period_s = found
+        newest, before = self._counts.newest, self._counts.before
+        turned_away: Counter[Role] = Counter()
+        in_flight: Counter[Role] = Counter()
+        for url, frontend in newest.items():
+            in_flight.update(frontend.in_flight)
+            turned_away.update(frontend.turned_away)
+            turned_away.subtract(before[url].turned_away)
+        # Requests that were never routed are as uncached as the routed ones.
+        routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
+        unrouted = max(0.0, gained["prompt_tokens"] - routed)
+        now = {field: self._counts.gauge(field) for field in _GAUGES}
+        oldest_s = max(frontend.gauges["oldest_wait_s"] for frontend in newest.values())
+        pending = [each for frontend in newest.values() for each in frontend.pending.items()]
+        return Demand(
+            period_s=period_s,
+            turned_away=dict(turned_away),
+            uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
+            waiting=now["waiting"],
+            waiting_tokens=now["waiting_tokens"],
+            oldest_wait_s=oldest_s if now["waiting"] else None,
+            in_flight=dict(in_flight),
+            in_flight_tokens=sum(tokens for _, tokens in pending),
+            prefilling_workers=len({name for name, tokens in pending if tokens > 0}),
+            **gained,
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.core import metric_names as names
 from penstock.core.exposition import Sample, parse_samples
-from penstock.planner.decide.reading import Quality, Reading, assess
+from penstock.planner.decide.reading import RANK, Reading, assess
 from penstock.planner.sources.base import (
     ITL,
     TTFT,
@@ -34,7 +34,6 @@ _WANTED = frozenset(
         *(f"{name}_bucket" for name in _LATENCIES.values()),
     }
 )
-_RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class RouterSource:
             )
             for value, age_s in values
         ]
-        return max(readings, key=lambda r: (_RANK[r.quality], -(r.age_s or 0.0)))
+        return max(readings, key=lambda r: (RANK[r.quality], -(r.age_s or 0.0)))
 
 
 def _page(_url: str, text: str) -> _Page:
