@@ -11,11 +11,17 @@ from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.stamps import seconds
 from penstock.kube.events import EventMessage
-from penstock.planner.cluster import events as events_module
 from penstock.planner.cluster import status as status_module
-from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
+from penstock.planner.cluster.status import (
+    DecisionEventWriter,
+    EventListener,
+    PlannerReason,
+    Report,
+    StatusListener,
+    StatusWriter,
+    is_said,
+)
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock.planner.decide.observation import Demand
@@ -304,7 +310,7 @@ async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
 
 async def test_more_events_than_can_wait_are_dropped(monkeypatch):
     """Memory is bounded."""
-    monkeypatch.setattr(events_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(status_module, "MAX_WAITING", 2)
     writer = await _written(_Server(), *[EventMessage("A", str(i)) for i in range(5)])
     assert writer.dropped == 3
 

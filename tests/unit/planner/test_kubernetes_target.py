@@ -9,7 +9,7 @@ import pytest
 
 from penstock.api import GraphDeployment, ManagedBy, Role
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError
-from penstock.planner.cluster.events import EventListener
+from penstock.planner.cluster.status import EventListener
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay

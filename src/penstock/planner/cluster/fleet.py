@@ -11,9 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.manifests.validation import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.kube.objects.names import paused_by
@@ -43,21 +42,14 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return a watched graph as the model.
-
-    Raises:
-        InvalidSpecError: this version does not understand it.
-    """
-    try:
-        return GraphDeployment.model_validate(
-            {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
+    """Return a watched graph as the model; raises `InvalidSpecError` where this version does not understand it."""
+    keys = ("apiVersion", "kind", "metadata", "spec")
+    problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
+    if not isinstance(graph, GraphDeployment):
+        raise InvalidSpecError(
+            [Problem(".".join(map(str, path)), message, "graph") for path, message in problems]
         )
-    except ValidationError as exc:
-        problems = [
-            Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
-            for error in exc.errors(include_url=False)
-        ]
-        raise InvalidSpecError(problems) from exc
+    return graph
 
 
 def plan_of(

@@ -23,10 +23,16 @@ from penstock.kube.objects.names import (
     PLANNER,
     lease_name,
 )
-from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
-from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
+from penstock.planner.cluster.status import (
+    DecisionEventWriter,
+    EventListener,
+    PlannerReason,
+    Report,
+    StatusListener,
+    StatusWriter,
+)
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
 from penstock.planner.decide.state import Memory
 from penstock.planner.files import FileThread

@@ -1,7 +1,7 @@
-"""The planner's part of a graph's status: ``status.planner`` and the condition PlannerActive.
+"""What users see of a graph's planner: ``status.planner``, the condition PlannerActive, and an Event of every decision.
 
-Written by server-side apply, and only when it differs from what is there: a planner that has nothing new to
-say writes nothing.
+The status is written by server-side apply, and only when it differs from what is there. Listeners may not block, so Events
+wait in a short queue for one task that writes them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder, EventReporter
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
@@ -29,7 +30,7 @@ STEADY_S: Final = 60.0
 """Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait for it."""
+"""Real seconds for one status or Event. Chosen: a busy API server answers within; others wait for it."""
 
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
@@ -348,3 +349,74 @@ class StatusWriter:
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])
         return stamp(self._now_s())
+
+
+MAX_WAITING: Final = 1000
+"""Chosen: several decisions of every graph of a large cluster; more are dropped."""
+
+
+class DecisionEventWriter:
+    """The one writer of a process's Events.
+
+    Attributes:
+        dropped: Events that could not be written.
+    """
+
+    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+        reporter = EventReporter(PLANNER, instance, "Scale")
+        self._recorder = EventRecorder(client, reporter, on_dropped=self._drop, now_s=now_s)
+        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
+        self.dropped = 0
+
+    def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
+        """Queue an Event about an object with apiVersion, kind and metadata."""
+        try:
+            self._waiting.put_nowait((regarding, message))
+        except asyncio.QueueFull:
+            self._drop()
+
+    async def run(self) -> None:
+        """Write posted Events until cancelled."""
+        while True:
+            regarding, message = await self._waiting.get()
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._recorder.emit(regarding, message)
+            except TimeoutError:
+                self._drop()
+            finally:
+                self._waiting.task_done()
+
+    async def written(self) -> None:
+        """Wait until nothing waits."""
+        await self._waiting.join()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        log.warning("event dropped", dropped=self.dropped)
+
+
+class EventListener:
+    """Posts every change that a decision makes."""
+
+    def __init__(self, emit: Callable[[EventMessage], None]) -> None:
+        self._emit = emit
+
+    def tick(self, view: View) -> None:
+        """Take no note of a tick."""
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Emit one Event per role that changes or has failed to."""
+        for role in decision.roles:
+            if not decision.no_operation and (
+                role.action is not Action.HOLD or role.reason is Reason.NEVER_READY
+            ):
+                self._emit(_message(role, decision.id))
+
+
+def _message(role: RoleDecision, decision_id: str) -> EventMessage:
+    is_held, has_failed = role.action is Action.HOLD, role.reason is Reason.NEVER_READY
+    reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
+    if has_failed:
+        reason = "ScaleUpFailed" if is_held else "ScaleUpRolledBack"
+    return EventMessage(reason, role.sentence, is_warning=has_failed, detail=decision_id)
