@@ -11,12 +11,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics_page import page_after
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
+from penstock.core.exposition import parse_samples
 from penstock.core.histogram import (
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
@@ -141,11 +141,29 @@ async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, capl
 # ---------------------------------------------------------------- metrics
 
 
+async def _page_after(world, seconds):
+    """Return a graph's numbers by name, without prefix, and the values of their other labels."""
+    metrics = PlannerMetrics()
+    figures = metrics.of("serving", "llama")
+    figures.begin(world.config)
+    world.watch(figures)
+    await world.run_until(seconds)
+    page = metrics.page().decode()
+    names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE penstock_")}
+    return {
+        (
+            each.name.removeprefix("penstock_").removeprefix("planner_"),
+            *(value for label, value in each.labels.items() if label not in ("namespace", "graph")),
+        ): each.value
+        for each in parse_samples(page, names)
+    }
+
+
 async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
     """Of the newest pull and the newest tick; counters by role, action and reason."""
     world.load.kv = lambda _now, _workers: 0.95
     world.load.demand = _demand
-    found = await page_after(world, 100)
+    found = await _page_after(world, 100)
     expected = {
         ("arrivals_per_second",): 4,
         ("rejected_per_second",): 1,
@@ -313,7 +331,7 @@ async def _shown(world, config, seconds, demand=lambda _now: DEMAND):
     """Return the page's numbers of targets after so many seconds."""
     world.config = replace(config, adjustment_interval_s=10.0)
     world.load.demand = demand
-    found = await page_after(world, seconds)
+    found = await _page_after(world, seconds)
     return {key: value for key, value in found.items() if key[0] in OF_TARGETS}
 
 
