@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
@@ -19,12 +18,12 @@ from penstock.planner.core.state import (
     Append,
     BeginLedger,
     Checkpoint,
-    CoreSettings,
     Effect,
     History,
     Log,
     Notify,
     ObserveAt,
+    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
@@ -81,26 +80,12 @@ class ModelTime:
             await asyncio.wait_for(stop.wait(), real_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings(CoreSettings):
-    """Settings of one planner.
-
-    Attributes:
-        max_age_s: Oldest fresh metric; simulated seconds.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
-    """
-
-    max_age_s: float
-    about: Mapping[str, str | float | None]
-    first_sequence: int = 0
-
-
 class PlannerLoop:
     """One planner of one graph."""
 
     def __init__(
         self,
-        settings: LoopSettings,
+        settings: PlannerSettings,
         *,
         target: Target,
         source: ReadingSource,

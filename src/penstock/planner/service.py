@@ -15,13 +15,14 @@ from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.state import Memory
 from penstock.planner.figures import Figures
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
-from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observers
 from penstock.planner.options import PlannerOptions
@@ -67,11 +68,11 @@ class PlannerService:
     performance: PerformanceProfile | None = None
     memory: Memory = field(default_factory=dict)
 
-    def settings(self) -> LoopSettings:
+    def settings(self) -> PlannerSettings:
         """Return the loop's settings."""
         clock = SimulatedClock(self.speed)
         options = self.options
-        return LoopSettings(
+        return PlannerSettings(
             config=options.decide_config(self.graph, self.performance),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),

@@ -13,10 +13,10 @@ from penstock.api import Role
 from penstock.planner.core.planner import Answer, PlannerCore
 from penstock.planner.core.records import Change
 from penstock.planner.core.state import (
-    CoreSettings,
     Effect,
     Notify,
     ObserveAt,
+    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
@@ -96,7 +96,7 @@ class VirtualPlanner:
     def __init__(
         self, config: DecideConfig, *, deadline_s: float = DEADLINE_S, memory: Memory | None = None
     ) -> None:
-        self._settings = CoreSettings(
+        self._settings = PlannerSettings(
             config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
         self.decisions: list[Decision] = []

@@ -12,13 +12,14 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.loop import PlannerLoop
 from penstock.planner.observers import Observer, Observers, View
 from penstock.planner.sources.base import Buckets, Query, Readings
 from penstock.planner.targets.base import Endpoint, TargetState
@@ -253,7 +254,7 @@ class _World:
         self.ledger.close()
         self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)
         about = {"speed": 1.0, "served_model_name": "llama"}
-        settings = LoopSettings(
+        settings = PlannerSettings(
             self.config,
             self.deadline_s,
             self.timeline,

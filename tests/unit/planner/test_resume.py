@@ -10,7 +10,7 @@ from sla_load import FEW_POINTS
 
 from penstock.api import Role
 from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.state import BeginLedger, CoreSettings, History, Schedule
+from penstock.planner.core.state import BeginLedger, History, PlannerSettings, Schedule
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig, Mode
@@ -109,7 +109,7 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     pull = replace(_pull(left_s + 2, before[-1]), pools=pools)
     _, state = decide(Window(left_s, pull.at_s, (pull,)), state, config)
     history = History(state, "boot@20", 0.0, pull.at_s, None, Schedule.of(config, pull.at_s), None, {}, ())
-    settings = CoreSettings(config, 600.0, timeline)
+    settings = PlannerSettings(config, 600.0, timeline)
     core = PlannerCore(settings, now_s)
     effects = core.start(now_s, history, gone_s=gone_s)
     assert isinstance(effects[0], BeginLedger)

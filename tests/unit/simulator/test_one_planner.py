@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock.planner.decide.config import DecideConfig, Mode
@@ -18,7 +19,7 @@ from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
 from penstock.planner.decide.reading import assess
 from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.loop import PlannerLoop
 from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
@@ -230,7 +231,7 @@ class _LiveAdapters:
 
         self.sleep_until = sleep_until
         ledger = Ledger(folder / "ledger.jsonl")
-        settings = LoopSettings(config, DEADLINE_S, "test@1", max_age_s=MAX_AGE_S, about={})
+        settings = PlannerSettings(config, DEADLINE_S, "test@1", max_age_s=MAX_AGE_S, about={})
         loop = PlannerLoop(
             settings, target=self, source=self, ledger=ledger, time=self, observers=Observers([self])
         )

@@ -34,10 +34,11 @@ from penstock.planner.cluster.status import (
     StatusWriter,
 )
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.state import Memory
 from penstock.planner.files import FileThread
 from penstock.planner.ledger import FILE_NAME
-from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id, made_folder, recording
@@ -215,9 +216,9 @@ class LeaderSession:
                 if isinstance(source, PrometheusSource):
                     source.close()
 
-    def _settings(self, job: PlannerJob, memory: Memory) -> LoopSettings:
+    def _settings(self, job: PlannerJob, memory: Memory) -> PlannerSettings:
         options = job.plan.options
-        return LoopSettings(
+        return PlannerSettings(
             config=job.plan.config,
             max_age_s=options.metrics_max_age,
             adjustment_deadline_s=options.adjustment_deadline,

@@ -27,13 +27,13 @@ from penstock.planner.core.state import (
     Append,
     BeginLedger,
     Checkpoint,
-    CoreSettings,
     Effect,
     History,
     Log,
     Notify,
     ObserveAt,
     PlannerPhase,
+    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
@@ -72,7 +72,7 @@ class PlannerCore:
         is_overdue: An adjustment that never ended is being ignored.
     """
 
-    def __init__(self, settings: CoreSettings, now_s: float) -> None:
+    def __init__(self, settings: PlannerSettings, now_s: float) -> None:
         self.settings = settings
         self.origin_s = now_s
         self.schedule = Schedule.of(settings.config, now_s)
