@@ -86,8 +86,9 @@ def in_words(record: Record) -> str:
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
     elapsed_s = record["at_s"] - record["origin_s"]
     mode = ", no-operation" if decision["no_operation"] else ""
+    pulls = f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
     gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
-    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {_pulls(record)}{gpus}{mode}"]
+    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
     lines += [f"  {line}" for line in (_demand(record), _supply(record)) if line]
     if not decision["roles"]:
         lines.append("  nothing could be observed")
@@ -101,10 +102,6 @@ def in_words(record: Record) -> str:
         error = f": {actuation['error']}" if actuation["error"] else ""
         lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
     return "\n".join(lines)
-
-
-def _pulls(record: Record) -> str:
-    return f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
 
 
 def _demand(record: Record) -> str:

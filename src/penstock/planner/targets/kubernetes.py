@@ -136,7 +136,11 @@ class KubernetesTarget:
             ),
             endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
             edited=frozenset(edited),
-            writers=self._writers(),
+            writers={
+                role: adapter["owner"]
+                for role, service in self._services.items()
+                if (adapter := self._adapter(service)) and adapter.get("owner")
+            },
             failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
         )
 
@@ -260,11 +264,6 @@ class KubernetesTarget:
         log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
         self._emit(_edited(role, by, f"{before} -> {desired}"))
         return service.clamp(desired), True
-
-    def _writers(self) -> dict[Role, str]:
-        """Return who set each role's number last."""
-        adapters = {role: self._adapter(service) for role, service in self._services.items()}
-        return {role: each["owner"] for role, each in adapters.items() if each and each.get("owner")}
 
     def _refused(self) -> dict[Role, str]:
         """Return the roles whose missing pods the API server has refused for long enough, and why."""

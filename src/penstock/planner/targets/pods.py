@@ -76,14 +76,15 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     trouble, message = _trouble(spec, status, conditions.get("PodScheduled", {}))
-    address = status.get("podIP")
+    address = status.get("podIP") or ""
+    host = f"[{address}]" if ":" in address else address
     return PodFacts(
         name=metadata["name"],
         uid=metadata.get("uid", metadata["name"]),
         role=_role(labels.get(ROLE_LABEL)),
         group=labels.get(GROUP_KEY_LABEL) or metadata["name"],
         is_leader=labels.get(WORKER_INDEX_LABEL, "0") == "0",
-        url=f"http://{_host(address)}:{WORKER_PORT}" if address else None,
+        url=f"http://{host}:{WORKER_PORT}" if host else None,
         ready=ready.get("status") == "True",
         served=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
         leaving=bool(metadata.get("deletionTimestamp")) or labels.get(SERVING_LABEL) == DRAINING,
@@ -216,10 +217,6 @@ def _stuck(container: Mapping[str, Any], waiting: Mapping[str, Any], restarts: i
 
 def _role(label: str | None) -> Role | None:
     return Role(label) if label in set(Role) else None
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _gap_s(earlier: object, later: object) -> float:
