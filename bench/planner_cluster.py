@@ -35,10 +35,11 @@ from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
 from penstock.planner.cluster.fleet import last_report, plan_of
 from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.ledger import Ledger
-from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics
 from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id
@@ -215,7 +216,9 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
         view = FixedGraph(arguments.workers)
         sources: list[ReadingSource] = [RouterSource(pages, at(f"{url}/{index}"), now_s=clock.now_s), scrape]
         await PlannerLoop(
-            LoopSettings(plan.config, 600.0, f"{boot_id()}@1", max_age_s=10.0, about={"namespace": "bench"}),
+            PlannerSettings(
+                plan.config, 600.0, f"{boot_id()}@1", max_age_s=10.0, about={"namespace": "bench"}
+            ),
             target=KubernetesTarget(cast(KubeClient, None), graph, view),
             source=SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic),
             ledger=Ledger(home / "ledger.jsonl"),

@@ -9,11 +9,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from penstock.api import Role
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.policy import policy_names, policy_of
 from penstock.planner.decide.reading import assess
@@ -26,20 +27,21 @@ ANY_MODE_BUDGET_US = 5000.0
 """Of every mode, with 100 workers."""
 
 
-def observation(at_s: float, workers: int) -> Observation:
-    """Return one pull of half prefill and half decode workers, all fresh."""
+def observed(at_s: float, workers: int) -> Callable[[], Pull]:
+    """Return what sums up one pull of half prefill and half decode workers, all fresh."""
     half = workers // 2
-    return Observation(
+    return partial(
+        summarise,
         at_s,
         {Role.PREFILL: PoolCounts(half, gpus=1), Role.DECODE: PoolCounts(half, gpus=1)},
-        {
+        kv={
             f"llama_decode_{i}": assess(
                 0.5 + i / workers, age_s=0.4, max_age_s=10, source="router", upper=1.0
             )
             for i in range(half)
         },
-        assess(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
-        Demand(
+        queue=assess(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
+        demand=Demand(
             1.0, arrivals=50, prompt_tokens=4e5, uncached_tokens=4e5, prefilled_tokens=4e5, waiting=1000.0
         ),
     )
@@ -60,14 +62,14 @@ def main() -> None:
     print(f"{'workers':>8} {'decide us':>10} {'summarise us':>13}   (decide budget {BUDGET_US:g} us)")
     config = DecideConfig(max_gpu_budget=None)
     for workers in (2, 8, 100, 1000):
-        pulls = [observation(float(i), workers) for i in range(1, 31)]
-        window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
+        pulls = [observed(float(i), workers) for i in range(1, 31)]
+        window = Window(0.0, 30.0, tuple(pull() for pull in pulls))
         decide_us = median_us(lambda window=window: decide(window, PlannerState(), config))
-        summarise_us = median_us(lambda pull=pulls[0]: summarise(pull))
+        summarise_us = median_us(pulls[0])
         print(f"{workers:>8} {decide_us:>10.1f} {summarise_us:>13.1f}")
     print(f"\n{'mode, 100 workers':>18} {'decide us':>10}   (budget {ANY_MODE_BUDGET_US:g} us)")
-    pulls = [observation(float(i), 100) for i in range(1, 31)]
-    window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
+    pulls = [observed(float(i), 100) for i in range(1, 31)]
+    window = Window(0.0, 30.0, tuple(pull() for pull in pulls))
     for mode in policy_names():
         if policy_of(mode).needs_profile and mode != Mode.SLA:
             continue

@@ -376,7 +376,7 @@ def explain(
     if as_json:
         option.echo_json(records)
     elif records:
-        click.echo(explaining.all_in_words(records))
+        click.echo("\n\n".join(map(explaining.in_words, records)))
         held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
         if held:
             click.echo(f"\n{held}  (--all explains them)")

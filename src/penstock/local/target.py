@@ -16,7 +16,8 @@ from penstock.local.probes import NoAnswer, Probes, frontend_of
 from penstock.local.replicas import ScaleOutcome, scale, template
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.targets.base import Endpoint, TargetState
 
 _log = logs.get_logger(__name__)
 
@@ -26,31 +27,34 @@ _ON_THE_WAY: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING})
 def target_state(state: StateFile) -> TargetState:
     """Return the pools, endpoints and whether an adjustment is in progress, from the file."""
     workers = {name: entry for name, entry in state.entries.items() if entry.is_worker}
-    pools = {}
+    pools, failures = {}, {}
     for role in WORKER_ROLES:
         base = template(state, role)
         if base is not None:
-            pools[role] = _pool(role, base, [entry for entry in workers.values() if entry.role == role])
+            entries = [entry for entry in workers.values() if entry.role == role]
+            pools[role] = _pool(base, entries)
+            for entry in entries:
+                if entry.state is EntryState.FAILED:
+                    failures[role] = entry.reason or ""
     return TargetState(
         pools=pools,
-        adjusting=any(_is_adjusting(entry) for entry in workers.values()),
+        is_adjusting=any(_is_adjusting(entry) for entry in workers.values()),
         endpoints=tuple(
             Endpoint(name, Role(entry.role), entry.url)
             for name, entry in workers.items()
             if entry.state is EntryState.READY and entry.url is not None
         ),
+        failures=failures,
     )
 
 
-def _pool(role: Role, base: ProcessEntry, entries: list[ProcessEntry]) -> PoolState:
+def _pool(base: ProcessEntry, entries: list[ProcessEntry]) -> PoolCounts:
     states = [entry.state for entry in entries]
-    return PoolState(
-        role=role,
+    return PoolCounts(
         ready=states.count(EntryState.READY),
         starting=sum(state in _ON_THE_WAY for state in states),
         draining=states.count(EntryState.DRAINING),
-        gpus_per_replica=base.gpus_per_replica,
-        failed=tuple(entry.reason or "" for entry in entries if entry.state is EntryState.FAILED),
+        gpus=base.gpus_per_replica,
     )
 
 

@@ -7,7 +7,7 @@ drawing with one warning, and the planner goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,9 @@ log = get_logger(__name__)
 
 
 class Dashboard:
-    """An observer that draws."""
+    """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
 
     def __init__(self, folder: Path, config: DecideConfig) -> None:
-        """Name the folder, which is made with the first point.
-
-        Args:
-            folder: TensorBoard's ``--logdir``.
-            config: For thresholds and budget.
-        """
         self._folder = folder
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
@@ -59,11 +53,8 @@ class Dashboard:
     def of(cls, log_folder: Path, config: DecideConfig, *, is_chosen: bool) -> Dashboard | None:
         """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
 
-        Args:
-            log_folder: Of ledger and state.
-            config: A planner that only observes is run for its dashboard, so it has one in any case.
-            is_chosen: The user gave the folder, so the dashboard is in it; else in a folder of this run below it,
-                ``runs/2026-11-22_07-30-00``.
+        A planner that only observes is run for its dashboard, so it has one in any case: in the folder that the
+        user has chosen, else in a folder of this run below it, ``runs/2026-11-22_07-30-00``.
         """
         if not is_chosen and not config.no_operation:
             log.info("no --log-dir: no dashboard", ledger=str(log_folder))
@@ -134,58 +125,40 @@ def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
     """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
     thresholds = ("scale_up", "scale_down") if mode == Mode.LOAD else ()
-    load = {"KV usage": _lines("kv/mean", *(f"kv/{each}" for each in thresholds))}
+    load = {"KV usage": ["kv/mean", *(f"kv/{each}" for each in thresholds)]}
     if Role.PREFILL in roles:
-        queue = (f"prefill_queue/{each}" for each in ("compared", *thresholds))
-        load["Prefill queue"] = _lines(*queue)
-    return {
-        **({"Load and thresholds": load} if thresholds else {}),
-        **({"Targets and profile": _targets()} if mode == Mode.SLA else {}),
-        "Demand and supply": _demand(kinds),
-        **({} if thresholds else {"Load": load}),
-        "Replicas": {f"{kind} replicas": _replicas(kind) for kind in kinds},
-        "GPUs": {
-            "In use and budget": _lines("gpus/in_use", "gpus/budget"),
-            "GPU-hours": _lines("gpu_hours/cumulative"),
-        },
-        "Latency": {name.upper(): _latency(name) for name in ("ttft", "itl")},
-        "Planner": {"Lag": _lines("lag/p99_seconds")},
-    }
-
-
-def _targets() -> Charts:
-    return {
-        "Share within the targets": _lines("attainment/ttft", "attainment/itl", "attainment/goal"),
-        "Observed over profile": _lines("correction/prefill", "correction/ttft", "correction/itl"),
-    }
-
-
-def _demand(kinds: Sequence[str]) -> Charts:
-    return {
-        "Requests per second": _lines(
-            "demand/arrivals_per_second", "demand/completed_per_second", "demand/rejected_per_second"
-        ),
-        "Prefill tokens per second": _lines(
-            "prefill/uncached_tokens_per_second",
-            "prefill/computed_tokens_per_second",
-            "prefill/forecast_tokens_per_second",
-            "prefill/supply_tokens_per_second",
-        ),
-        "Oldest wait and SLO": _lines("wait/oldest_seconds", "wait/slo_seconds"),
-        "Waiting requests": _lines("wait/requests"),
-        "Start-up": _lines(*(f"startup/{kind}_seconds" for kind in kinds)),
-    }
-
-
-def _replicas(kind: str) -> list[Any]:
+        load["Prefill queue"] = [f"prefill_queue/{each}" for each in ("compared", *thresholds)]
     states = ("ready", "desired", "needed", "starting", "draining")
-    return _lines(*(f"replicas/{kind}_{state}" for state in states))
-
-
-def _latency(name: str) -> list[Any]:
-    return _lines(*(f"{name}/{kind}_seconds" for kind in ("mean", "p50", "p99", "target")))
-
-
-def _lines(*tags: str) -> list[Any]:
+    latencies = ("mean_seconds", "p50_seconds", "p99_seconds", "target_seconds")
+    categories = {
+        **({"Load and thresholds": load} if thresholds else {}),
+        **({"Targets and profile": _TARGETS} if mode == Mode.SLA else {}),
+        "Demand and supply": {**_DEMAND, "Start-up": [f"startup/{kind}_seconds" for kind in kinds]},
+        **({} if thresholds else {"Load": load}),
+        "Replicas": {f"{kind} replicas": [f"replicas/{kind}_{each}" for each in states] for kind in kinds},
+        "GPUs": {
+            "In use and budget": ["gpus/in_use", "gpus/budget"],
+            "GPU-hours": ["gpu_hours/cumulative"],
+        },
+        "Latency": {name.upper(): [f"{name}/{each}" for each in latencies] for name in ("ttft", "itl")},
+        "Planner": {"Lag": ["lag/p99_seconds"]},
+    }
     # TensorBoard matches tags as regular expressions; without anchors kv/mean would also match a longer tag.
-    return ["Multiline", [f"^{tag}$" for tag in tags]]
+    return {
+        category: {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in charts.items()}
+        for category, charts in categories.items()
+    }
+
+
+_TARGETS = {
+    "Share within the targets": ["attainment/ttft", "attainment/itl", "attainment/goal"],
+    "Observed over profile": ["correction/prefill", "correction/ttft", "correction/itl"],
+}
+_DEMAND = {
+    "Requests per second": [f"demand/{each}_per_second" for each in ("arrivals", "completed", "rejected")],
+    "Prefill tokens per second": [
+        f"prefill/{each}_tokens_per_second" for each in ("uncached", "computed", "forecast", "supply")
+    ],
+    "Oldest wait and SLO": ["wait/oldest_seconds", "wait/slo_seconds"],
+    "Waiting requests": ["wait/requests"],
+}

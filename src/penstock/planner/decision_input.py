@@ -18,7 +18,7 @@ from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.planner.core.records import MALFORMED
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.options import PlannerOptions, refuse_contradictions
@@ -42,16 +42,10 @@ ReadProfile = Callable[[str], PerformanceProfile]
 def parse(
     text: str, *, name: str, read: ReadProfile, profile: str | None = None
 ) -> tuple[Window, PlannerState, DecideConfig]:
-    """Return a decision's inputs.
+    """Return a decision's inputs from YAML or JSON in the form of the files in ``examples``, or from a ledger's decision record.
 
-    Args:
-        text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, alone or as the one of a list.
-        name: For messages.
-        read: Reads the profile of mode sla, if the input does not hold it.
-        profile: Named next to the file, overrides the file's own; None: none.
-
-    Raises:
-        ConfigError: it cannot be read; the message names the key.
+    The record may be the one of a list. A ``profile`` named next to the file overrides the file's own. Raises
+    `ConfigError` where it cannot be read; the message, about the input called ``name``, names the key.
     """
     data = _loaded(text, name)
     try:
@@ -129,11 +123,7 @@ def _refuse_profile_beside(mode: str) -> None:
 
 
 def _checked(window: Window) -> Window:
-    """Return a window that a running planner could have seen.
-
-    Raises:
-        ValueError: a time that is none or goes back, pools that no graph has, or replicas that cannot be counted.
-    """
+    """Return a window that a running planner could have seen; raises `ValueError` otherwise."""
     at_s = window.start_s
     for pull in window.pulls:
         if not (math.isfinite(pull.at_s) and pull.at_s > at_s):
@@ -155,25 +145,23 @@ def _window(data: Mapping[str, Any]) -> Window:
     unknown = set(data) - {"config", "state", "start_s", "end_s", "observations", "performance"}
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}")
-    pulls = tuple(summarise(_observation(each)) for each in data["observations"])
+    pulls = tuple(_pull(each) for each in data["observations"])
     end_s = float(data.get("end_s", pulls[-1].at_s if pulls else 0.0))
     return Window(float(data.get("start_s", 0.0)), end_s, pulls)
 
 
-def _observation(data: Mapping[str, Any]) -> Observation:
+def _pull(data: Mapping[str, Any]) -> Pull:
     pools = {Role(role): PoolCounts(**counts) for role, counts in data["pools"].items()}
     queue = _reading(data.get("queue"), None) if Role.PREFILL in pools else None
     kv = {name: _reading(value, 1.0) for name, value in (data.get("kv") or {}).items()}
     demand = data.get("demand")
-    return Observation(float(data["at_s"]), pools, kv, queue, None if demand is None else _demand(demand))
+    return summarise(
+        float(data["at_s"]), pools, kv=kv, queue=queue, demand=None if demand is None else _demand(demand)
+    )
 
 
 def _demand(data: Mapping[str, Any]) -> Demand:
-    """Return what came; every number counts something.
-
-    Raises:
-        TypeError, ValueError: a key that is none, or a number that is not 0 or more.
-    """
+    """Return what came; every number counts something."""
     demand = demand_from(data)
     numbers = dataclasses.asdict(demand)
     for key in ("in_flight", "turned_away"):

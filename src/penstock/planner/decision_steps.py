@@ -37,7 +37,6 @@ class Forecast:
     supply_tokens_per_s: float | None
 
     def __str__(self) -> str:
-        """Return it as text."""
         can = "unknown" if self.supply_tokens_per_s is None else f"{self.supply_tokens_per_s:,.0f}"
         return (
             f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; {can} is what"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.core.errors import ConfigError
@@ -21,17 +20,9 @@ def select(
 ) -> list[Record]:
     """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
 
-    In a ledger the performance profile of mode sla is in the header before a decision.
-
-    Args:
-        ledger: As read.
-        last: How many, counted from the newest; ignored with an id.
-        decision_id: One decision.
-        with_unchanged: Count decisions that changed nothing, too; without, the newest of them is returned only where
-            no decision changed anything.
-
-    Raises:
-        ConfigError: no such decision.
+    The newest ``last`` of them, or the one of an id. Decisions that changed nothing count only ``with_unchanged``,
+    and the newest of them where no decision changed anything. In a ledger the performance profile of mode sla is in
+    the header before a decision. Raises `ConfigError` for an unknown id.
     """
     outcomes: dict[str, list[Record]] = {}
     for record in ledger.records:
@@ -95,8 +86,9 @@ def in_words(record: Record) -> str:
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
     elapsed_s = record["at_s"] - record["origin_s"]
     mode = ", no-operation" if decision["no_operation"] else ""
+    pulls = f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
     gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
-    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {_pulls(record)}{gpus}{mode}"]
+    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
     lines += [f"  {line}" for line in (_demand(record), _supply(record)) if line]
     if not decision["roles"]:
         lines.append("  nothing could be observed")
@@ -110,10 +102,6 @@ def in_words(record: Record) -> str:
         error = f": {actuation['error']}" if actuation["error"] else ""
         lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
     return "\n".join(lines)
-
-
-def _pulls(record: Record) -> str:
-    return f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
 
 
 def _demand(record: Record) -> str:
@@ -168,8 +156,3 @@ def _number(value: Any) -> str:
     if 0 < abs(value) < _LEAST_SHOWN:
         return "~0"
     return f"{value:,.0f}" if abs(value) >= _FIRST_GROUPED else f"{value:.4g}"
-
-
-def all_in_words(records: Sequence[Record]) -> str:
-    """Return several decisions, a blank line between them."""
-    return "\n\n".join(in_words(record) for record in records)

@@ -13,8 +13,7 @@ from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Pull
 from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.observers import View
-from penstock.planner.sources.base import Buckets
-from penstock.planner.sources.latency import gained
+from penstock.planner.sources.base import Buckets, gained
 
 FORECAST_MOST_S = 60.0
 """Chosen: decisions come every few seconds; what was expected for a minute ago is no forecast of now."""
@@ -25,20 +24,13 @@ class Figures:
     """Implements `penstock.planner.observers.Observer`.
 
     Attributes:
-        config: What the loop plans by; None before it begins: no thresholds and no targets.
         is_held: The newest pull's numbers stay until the next pull, as a page that is scraped needs them; else they count
             until `drop_demands`, and a tick without a pull has none, as a curve needs them.
-        view: Of the newest tick.
         pull: As ``is_held`` says.
         demands: Of the newest pull, or of all since `drop_demands`.
-        desired: Replicas that the last decision desired, by role.
-        decisions: How many, by role, action and reason.
-        ticks: How many.
         ledger_errors: Records that could not be written, over all loops.
         dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
-        gpu_seconds: GPUs held, integrated over simulated time.
         forecast: Of the newest decision; None in a mode without.
-        readings: What the newest decision read off its profile, by role.
         quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
         attained: Share within each target in the last complete interval.
         newly_attained: The same where the newest decision ended that interval; else empty.
@@ -140,7 +132,7 @@ class Figures:
         return self._due[1]
 
     def _attained(self, at_s: float) -> dict[str, float]:
-        """Return the shares since the last time, once per adjustment interval: two seconds hold few requests."""
+        """Return the shares within mode sla's targets since the last time, once per adjustment interval: two seconds hold few."""
         config = self.config
         if config is None:
             return {}
@@ -149,22 +141,10 @@ class Figures:
         gains = {key: gained(self._interval.get(key, ()), now) for key, now in self._latency.items()}
         is_first, rejected = self._interval_s is None, self._rejected
         self._interval, self._interval_s, self._rejected = dict(self._latency), at_s, 0.0
-        return {} if is_first else shares_within(gains, config, rejected=rejected)
-
-
-def shares_within(
-    latency: Mapping[str, Buckets], config: DecideConfig, *, rejected: float
-) -> dict[str, float]:
-    """Return the share of first tokens, and of gaps between tokens, within the targets of mode sla.
-
-    Args:
-        latency: What the router's histograms gained, ``ttft`` and ``itl``; one without samples is left out.
-        config: Targets.
-        rejected: Requests refused or timed out meanwhile; each has missed its TTFT.
-    """
-    if config.mode != Mode.SLA:
-        return {}
-    shares = {"ttft": share_within(latency.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
-    if config.itl_slo_s is not None:
-        shares["itl"] = share_within(latency.get("itl", ()), config.itl_slo_s)
-    return {name: share for name, share in shares.items() if share is not None}
+        if is_first or config.mode != Mode.SLA:
+            return {}
+        # Each request that was refused or timed out has missed its TTFT.
+        shares = {"ttft": share_within(gains.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
+        if config.itl_slo_s is not None:
+            shares["itl"] = share_within(gains.get("itl", ()), config.itl_slo_s)
+        return {name: share for name, share in shares.items() if share is not None}

@@ -36,6 +36,8 @@ MIN_PERIOD_S = 0.2
 QUEUED = 30
 """Chosen: half a minute of ticks of one graph; what a slower disk misses is counted."""
 
+_SHOWN = ("action", "reason", "current", "desired", "sentence")
+
 CLOSE_S = 2.0
 """Real seconds that a process waits at its end for what is queued. Chosen: a busy disk takes some of it, one that hangs
 takes all."""
@@ -69,7 +71,7 @@ class FileThread:
 
 
 class FileObservers:
-    """Shows one planner in its files; implements `penstock.planner.observers.Observer`."""
+    """Shows one planner in its files; what a slow disk dropped is counted in ``figures``."""
 
     def __init__(
         self,
@@ -79,15 +81,6 @@ class FileObservers:
         thread: FileThread,
         figures: Figures,
     ) -> None:
-        """Name the files; nothing is touched yet.
-
-        Args:
-            folder: Of ``state.json``.
-            config: Of the planner.
-            dashboard: To draw on; None: none.
-            thread: That writes.
-            figures: That count what was dropped.
-        """
         self._dashboard = dashboard
         written = [] if dashboard is None else [dashboard]
         self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])
@@ -151,14 +144,7 @@ class SnapshotWriter:
             "wall_s": view.wall_s,
             "no_operation": decision.no_operation,
             "roles": {
-                role.role.value: {
-                    "action": role.action.value,
-                    "reason": role.reason.value,
-                    "current": role.current,
-                    "desired": role.desired,
-                    "sentence": role.sentence,
-                }
-                for role in decision.roles
+                role.role.value: {name: getattr(role, name) for name in _SHOWN} for role in decision.roles
             },
         }
         if decision.changes:

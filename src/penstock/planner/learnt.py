@@ -18,12 +18,12 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
-from penstock.planner.core.records import ANCHORS, MALFORMED, Record
+from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
 from penstock.planner.decide.adaptive.hindsight import Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
+from penstock.planner.decide.by_demand import MEMORIES, carried, resumed
 from penstock.planner.decide.codec import config_from, state_from, to_plain
-from penstock.planner.decide.memories import MEMORIES, carried, resumed
 from penstock.planner.decide.sla.memory import SlaMemory
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger, read_ledger
@@ -241,7 +241,7 @@ def reset(folder: Path) -> None:
     header = _newest_header(read_ledger(folder, newest=1).records, folder)
     ledger = Ledger(folder / FILE_NAME if folder.is_dir() else folder)
     try:
-        history = restore(ledger.tail(ANCHORS), config_from(header["config"]))
+        history = restore(ledger.tail(), config_from(header["config"]))
         if history is None:
             raise ConfigError(f"{folder}: the ledger begins nowhere; there is nothing to forget")
         # A resumed header, as a restart writes it: the current interval and requested changes continue.
@@ -252,7 +252,7 @@ def reset(folder: Path) -> None:
             "resumed": True,
             "timeline": history.timeline,
             "origin_s": history.origin_s,
-            "start_s": history.start_s,
+            "start_s": history.schedule.start_s,
             "starts": history.starts,
             "state": replace(history.state, memory={}),
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,6 @@ FILE_NAME: Final = "ledger.jsonl"
 
 OLDER_NAME: Final = "ledger-1.jsonl"
 """Name of the previous file after a rotation; older ones are deleted."""
-
-_CHUNK_BYTES = 1 << 20
 
 log = get_logger(__name__)
 
@@ -163,12 +162,6 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
-        """Name the file; nothing is touched yet.
-
-        Args:
-            path: Of the file.
-            rotate_bytes: Length from which it asks to be rotated; None: never.
-        """
         self.path = path
         self._rotate_bytes = rotate_bytes
         self.errors = 0
@@ -178,15 +171,10 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Append one record after the last complete one.
+        """Append one record, of plain values, dataclasses or enums; ``durable``: return only once it is on the disk.
 
-        Args:
-            record: With ``type``; values plain, dataclasses or enums.
-            durable: Return only once it is on the disk.
-
-        Raises:
-            LedgerError: it could not be written; the file ends with the last complete record.
-            ConfigError: another planner holds the file.
+        Raises `LedgerError` where it cannot be written, and the file ends with the last complete record;
+        `ConfigError` where another planner holds the file.
         """
         try:
             line = _line(record)
@@ -200,11 +188,7 @@ class Ledger:
         self._is_failing = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header of this run now, or in front of the first record that can be written.
-
-        Raises:
-            ConfigError: another planner holds the file.
-        """
+        """Write the header of this run now, or in front of the first record that can be written."""
         self._header = None
         self.try_append(header)
         if self._is_failing:
@@ -219,10 +203,10 @@ class Ledger:
                 log.warning("ledger not written", error=str(exc))
             self._is_failing = True
 
-    def tail(self, anchors: frozenset[str]) -> list[Record]:
-        """Return the records from the last one of a type in ``anchors`` on, in file order.
+    def tail(self) -> list[Record]:
+        """Return the records from the last anchor on, in file order.
 
-        A header of a resumed run is no anchor. Empty when there is no file or no such record. A torn last
+        A header of a resumed run is no anchor. Empty when there is no file or no anchor. A torn last
         line is cut off.
 
         Raises:
@@ -235,7 +219,7 @@ class Ledger:
             for line in _lines_backward(descriptor, self._end):
                 record = self._parse_backward(line, descriptor, len(found))
                 found.append(record)
-                if record["type"] in anchors and not record.get("resumed", False):
+                if record["type"] in ANCHORS and not record.get("resumed", False):
                     return found[::-1]
         except OSError as exc:
             log.warning("ledger not read", path=str(self.path), error=exc.strerror)
@@ -251,7 +235,7 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether the file should be rotated at the next chance."""
+        """Return whether the file should be rotated at the next chance."""
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
@@ -347,23 +331,17 @@ def _cut(descriptor: int, end: int) -> None:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    position = size
-    while position > 0:
-        start = max(0, position - _CHUNK_BYTES)
-        cut = os.pread(descriptor, position - start, start).rfind(b"\n")
-        if cut >= 0:
-            return start + cut + 1
-        position = start
-    return 0
+    if not size:
+        return 0
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
+        return data.rfind(b"\n") + 1
 
 
 def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
-    rest = b""
-    position = end
-    while position > 0:
-        start = max(0, position - _CHUNK_BYTES)
-        rest = os.pread(descriptor, position - start, start) + rest
-        position = start
-        lines = rest.splitlines(keepends=True)
-        rest = lines[0] if start > 0 else b""
-        yield from reversed(lines[1:] if start > 0 else lines)
+    if not end:
+        return
+    with mmap.mmap(descriptor, end, prot=mmap.PROT_READ) as data:
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            yield data[start:end]
+            end = start

@@ -6,41 +6,32 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import LedgerError, PenstockError
 from penstock.core.logs import get_logger
-from penstock.planner.core import records, state
 from penstock.planner.core.following import restore
-from penstock.planner.core.messages import (
+from penstock.planner.core.planner import Answer, PlannerCore
+from penstock.planner.core.records import Change, DecisionKind, Record
+from penstock.planner.core.state import (
     Append,
     BeginLedger,
     Checkpoint,
-    DecisionRecorded,
     Effect,
-    Event,
+    History,
     Log,
-    LogLevel,
     Notify,
     ObserveAt,
-    Observed,
-    Pulled,
+    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
-    Scaled,
-    Started,
-    TargetUnavailable,
 )
-from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.records import ANCHORS, Change, Header, History, Record
-from penstock.planner.core.state import CoreSettings
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.decision import Reason
-from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
-from penstock.planner.decide.ownership import owner
+from penstock.planner.decide.observation import PoolCounts, Pull, kv_role, summarise
+from penstock.planner.decide.stabilise import owner
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
@@ -89,27 +80,12 @@ class ModelTime:
             await asyncio.wait_for(stop.wait(), real_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings(CoreSettings):
-    """Settings of one planner.
-
-    Attributes:
-        max_age_s: Oldest fresh metric; simulated seconds.
-        about: For the ledger's header: namespace, environment, speed.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
-    """
-
-    max_age_s: float
-    about: Mapping[str, str | float | None]
-    first_sequence: int = 0
-
-
 class PlannerLoop:
     """One planner of one graph."""
 
     def __init__(
         self,
-        settings: LoopSettings,
+        settings: PlannerSettings,
         *,
         target: Target,
         source: ReadingSource,
@@ -124,8 +100,7 @@ class PlannerLoop:
         self._time = time
         self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
-        self._core = PlannerCore(settings)
-        self._state = state.begin(settings, time.now_s())
+        self._core = PlannerCore(settings, time.now_s())
         self._observed: TargetState | None = None
         self._is_target_unavailable = False
         self._readings: Readings | None = None
@@ -138,33 +113,38 @@ class PlannerLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
         history = self._read_history()
-        due_s = await self._advance(
-            Started(history, self._settings.first_sequence, gone_s=self._gone_s(history))
+        effects = self._core.start(
+            self._time.now_s(),
+            history,
+            first_sequence=self._settings.first_sequence,
+            gone_s=self._gone_s(history),
         )
+        due_s = await self._advance(effects)
         while not stop.is_set():
             await self._time.sleep_until(due_s, stop)
             if not stop.is_set():
                 self.lag.record(self._time.now_s() - due_s)
-                due_s = await self._advance(await self._observe())
+                due_s = await self._advance(self._core.answer(await self._observe(), self._time.now_s()))
                 self._observers.tick(self._view())
 
-    async def _advance(self, event: Event) -> float:
-        """Step until the tick ends; return when the next one is due."""
+    async def _advance(self, effects: tuple[Effect, ...]) -> float:
+        """Carry effects out until the tick ends; return when the next one is due."""
         while True:
-            self._state, effects = self._core.step(self._state, event, self._time.now_s())
+            answer: Answer
             for effect in effects[:-1]:
                 self._carry_out(effect)
             match effects[-1]:
                 case ObserveAt(at_s):
                     return at_s
                 case ReadMetrics():
-                    event = Pulled(await self._pull())
+                    answer = await self._pull()
                 case RecordDecision() as asked:
-                    event = DecisionRecorded(asked, self._record(asked))
+                    answer = self._record(asked)
                 case Scale(change):
-                    event = Scaled(await self._scale(change))
+                    answer = await self._scale(change)
                 case _ as last:
                     raise AssertionError(f"{last}: asks for no answer")
+            effects = self._core.answer(answer, self._time.now_s())
 
     def _carry_out(self, effect: Effect) -> None:
         """Carry out an effect that returns nothing."""
@@ -179,8 +159,8 @@ class PlannerLoop:
                 if self._ledger.is_long:
                     self._ledger.rotate(self._header(header))
                     self._written = None
-            case Log(text, keys, level):
-                (log.warning if level is LogLevel.WARNING else log.info)(text, **keys)
+            case Log(text, keys, is_warning):
+                (log.warning if is_warning else log.info)(text, **keys)
             case _:
                 raise AssertionError(f"{effect}: asks for an answer")
 
@@ -188,7 +168,7 @@ class PlannerLoop:
 
     def _read_history(self) -> History | None:
         try:
-            return restore(self._ledger.tail(ANCHORS), self._settings.config)
+            return restore(self._ledger.tail(), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
             aside = self._ledger.set_aside()
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
@@ -200,24 +180,21 @@ class PlannerLoop:
             return 0.0
         return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
 
-    def _header(self, header: Header) -> Record:
-        settings = self._settings
-        return records.header_record(
-            header, wall_s=self._time.wall_s(), config=settings.config, about=settings.about
-        )
+    def _header(self, header: Record) -> Record:
+        return {**header, "wall_s": self._time.wall_s(), **self._settings.about}
 
     def _record(self, asked: RecordDecision) -> bool:
         """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
-        decision = asked.deciding.decision
+        decision = asked.decision
         says = [(role.role, role.desired, role.reason) for role in decision.roles]
         written = self._written
-        is_made_again = decision.is_hold and asked.deciding.kind is records.DecisionKind.ADJUSTMENT
+        is_made_again = decision.is_hold and asked.kind is DecisionKind.ADJUSTMENT
         if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):
             self._held += 1
             return True
-        record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())
+        record = {**asked.record, "wall_s": self._time.wall_s(), "held": self._held}
         try:
-            self._ledger.append({**record, "held": self._held}, durable=True)
+            self._ledger.append(record, durable=True)
         except LedgerError as exc:
             log.error("decision not recorded, so not taken", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
             return False
@@ -226,45 +203,35 @@ class PlannerLoop:
 
     # -- backend and metrics --------------------------------------------------------------------------
 
-    async def _observe(self) -> Observed | TargetUnavailable:
+    async def _observe(self) -> TargetState | None:
         self._readings = self._observed = self._pulled = None
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
-                found = await self._target.observe()
+                self._observed = await self._target.observe()
         except (PenstockError, TimeoutError) as exc:
             if not self._is_target_unavailable:
                 log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
             self._is_target_unavailable = True
-            return TargetUnavailable()
+            return None
         self._is_target_unavailable = False
-        pools = dict(found.pools)
-        pools.pop(Role.ROUTER, None)
-        self._observed = replace(found, pools=pools)
-        failures = {role: pool.failed[-1] for role, pool in pools.items() if pool.failed}
-        return Observed(self._counts(), found.adjusting, found.edited, found.writers, failures)
+        return self._observed
 
-    def _counts(self) -> dict[Role, PoolCounts]:
-        """Return the pools as decisions see them."""
-        observed = self._observed
-        return {
-            role: PoolCounts(pool.ready, pool.starting, pool.draining, pool.gpus_per_replica)
-            for role, pool in (observed.pools.items() if observed is not None else ())
-        }
+    @property
+    def _pools(self) -> Mapping[Role, PoolCounts]:
+        return self._observed.pools if self._observed is not None else {}
 
     async def _pull(self) -> Pull:
         endpoints = self._observed.endpoints if self._observed is not None else ()
         self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
-        pools = self._counts()
+        pools = self._pools
         has_kv = kv_role(pools) in pools
         self._pulled = summarise(
-            Observation(
-                self._time.now_s(),
-                pools,
-                readings.kv if has_kv else {},
-                readings.queue if Role.PREFILL in pools else None,
-                demand=readings.demand,
-                worker_waiting=readings.worker_waiting if has_kv else None,
-            )
+            self._time.now_s(),
+            pools,
+            kv=readings.kv if has_kv else {},
+            queue=readings.queue if Role.PREFILL in pools else None,
+            demand=readings.demand,
+            worker_waiting=readings.worker_waiting if has_kv else None,
         )
         return self._pulled
 
@@ -280,16 +247,16 @@ class PlannerLoop:
     # -- observers ------------------------------------------------------------------------------------
 
     def _view(self) -> View:
-        current, config = self._state, self._settings.config
-        schedule, counts = current.schedule, self._counts()
+        current, config = self._core, self._settings.config
+        schedule, pools, observed = current.schedule, self._pools, self._observed
         return View(
             at_s=self._time.now_s(),
             origin_s=current.origin_s,
             wall_s=self._time.wall_s(),
             phase=current.phase,
-            pools=self._observed.pools if self._observed is not None else {},
-            desired={role: current.desired.get(role, pool.replicas) for role, pool in counts.items()},
-            gpus=existing_gpus(counts, config),
+            pools=pools,
+            desired={role: current.desired.get(role, pool.replicas) for role, pool in pools.items()},
+            gpus=existing_gpus(pools, config),
             max_gpu_budget=config.max_gpu_budget,
             pull=self._pulled,
             latency=self._readings.latency if self._readings is not None else {},
@@ -299,11 +266,12 @@ class PlannerLoop:
             overdue=current.is_overdue,
             startup_s=dict(current.startup_s),
             left_to=self._left_to(),
+            failures=observed.failures if observed is not None else {},
         )
 
     def _left_to(self) -> dict[Role, str]:
         """Return the roles that other writers own, with the writers."""
         writers = self._observed.writers if self._observed is not None else {}
-        config, decided = self._settings.config, self._state.decided
-        named = {role: owner(role, decided.of(role), config, writers) for role in self._counts()}
+        config, decided = self._settings.config, self._core.decided
+        named = {role: owner(role, decided.of(role), config, writers) for role in self._pools}
         return {role: writer for role, writer in named.items() if writer}

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.planner.figures import Figures
-from penstock.planner.series import SERIES
+from penstock.planner.series import SERIES, samples
 
 _GRAPH = ("namespace", "graph")
 
@@ -39,15 +39,18 @@ class PlannerMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield every family; called by the registry."""
-        for series in SERIES:
+        found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
+        for graph, figures in self._graphs.items():
+            for name, labels, value in samples(figures):
+                found.setdefault(name, []).append(((*graph, *labels), value))
+        for name, series in SERIES.items():
             if series.metric is None:
                 continue
             kind = CounterMetricFamily if series.is_counter else GaugeMetricFamily
             family = kind(series.metric, series.text, labels=[*_GRAPH, *series.labels])
-            for key, figures in self._graphs.items():
-                for labels, value in series.read(figures):
-                    if value is not None or series.is_nan:
-                        family.add_metric([*key, *labels], math.nan if value is None else value)
+            for labels, value in found.get(name, ()):
+                if value is not None or series.is_nan:
+                    family.add_metric(labels, math.nan if value is None else value)
             yield family
 
     def page(self) -> bytes:
@@ -58,16 +61,9 @@ class PlannerMetrics(Collector):
 async def serve(
     metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = lambda: None
 ) -> HttpServer:
-    """Answer /metrics, and /healthz (also as /health).
+    """Answer /metrics, and /healthz (also as /health), which fails while ``fault`` says why only a restart helps.
 
-    Args:
-        metrics: To show.
-        host: To listen on.
-        port: To listen on; 0 takes a free one.
-        fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
-
-    Raises:
-        PortInUseError: the port is taken.
+    Port 0 takes a free one. Raises `PortInUseError`.
     """
 
     async def handle(request: Request, responder: Responder) -> None:

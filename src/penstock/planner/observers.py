@@ -10,9 +10,8 @@ from penstock.api import Role
 from penstock.core.logs import get_logger
 from penstock.planner.core.state import PlannerPhase
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.observation import Pull
+from penstock.planner.decide.observation import PoolCounts, Pull
 from penstock.planner.sources.base import Buckets
-from penstock.planner.targets.base import PoolState
 
 log = get_logger(__name__)
 
@@ -22,29 +21,23 @@ class View:
     """The planner at one tick. Times in simulated seconds.
 
     Attributes:
-        at_s: Now.
         origin_s: When the planner first started.
         wall_s: Real seconds since 1970.
         phase: observing; adjusting (pulls and decisions blocked); target_unavailable (the backend cannot be read).
-        pools: By role.
-        desired: Replicas desired by the last decision, by role.
-        gpus: GPUs that existing workers hold, draining ones included.
-        max_gpu_budget: None: no ceiling.
         pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
-        latency: The source's histograms, if it has any.
         next_decision_s: When the interval ends; None while adjusting.
         lag_p99_s: How late ticks start; None before the first.
         ledger_errors: Records that could not be written.
         overdue: An adjustment that never ended is being ignored.
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
-        left_to: Roles whose replicas somebody else sets now, and who.
+        failures: The newest reason of a replica that was given up, by role.
     """
 
     at_s: float
     origin_s: float
     wall_s: float
     phase: PlannerPhase
-    pools: Mapping[Role, PoolState]
+    pools: Mapping[Role, PoolCounts]
     desired: Mapping[Role, int]
     gpus: int
     max_gpu_budget: int | None
@@ -56,6 +49,7 @@ class View:
     overdue: bool
     startup_s: Mapping[Role, float]
     left_to: Mapping[Role, str] = field(default_factory=dict)
+    failures: Mapping[Role, str] = field(default_factory=dict)
 
 
 class Observer(Protocol):

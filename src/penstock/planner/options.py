@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -41,35 +41,27 @@ def _none_word(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in {"none", "null"} else value
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """Where one option is declared and what it becomes.
 
     Attributes:
-        key: Attribute path below ``spec.planner`` that declares bounds, default and help.
+        key: Dotted attribute path below ``spec.planner`` that declares bounds, default and help.
         decides: Field of `DecideConfig`; None: the decision does not read it.
     """
 
-    key: tuple[str, ...]
+    key: str
     decides: str | None = None
 
 
 def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
-    """Return a field with the bounds, default and help of ``spec.planner``'s.
-
-    Args:
-        key: Dotted attribute path below ``spec.planner``.
-        decides: As in `Setting`.
-        overrides: A default or help that differs without a graph.
-    """
-    path = tuple(key.split("."))
+    """Return a field with the bounds, default and help of ``spec.planner``'s, but for ``overrides``."""
+    *sections, last = key.split(".")
     model: Any = PlannerConfig
-    for section in path[:-1]:
+    for section in sections:
         model = model.model_fields[section].annotation
-    field: FieldInfo = model.model_fields[path[-1]]
+    field: FieldInfo = model.model_fields[last]
     shared = {"default": field.default, "description": field.description, **bounds(field), **overrides}
-    setting = Setting(path, decides)
-    return Field(**shared, json_schema_extra={"setting": setting})  # type: ignore[dict-item]
+    return Field(**shared, json_schema_extra={"setting": Setting(key, decides)})  # type: ignore[dict-item]
 
 
 _Url = Annotated[str, Field(pattern=r"^http://\S+$")]
@@ -169,7 +161,7 @@ class PlannerOptions(BaseModel):
     ) -> DecideConfig:
         """Return the rules' configuration; replica bounds come from the graph where there is one."""
         is_sla = self.mode == PlannerMode.SLA
-        bounds = _replica_bounds(graph)
+        services = list(graph.spec.workers.values()) if graph is not None else []
         rules = graph.spec.planner if graph is not None else PlannerConfig()
         declared = {
             setting.decides: getattr(self, name) for name, setting in SETTINGS.items() if setting.decides
@@ -180,9 +172,9 @@ class PlannerOptions(BaseModel):
             itl_slo_s=self.itl_slo if is_sla else None,
             attainment=self.attainment,
             performance=performance if is_sla else None,
-            min_replicas={role: low for role, (low, _) in bounds.items()},
-            max_replicas={role: high for role, (_, high) in bounds.items()},
-            external=_external_roles(graph),
+            min_replicas={each.role: each.replica_bounds[0] for each in services},
+            max_replicas={each.role: each.replica_bounds[1] for each in services},
+            external=tuple(each.role for each in services if each.is_external),
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,
             queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,
         )
@@ -208,12 +200,7 @@ FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
 def join(
     *, given: Mapping[str, Any], file: Path | None = None, graph: GraphDeployment | None = None
 ) -> PlannerOptions:
-    """Return the options from all layers.
-
-    Args:
-        given: Flags and environment by kebab-case name; those not given are absent.
-        file: ``--config``.
-        graph: ``--graph``.
+    """Return the options from all layers: flags and environment, by kebab-case name, over ``--config`` over ``--graph``.
 
     Raises:
         InvalidSpecError: with every problem found.
@@ -223,29 +210,20 @@ def join(
     if graph is not None and layers["mode"] == PlannerMode.SLA:
         layers = {**layers, "ttft-slo": graph.spec.planner.sla.ttft_seconds, **said}
     options = _checked(layers, given, file)
-    _refuse_zero_elsewhere(options, graph)
+    zero_after_s = options.scale_to_zero_after
+    # Elsewhere a graph's routers would refuse the request that wakes it.
+    if zero_after_s is not None and (graph is None or graph.spec.planner.scale_to_zero_after_seconds is None):
+        message = (
+            f"{zero_after_s:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
+            "services have to be set up for; give it there"
+        )
+        raise InvalidSpecError([Problem("--scale-to-zero-after", message, "planner")])
     refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
     return options
 
 
-def _refuse_zero_elsewhere(options: PlannerOptions, graph: GraphDeployment | None) -> None:
-    """Refuse scaling to zero of a graph that is not made for it: its routers would refuse the request that wakes it."""
-    is_declared = graph is not None and graph.spec.planner.scale_to_zero_after_seconds is not None
-    if options.scale_to_zero_after is None or is_declared:
-        return
-    message = (
-        f"{options.scale_to_zero_after:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
-        "services have to be set up for; give it there"
-    )
-    raise InvalidSpecError([Problem("--scale-to-zero-after", message, "planner")])
-
-
 def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
-    """Refuse options that are valid alone and conflict with each other.
-
-    Args:
-        options: Checked one by one.
-        is_aggregated: The graph has one pool; else prefill and decode.
+    """Refuse options that are valid alone and conflict with each other, in a graph of one pool or of two.
 
     Raises:
         InvalidSpecError: with every problem found.
@@ -298,7 +276,7 @@ def _from_graph(graph: GraphDeployment | None) -> dict[str, Any]:
     decode = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
     prefill = spec.service(Role.PREFILL)
     starts = [service.startup_timeout_seconds for service in spec.workers.values()]
-    declared = {_kebab(name): _value(planner, setting.key) for name, setting in SETTINGS.items()}
+    declared = {_kebab(name): attrgetter(setting.key)(planner) for name, setting in SETTINGS.items()}
     found = {
         **declared,
         "namespace": planner.namespace or graph.name,
@@ -312,25 +290,6 @@ def _from_graph(graph: GraphDeployment | None) -> dict[str, Any]:
     }
     stated = {key: value for key, value in found.items() if value is not None}
     return {**stated, "max-gpu-budget": planner.max_gpu_budget}
-
-
-def _value(planner: PlannerConfig, key: tuple[str, ...]) -> Any:
-    value: Any = planner
-    for name in key:
-        value = getattr(value, name)
-    return value
-
-
-def _replica_bounds(graph: GraphDeployment | None) -> dict[Role, tuple[int, int]]:
-    if graph is None:
-        return {}
-    return {service.role: service.replica_bounds for service in graph.spec.workers.values()}
-
-
-def _external_roles(graph: GraphDeployment | None) -> tuple[Role, ...]:
-    if graph is None:
-        return ()
-    return tuple(service.role for service in graph.spec.workers.values() if service.is_external)
 
 
 def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tuple[str, str]]:
@@ -354,19 +313,17 @@ def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tup
 def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
     """Return the rules of ``spec.planner`` that the options break: the option to blame, and what is wrong."""
     plain: dict[str, Any] = {}
-    flags: dict[tuple[str, ...], str] = {}
     for name, setting in SETTINGS.items():
-        *sections, key = setting.key
+        *sections, key = setting.key.split(".")
         section = plain
         for each in sections:
             section = section.setdefault(each, {})
         section[key] = getattr(options, name)
-        flags[tuple(map(to_camel, setting.key))] = _kebab(name)
     try:
         PlannerConfig.model_validate(plain)
     except ValidationError as exc:
         return [
-            _as_option(violation, tuple(map(str, error["loc"])), flags)
+            _as_option(violation, error["loc"])
             for error in exc.errors()
             if error["type"] == RULE_ERROR
             for violation in error["ctx"]["violations"]
@@ -374,16 +331,17 @@ def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
     return []
 
 
-def _as_option(
-    violation: Violation, section: tuple[str, ...], flags: Mapping[tuple[str, ...], str]
-) -> tuple[str, str]:
+def _as_option(violation: Violation, section: tuple[int | str, ...]) -> tuple[str, str]:
     """Return a broken rule of ``spec.planner`` in the words of the command line."""
-    prefix = tuple(map(to_camel, section))
+    flags = {_camel(setting.key.split(".")): _kebab(name) for name, setting in SETTINGS.items()}
     message = violation.message
     for path in violation.related:
-        flag = flags[(*prefix, *map(str, path))]
-        message = re.sub(rf"\b{path[-1]}\b", f"--{flag}", message)
-    return flags[(*prefix, *map(str, violation.path))], message
+        message = re.sub(rf"\b{path[-1]}\b", f"--{flags[_camel((*section, *path))]}", message)
+    return flags[_camel((*section, *violation.path))], message
+
+
+def _camel(key: Iterable[object]) -> str:
+    return ".".join(to_camel(str(part)) for part in key)
 
 
 def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> Problem:

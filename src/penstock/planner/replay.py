@@ -20,10 +20,9 @@ from penstock.planner.core.records import (
     recorded_changes,
     without_asked,
 )
+from penstock.planner.decide.by_demand import MEMORIES
 from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
-from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.memories import MEMORIES
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import LedgerFile
@@ -42,11 +41,7 @@ class ReplayDifference:
     """One decision that differs.
 
     Attributes:
-        line: 1-based line in the ledger.
-        id: The decision's id.
         what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
-        recorded: As in the ledger.
-        recomputed: As made now.
     """
 
     line: int
@@ -58,13 +53,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What replay found.
-
-    Attributes:
-        decisions: How many were made again, withdrawals included.
-        differences: In file order; empty when the ledger is true.
-        notes: Of the reader.
-    """
+    """What replay found: how many decisions were made again, withdrawals included, and those that differ, in file order."""
 
     decisions: int
     differences: tuple[ReplayDifference, ...]
@@ -79,15 +68,17 @@ def replay(ledger: LedgerFile) -> ReplayResult:
     """
     differences: list[ReplayDifference] = []
     decisions = 0
-    chain, configs = _Chain(), Configs()
+    chain = _Chain()
+    performance: PerformanceProfile | None = None
     for line, record in zip(ledger.lines, ledger.records, strict=True):
         try:
             broken = chain.follow(record)
-            configs.follow(record)
+            if record["type"] == "header":
+                performance = config_from(record["config"]).performance
             if record["type"] != "decision":
                 continue
             decisions += 1
-            decision, after = remake(record, configs.of(record))
+            decision, after = remake(record, performance)
             name = record["decision"]["id"]
             pairs = [
                 ("decision", record["decision"], to_plain(decision)),
@@ -123,13 +114,14 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
     """
     different: list[tuple[Record, Decision]] = []
     total = 0
-    configs = Configs()
+    performance: PerformanceProfile | None = None
     for record in ledger.records:
-        configs.follow(record)
+        if record["type"] == "header":
+            performance = config_from(record["config"]).performance
         if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
             continue
         total += 1
-        decision, _ = remake(record, replace(configs.of(record), **changes))
+        decision, _ = remake(record, performance, **changes)
         before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
         after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
         if sorted(before) != sorted(after):
@@ -156,41 +148,19 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState]:
-    """Return what a decision record's inputs give under ``config``.
+def remake(
+    record: Record, performance: PerformanceProfile | None, **changes: Any
+) -> tuple[Decision, PlannerState]:
+    """Return what a decision record's inputs give, under other settings if there are ``changes``.
 
-    Raises:
-        KeyError, TypeError, ValueError: inputs are missing.
+    The header before the record holds the profile.
     """
+    config = replace(config_from(record["config"]), performance=performance, **changes)
     before = state_from(record["before"])
     if record["kind"] == DecisionKind.ROLL_BACK:
         pull = pull_from(record["pull"])
         return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
     return decide(window_from(record["window"]), before, config)
-
-
-class Configs:
-    """Configurations of a ledger's decisions: each has its own, the header before it the performance profile."""
-
-    def __init__(self) -> None:
-        self._performance: PerformanceProfile | None = None
-
-    def follow(self, record: Record) -> None:
-        """Follow one record, in file order.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is a header without a configuration.
-        """
-        if record["type"] == "header":
-            self._performance = config_from(record["config"]).performance
-
-    def of(self, record: Record) -> DecideConfig:
-        """Return the configuration of a decision's record.
-
-        Raises:
-            KeyError, TypeError, ValueError: it has none.
-        """
-        return replace(config_from(record["config"]), performance=self._performance)
 
 
 class _Chain:

@@ -1,33 +1,29 @@
-"""The planner's series: one table of name, help and how each is read, for the metrics page and the dashboard alike.
+"""The planner's series: one table of names and helps, and how they are read, for the metrics page and the dashboard alike.
 
 Names spell their units. What is unknown is NaN or absent, never zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.planner.core.state import PlannerPhase
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand, Pull
+from penstock.planner.decide.config import Mode
 from penstock.planner.figures import Figures
-from penstock.planner.observers import View
 
-Samples = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of the labels, and the number; None: unknown."""
+Sample = tuple[str, tuple[str, ...], float | None]
+"""Key in `SERIES`, values of the labels, and the number; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One quantity.
 
     Attributes:
-        read: Returns its samples.
         metric: Its name on the metrics page; None: not there.
         text: The page's help.
         labels: Names of its labels.
@@ -37,7 +33,6 @@ class Series:
         is_decided: It changes with decisions and is drawn then.
     """
 
-    read: Callable[[Figures], Samples]
     metric: str | None = None
     text: str = ""
     labels: tuple[str, ...] = ()
@@ -47,329 +42,257 @@ class Series:
     is_decided: bool = False
 
 
-def points(figures: Figures, *, is_decided: bool) -> dict[str, float]:
-    """Return the dashboard's known and finite numbers by tag."""
-    return {
-        series.tag.format_map(dict(zip(series.labels, labels, strict=True))): value
-        for series in SERIES
-        if series.tag is not None and series.is_decided is is_decided
-        for labels, value in series.read(figures)
-        if value is not None and abs(value) < inf
-    }
+def _counter(metric: str, text: str, *labels: str) -> Series:
+    return Series(metric, text, labels, is_counter=True)
 
 
-def _of_view(read: Callable[[View], Samples]) -> Callable[[Figures], Samples]:
-    return lambda figures: read(figures.view) if figures.view is not None else ()
+def _drawn(tag: str, *labels: str, is_decided: bool = False) -> Series:
+    return Series(labels=labels, tag=tag, is_decided=is_decided)
 
 
-def _of_pull(read: Callable[[Pull], float | None]) -> Callable[[Figures], Samples]:
-    return lambda figures: [((), read(figures.pull))] if figures.pull is not None else ()
-
-
-def _of_config(
-    mode: Mode, read: Callable[[DecideConfig], Mapping[tuple[str, ...], float | None]]
-) -> Callable[[Figures], Samples]:
-    """Return a reader of settings that only one mode uses."""
-    return lambda figures: (
-        read(figures.config).items() if figures.config is not None and figures.config.mode == mode else ()
-    )
-
-
-def _of_demand(read: Callable[[list[Demand]], float | None]) -> Callable[[Figures], Samples]:
-    def samples(figures: Figures) -> Samples:
-        if figures.demands:
-            return [((), read(figures.demands))]
-        return [((), None)] if figures.pull is not None else ()
-
-    return samples
-
-
-def _rate(count: Callable[[Demand], float]) -> Callable[[Figures], Samples]:
-    """Return a reader of requests or tokens over seconds, not of a mean of rates."""
-    return _of_demand(lambda demands: sum(map(count, demands)) / sum(each.period_s for each in demands))
-
-
-def _mean(total: Callable[[Demand], float], count: Callable[[Demand], float]) -> Callable[[Figures], Samples]:
-    def mean(demands: list[Demand]) -> float | None:
-        samples = sum(map(count, demands))
-        return sum(map(total, demands)) / samples if samples else None
-
-    return _of_demand(mean)
-
-
-def _signals(
-    kv: Callable[[Pull], float | None], queue: Callable[[Pull], float | None]
-) -> Callable[[Figures], Samples]:
-    def samples(figures: Figures) -> Samples:
-        pull = figures.pull
-        if pull is None:
-            return ()
-        return [(("kv",), kv(pull)), *([(("queue",), queue(pull))] if pull.queue is not None else [])]
-
-    return samples
-
-
-def _queue(figures: Figures) -> Samples:
-    pull = figures.pull
-    return [((), pull.queue.value)] if pull is not None and pull.queue is not None else ()
-
-
-def _compared_queue(figures: Figures) -> Samples:
-    pull = figures.pull
-    if pull is None or pull.queue is None or not pull.queue.is_known:
-        return ()
-    is_per_worker = figures.config is not None and figures.config.queue_per_worker
-    return [((), pull.queue_per_worker if is_per_worker else pull.queue.value)]
-
-
-def _queue_thresholds(figures: Figures) -> Samples:
-    has_queue = figures.view is not None and Role.PREFILL in figures.view.pools
-    return _thresholds_of_queue(figures) if has_queue else ()
-
-
-_thresholds_of_queue = _of_config(
-    Mode.LOAD, lambda config: {("scale_up",): config.queue_up, ("scale_down",): config.queue_down}
-)
-
-
-def _replicas(view: View) -> Samples:
-    for role, pool in view.pools.items():
-        yield (role.value, "ready"), pool.ready
-        yield (role.value, "starting"), pool.starting
-        yield (role.value, "draining"), pool.draining
-
-
-def _supply(figures: Figures) -> Samples:
-    return [((), figures.forecast.supply_tokens_per_s)] if figures.forecast is not None else ()
-
-
-def _worker_tokens(figures: Figures) -> Samples:
-    known = (each.worker_tokens_per_s for each in figures.readings.values())
-    return [((), next((each for each in known if each is not None), None))]
-
-
-def _factors(figures: Figures) -> Samples:
-    # Every role's reading is of the same profile and of the same corrections.
-    factors = next((each.factors for each in figures.readings.values()), {})
-    return [((name,), value) for name, value in factors.items()]
-
-
-_ROLE: Final = ("role",)
-_LATENCY: Final = ("latency",)
-
-SERIES: Final = (
-    Series(
-        lambda figures: figures.decisions.items(),
+SERIES: Final[Mapping[str, Series]] = {
+    "decisions": _counter(
         names.PLANNER_DECISIONS,
         "Recorded decisions per role; action hold carries its reason.",
-        ("role", "action", "reason"),
-        is_counter=True,
+        "role",
+        "action",
+        "reason",
     ),
-    Series(
-        lambda figures: [((), figures.ledger_errors)],
-        names.PLANNER_LEDGER_ERRORS,
-        "Ledger records that could not be written.",
-        is_counter=True,
-    ),
-    Series(
-        lambda figures: [((), figures.dropped_updates)],
+    "ledger_errors": _counter(names.PLANNER_LEDGER_ERRORS, "Ledger records that could not be written."),
+    "dropped_updates": _counter(
         names.PLANNER_DROPPED_UPDATES,
         "Updates of state.json and the dashboard that a slow disk had no room for.",
-        is_counter=True,
     ),
-    Series(
-        lambda figures: [((), figures.ticks)],
-        names.SCHEDULE_LAG_SAMPLES,
-        "Ticks measured.",
-        is_counter=True,
+    "ticks": _counter(names.SCHEDULE_LAG_SAMPLES, "Ticks measured."),
+    "replicas": Series(
+        names.PLANNER_REPLICAS, "Replicas by state.", ("role", "state"), "replicas/{role}_{state}"
     ),
-    Series(
-        _of_view(_replicas),
-        names.PLANNER_REPLICAS,
-        "Replicas by state.",
-        ("role", "state"),
-        "replicas/{role}_{state}",
+    "desired": Series(
+        names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=("role",)
     ),
-    Series(
-        lambda figures: [((role,), count) for role, count in figures.desired.items()],
-        names.PLANNER_DESIRED_REPLICAS,
-        "Replicas wanted by the last decision.",
-        _ROLE,
-    ),
-    Series(
-        _of_view(
-            lambda view: [
-                ((role.value,), view.desired.get(role, pool.ready + pool.starting))
-                for role, pool in view.pools.items()
-            ]
-        ),
-        labels=_ROLE,
-        tag="replicas/{role}_desired",
-    ),
-    Series(
-        lambda figures: [((role,), each.needed) for role, each in figures.readings.items()],
+    "desired_now": _drawn("replicas/{role}_desired", "role"),
+    "needed": Series(
         names.PLANNER_NEEDED_REPLICAS,
         "Replicas that targets and expected demand need by the profile.",
-        _ROLE,
+        ("role",),
         "replicas/{role}_needed",
         is_decided=True,
     ),
-    Series(
-        _of_pull(lambda pull: pull.kv.mean),
-        names.PLANNER_KV_USAGE,
-        "Mean KV usage fraction of the newest pull.",
-        tag="kv/mean",
-        is_nan=True,
+    "kv": Series(
+        names.PLANNER_KV_USAGE, "Mean KV usage fraction of the newest pull.", tag="kv/mean", is_nan=True
     ),
-    Series(
-        _queue,
-        names.PLANNER_QUEUE,
-        "Requests waiting for prefill at the newest pull.",
-        is_nan=True,
+    "queue": Series(names.PLANNER_QUEUE, "Requests waiting for prefill at the newest pull.", is_nan=True),
+    "queue_compared": _drawn("prefill_queue/compared"),
+    "kv_threshold": _drawn("kv/{threshold}", "threshold"),
+    "queue_threshold": _drawn("prefill_queue/{threshold}", "threshold"),
+    "age": Series(
+        names.PLANNER_READING_AGE, "Oldest reading used, simulated seconds.", ("signal",), is_nan=True
     ),
-    Series(_compared_queue, tag="prefill_queue/compared"),
-    Series(
-        _of_config(Mode.LOAD, lambda config: {("scale_up",): config.kv_up, ("scale_down",): config.kv_down}),
-        labels=("threshold",),
-        tag="kv/{threshold}",
+    "unknown": Series(
+        names.PLANNER_UNKNOWN_READINGS, "Readings that were stale or missing.", ("signal",), is_nan=True
     ),
-    Series(_queue_thresholds, labels=("threshold",), tag="prefill_queue/{threshold}"),
-    Series(
-        _signals(lambda pull: pull.kv.age_s, lambda pull: None if pull.queue is None else pull.queue.age_s),
-        names.PLANNER_READING_AGE,
-        "Oldest reading used, simulated seconds.",
-        ("signal",),
-        is_nan=True,
-    ),
-    Series(
-        _signals(
-            lambda pull: pull.kv.unknown,
-            lambda pull: None if pull.queue is None else float(not pull.queue.is_known),
-        ),
-        names.PLANNER_UNKNOWN_READINGS,
-        "Readings that were stale or missing.",
-        ("signal",),
-        is_nan=True,
-    ),
-    Series(
-        _rate(lambda demand: demand.arrivals),
+    "arrivals": Series(
         names.PLANNER_ARRIVALS,
         "Requests that arrive at the routers, newest pull.",
         tag="demand/arrivals_per_second",
         is_nan=True,
     ),
-    Series(
-        _rate(lambda demand: demand.refused + demand.timed_out),
+    "rejected": Series(
         names.PLANNER_REJECTED,
         "Of those, refused or timed out in the queue.",
         tag="demand/rejected_per_second",
         is_nan=True,
     ),
-    Series(_rate(lambda demand: demand.completed), tag="demand/completed_per_second"),
-    Series(
-        _of_demand(lambda demands: demands[-1].oldest_wait_s or 0.0),
+    "completed": _drawn("demand/completed_per_second"),
+    "oldest_wait": Series(
         names.PLANNER_OLDEST_WAIT,
         "Longest wait in a router's queue now, simulated seconds.",
         tag="wait/oldest_seconds",
         is_nan=True,
     ),
-    Series(_of_demand(lambda demands: demands[-1].waiting), tag="wait/requests"),
-    Series(
-        lambda figures: [((), figures.config.ttft_slo_s)] if figures.config is not None else (),
-        tag="wait/slo_seconds",
-    ),
-    Series(
-        _rate(lambda demand: demand.uncached_tokens),
+    "waiting": _drawn("wait/requests"),
+    "slo": _drawn("wait/slo_seconds"),
+    "uncached_tokens": Series(
         names.PLANNER_UNCACHED_TOKENS,
         "Uncached prompt tokens/s that arrive, newest pull.",
         tag="prefill/uncached_tokens_per_second",
     ),
-    Series(_rate(lambda demand: demand.prefilled_tokens), tag="prefill/computed_tokens_per_second"),
-    Series(_supply, tag="prefill/supply_tokens_per_second", is_decided=True),
-    Series(
-        lambda figures: [((), figures.expected_now())],
-        names.PLANNER_FORECAST_TOKENS,
-        "Uncached prompt tokens/s that an earlier decision expected for now.",
+    "computed_tokens": _drawn("prefill/computed_tokens_per_second"),
+    "supply": _drawn("prefill/supply_tokens_per_second", is_decided=True),
+    "forecast": Series(
+        names.PLANNER_FORECAST_TOKENS, "Uncached prompt tokens/s that an earlier decision expected for now."
     ),
-    Series(
-        _worker_tokens,
-        names.PLANNER_WORKER_TOKENS,
-        "Prompt tokens/s that one worker computes by the corrected profile.",
+    "worker_tokens": Series(
+        names.PLANNER_WORKER_TOKENS, "Prompt tokens/s that one worker computes by the corrected profile."
     ),
-    Series(
-        _factors,
+    "correction": Series(
         names.PLANNER_CORRECTION,
         "Seconds observed over seconds by the profile.",
         ("factor",),
         "correction/{factor}",
         is_decided=True,
     ),
-    Series(
-        _of_config(Mode.SLA, lambda config: {("ttft",): config.ttft_slo_s, ("itl",): config.itl_slo_s}),
-        names.PLANNER_TARGET,
-        "Latency target, simulated seconds.",
-        _LATENCY,
-        "{latency}/target_seconds",
+    "target": Series(
+        names.PLANNER_TARGET, "Latency target, simulated seconds.", ("latency",), "{latency}/target_seconds"
     ),
-    Series(
-        _of_config(Mode.SLA, lambda config: {(): config.attainment}),
+    "goal": Series(
         names.PLANNER_ATTAINMENT_GOAL,
         "Share of requests that targets are to hold for.",
         tag="attainment/goal",
     ),
-    Series(
-        lambda figures: [((name,), share) for name, share in figures.attained.items()],
-        names.PLANNER_ATTAINED,
-        "Share within the target in the last whole adjustment interval.",
-        _LATENCY,
+    "attained": Series(
+        names.PLANNER_ATTAINED, "Share within the target in the last whole adjustment interval.", ("latency",)
     ),
-    Series(
-        lambda figures: [((name,), share) for name, share in figures.newly_attained.items()],
-        labels=_LATENCY,
-        tag="attainment/{latency}",
-        is_decided=True,
-    ),
-    Series(
-        _mean(lambda demand: demand.ttft_sum_s, lambda demand: demand.ttft_count), tag="ttft/mean_seconds"
-    ),
-    Series(_mean(lambda demand: demand.itl_sum_s, lambda demand: demand.itl_count), tag="itl/mean_seconds"),
-    Series(
-        lambda figures: figures.quantiles_s.items(),
-        labels=("latency", "quantile"),
-        tag="{latency}/{quantile}_seconds",
-        is_decided=True,
-    ),
-    Series(
-        _of_view(lambda view: [((role.value,), took_s) for role, took_s in view.startup_s.items()]),
+    "newly_attained": _drawn("attainment/{latency}", "latency", is_decided=True),
+    "mean_ttft": _drawn("ttft/mean_seconds"),
+    "mean_itl": _drawn("itl/mean_seconds"),
+    "quantile": _drawn("{latency}/{quantile}_seconds", "latency", "quantile", is_decided=True),
+    "startup": Series(
         names.PLANNER_STARTUP,
         "Simulated seconds from the newest replica's decision until it was ready.",
-        _ROLE,
+        ("role",),
         "startup/{role}_seconds",
     ),
-    Series(
-        _of_view(lambda view: [((), view.gpus)]),
-        names.PLANNER_GPUS,
-        "GPUs of existing workers, draining ones included.",
-        tag="gpus/in_use",
+    "gpus": Series(
+        names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", tag="gpus/in_use"
     ),
-    Series(
-        _of_view(lambda view: [((), inf if view.max_gpu_budget is None else view.max_gpu_budget)]),
-        names.PLANNER_GPU_BUDGET,
-        "Ceiling; infinite without one.",
-        tag="gpus/budget",
-    ),
-    Series(lambda figures: [((), figures.gpu_seconds / 3600)], tag="gpu_hours/cumulative"),
-    Series(
-        _of_view(lambda view: [((phase.value,), view.phase is phase) for phase in PlannerPhase]),
-        names.PLANNER_PHASE,
-        "1 for the current phase.",
-        ("phase",),
-    ),
-    Series(
-        _of_view(lambda view: [((), view.lag_p99_s)]),
+    "budget": Series(names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/budget"),
+    "gpu_hours": _drawn("gpu_hours/cumulative"),
+    "phase": Series(names.PLANNER_PHASE, "1 for the current phase.", ("phase",)),
+    "lag": Series(
         names.SCHEDULE_LAG_P99,
         "Lateness of ticks, 99th percentile, simulated seconds.",
         tag="lag/p99_seconds",
     ),
-)
-"""Every series."""
+}
+
+
+def points(figures: Figures, *, is_decided: bool) -> dict[str, float]:
+    """Return the dashboard's known and finite numbers by tag."""
+    found = {}
+    for key, labels, value in samples(figures):
+        series = SERIES[key]
+        is_drawn = series.tag is not None and series.is_decided is is_decided
+        if series.tag is not None and is_drawn and value is not None and abs(value) < inf:
+            found[series.tag.format_map(dict(zip(series.labels, labels, strict=True)))] = value
+    return found
+
+
+def samples(figures: Figures) -> Iterator[Sample]:
+    """Return every series' samples."""
+    return chain(
+        _counts(figures),
+        _of_view(figures),
+        _of_pull(figures),
+        _of_demand(figures),
+        _of_config(figures),
+        _of_decision(figures),
+    )
+
+
+def _counts(figures: Figures) -> Iterator[Sample]:
+    for labels, count in figures.decisions.items():
+        yield "decisions", labels, count
+    for role, replicas in figures.desired.items():
+        yield "desired", (role,), replicas
+    yield "ledger_errors", (), figures.ledger_errors
+    yield "dropped_updates", (), figures.dropped_updates
+    yield "ticks", (), figures.ticks
+    yield "gpu_hours", (), figures.gpu_seconds / 3600
+
+
+def _of_view(figures: Figures) -> Iterator[Sample]:
+    view = figures.view
+    if view is None:
+        return
+    for role, pool in view.pools.items():
+        yield "replicas", (role.value, "ready"), pool.ready
+        yield "replicas", (role.value, "starting"), pool.starting
+        yield "replicas", (role.value, "draining"), pool.draining
+        yield "desired_now", (role.value,), view.desired.get(role, pool.replicas)
+    for role, took_s in view.startup_s.items():
+        yield "startup", (role.value,), took_s
+    for phase in PlannerPhase:
+        yield "phase", (phase.value,), view.phase is phase
+    yield "gpus", (), view.gpus
+    yield "budget", (), inf if view.max_gpu_budget is None else view.max_gpu_budget
+    yield "lag", (), view.lag_p99_s
+
+
+def _of_pull(figures: Figures) -> Iterator[Sample]:
+    pull = figures.pull
+    if pull is None:
+        return
+    yield "kv", (), pull.kv.mean
+    yield "age", ("kv",), pull.kv.age_s
+    yield "unknown", ("kv",), pull.kv.unknown
+    queue = pull.queue
+    if queue is None:
+        return
+    yield "queue", (), queue.value
+    yield "age", ("queue",), queue.age_s
+    yield "unknown", ("queue",), float(not queue.is_known)
+    if queue.is_known:
+        is_per_worker = figures.config is not None and figures.config.queue_per_worker
+        yield "queue_compared", (), pull.queue_per_worker if is_per_worker else queue.value
+
+
+def _of_demand(figures: Figures) -> Iterator[Sample]:
+    """Yield requests or tokens over seconds, not means of rates."""
+    demands = figures.demands
+    if not demands:
+        if figures.pull is not None:
+            for key in ("arrivals", "rejected", "oldest_wait"):
+                yield key, (), None
+        return
+    period_s = sum(each.period_s for each in demands)
+    yield "arrivals", (), sum(each.arrivals for each in demands) / period_s
+    yield "rejected", (), sum(each.refused + each.timed_out for each in demands) / period_s
+    yield "completed", (), sum(each.completed for each in demands) / period_s
+    yield "uncached_tokens", (), sum(each.uncached_tokens for each in demands) / period_s
+    yield "computed_tokens", (), sum(each.prefilled_tokens for each in demands) / period_s
+    yield "oldest_wait", (), demands[-1].oldest_wait_s or 0.0
+    yield "waiting", (), demands[-1].waiting
+    first_tokens = sum(each.ttft_count for each in demands)
+    gaps = sum(each.itl_count for each in demands)
+    if first_tokens:
+        yield "mean_ttft", (), sum(each.ttft_sum_s for each in demands) / first_tokens
+    if gaps:
+        yield "mean_itl", (), sum(each.itl_sum_s for each in demands) / gaps
+
+
+def _of_config(figures: Figures) -> Iterator[Sample]:
+    config = figures.config
+    if config is None:
+        return
+    yield "slo", (), config.ttft_slo_s
+    if config.mode == Mode.LOAD:
+        yield "kv_threshold", ("scale_up",), config.kv_up
+        yield "kv_threshold", ("scale_down",), config.kv_down
+        if figures.view is not None and Role.PREFILL in figures.view.pools:
+            yield "queue_threshold", ("scale_up",), config.queue_up
+            yield "queue_threshold", ("scale_down",), config.queue_down
+    if config.mode == Mode.SLA:
+        yield "target", ("ttft",), config.ttft_slo_s
+        yield "target", ("itl",), config.itl_slo_s
+        yield "goal", (), config.attainment
+
+
+def _of_decision(figures: Figures) -> Iterator[Sample]:
+    yield "forecast", (), figures.expected_now()
+    if figures.forecast is not None:
+        yield "supply", (), figures.forecast.supply_tokens_per_s
+    readings = figures.readings
+    for role, each in readings.items():
+        yield "needed", (role,), each.needed
+    speeds = (each.worker_tokens_per_s for each in readings.values())
+    yield "worker_tokens", (), next((speed for speed in speeds if speed is not None), None)
+    # Every role's reading is of the same profile and of the same corrections.
+    for name, value in next((each.factors for each in readings.values()), {}).items():
+        yield "correction", (name,), value
+    for name, share in figures.attained.items():
+        yield "attained", (name,), share
+    for name, share in figures.newly_attained.items():
+        yield "newly_attained", (name,), share
+    for labels, quantile_s in figures.quantiles_s.items():
+        yield "quantile", labels, quantile_s

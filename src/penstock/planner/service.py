@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +15,14 @@ from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.state import Memory
+from penstock.planner.figures import Figures
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
-from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observers
 from penstock.planner.options import PlannerOptions
@@ -49,11 +54,6 @@ class PlannerService:
     """Settings of one planner process.
 
     Attributes:
-        options: Joined and checked.
-        graph: For bounds and rules beyond the options; None without ``--graph``.
-        speed: Simulated seconds per real second.
-        host: Address of the planner's own metrics.
-        metrics_port: Its port; 0: off.
         graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
         performance: What mode sla plans by; None in every other mode.
         memory: Of another graph's planner, to start from where the ledger has none.
@@ -68,11 +68,11 @@ class PlannerService:
     performance: PerformanceProfile | None = None
     memory: Memory = field(default_factory=dict)
 
-    def settings(self) -> LoopSettings:
+    def settings(self) -> PlannerSettings:
         """Return the loop's settings."""
         clock = SimulatedClock(self.speed)
         options = self.options
-        return LoopSettings(
+        return PlannerSettings(
             config=options.decide_config(self.graph, self.performance),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
@@ -93,9 +93,8 @@ async def run_until_stopped(
 ) -> None:
     """Plan until ``stop`` is set.
 
-    Raises:
-        ConfigError: the log folder cannot be made, another planner holds its ledger, or the metrics port
-            is taken.
+    Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
+    is taken.
     """
     options = service.options
     folder = made_folder(options.log_folder())
@@ -103,31 +102,27 @@ async def run_until_stopped(
     clock = SimulatedClock(service.speed)
     pool = ConnectionPool()
     metrics = PlannerMetrics()
-    dashboard = Dashboard.of(folder, settings.config, is_chosen=options.log_dir is not None)
     graph = service.graph.name if service.graph is not None else options.namespace
-    shown = metrics.of(options.namespace, graph)
-    shown.begin(settings.config)
-    thread = FileThread()
-    files = FileObservers(folder, settings.config, dashboard, thread, shown)
-    ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
-    server = None
+    figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None
+    is_chosen = options.log_dir is not None
     log.info("planner options", **options.model_dump(mode="json"))
     try:
-        if service.metrics_port:
-            server = await serve(metrics, service.host, service.metrics_port)
-        loop = PlannerLoop(
-            settings,
-            target=target,
-            source=_sources(service, pool, router_url, clock),
-            ledger=ledger,
-            time=ModelTime(clock),
-            observers=Observers([shown, files]),
-        )
-        await loop.run(stop)
-        log.info("planner stopped")
+        with recording(
+            folder, settings.config, figures, thread, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+        ) as (ledger, files):
+            if service.metrics_port:
+                server = await serve(metrics, service.host, service.metrics_port)
+            loop = PlannerLoop(
+                settings,
+                target=target,
+                source=_sources(service, pool, router_url, clock),
+                ledger=ledger,
+                time=ModelTime(clock),
+                observers=Observers([figures, files]),
+            )
+            await loop.run(stop)
+            log.info("planner stopped")
     finally:
-        ledger.close()
-        files.close()
         await asyncio.to_thread(thread.close)
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
@@ -146,12 +141,34 @@ def _sources(
     return SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic)
 
 
-def made_folder(folder: Path) -> Path:
-    """Return the folder, made if it was not there.
+@contextmanager
+def recording(
+    folder: Path,
+    config: DecideConfig,
+    figures: Figures,
+    thread: FileThread,
+    *,
+    is_chosen: bool,
+    rotate_bytes: int,
+) -> Iterator[tuple[Ledger, FileObservers]]:
+    """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
 
-    Raises:
-        ConfigError: it cannot be made.
+    ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
     """
+    figures.begin(config)
+    dashboard = Dashboard.of(folder, config, is_chosen=is_chosen)
+    files = FileObservers(folder, config, dashboard, thread, figures)
+    ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
+    try:
+        yield ledger, files
+    finally:
+        figures.restarted()
+        ledger.close()
+        files.close()
+
+
+def made_folder(folder: Path) -> Path:
+    """Return the folder, made if it was not there; raises `ConfigError` where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

@@ -15,7 +15,7 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import Admission, LiveCore
+from penstock.router.admission import Admission, LiveCore, log_worker_change
 from penstock.router.config_watch import ConfigWatch
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router

@@ -11,8 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.decide.baselines.settings import BaselineSettings
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.config import BaselineSettings, DecideConfig
 from penstock.planner.decide.policy import policy_names, policy_of
 from penstock.planner.options import join
 from penstock.simulator.scenario import PoolSpec, ProfiledModel

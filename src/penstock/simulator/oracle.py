@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from penstock.api import Role
 from penstock.engine import profiles
 from penstock.engine.core.latency import LatencyModel
-from penstock.planner.decide.baselines.settings import Sizes
+from penstock.planner.decide.config import Sizes
 from penstock.simulator.observer import Floats
 from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest

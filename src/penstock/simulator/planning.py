@@ -9,30 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock.planner.core.messages import (
-    DecisionRecorded,
+from penstock.planner.core.planner import Answer, PlannerCore
+from penstock.planner.core.records import Change
+from penstock.planner.core.state import (
     Effect,
-    Event,
     Notify,
     ObserveAt,
-    Observed,
-    Pulled,
+    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
-    Scaled,
-    Started,
-    TargetUnavailable,
 )
-from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.records import Change
-from penstock.planner.core.state import CoreSettings, begin
+from penstock.planner.decide.by_demand import carried, resumed
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.memories import carried, resumed
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import Memory
+from penstock.planner.targets.base import TargetState
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.scenario import Fault
@@ -83,14 +77,14 @@ class SimulatedObservation:
 
         inside = self.worker_waiting
         return summarise(
-            Observation(
-                now_s,
-                self.pools,
-                {name: reading(value, 1.0) for name, value in self.kv.items()},
-                None if self.waiting is None else reading(self.waiting),
-                self.demand,
-                None if inside is None else {name: reading(count) for name, count in inside.items()},
-            )
+            now_s,
+            self.pools,
+            kv={name: reading(value, 1.0) for name, value in self.kv.items()},
+            queue=None if self.waiting is None else reading(self.waiting),
+            demand=self.demand,
+            worker_waiting=None
+            if inside is None
+            else {name: reading(count) for name, count in inside.items()},
         )
 
 
@@ -100,54 +94,50 @@ class VirtualPlanner:
     def __init__(
         self, config: DecideConfig, *, deadline_s: float = DEADLINE_S, memory: Memory | None = None
     ) -> None:
-        self._core = PlannerCore(
-            CoreSettings(
-                config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
-            )
+        self._settings = PlannerSettings(
+            config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
         """Return the initial state for another graph's planner."""
-        return carried(resumed(self._state.decided, -now_s, 0.0).memory)
+        return carried(resumed(self._core.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run the due actions."""
-        event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
-        while event is not None:
-            match self._step(event, now_s):
+        answer: Answer = TargetState(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        while True:
+            match self._follow(self._core.answer(answer, now_s)):
                 case ReadMetrics():
-                    event = Pulled(seen.pull(now_s))
-                case RecordDecision() as asked:
-                    event = DecisionRecorded(asked, is_written=True)
+                    answer = seen.pull(now_s)
+                case RecordDecision():
+                    answer = True
                 case Scale(change):
-                    event = Scaled(scale(change))
+                    answer = scale(change)
                 case _:
-                    event = None
+                    return
 
     def restart(self, now_s: float) -> None:
         """Replace the process: one with a ledger goes on, one without begins from nothing."""
-        if not self._core.settings.config.policy.has_ledger:
-            self._start(now_s, first_sequence=self._state.decided.sequence)
+        if not self._settings.config.policy.has_ledger:
+            self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def miss(self, now_s: float) -> None:
         """Skip a tick: the process is down, and its unsaved state is lost."""
         self.restart(now_s)
-        self._step(TargetUnavailable(), now_s)
+        self._follow(self._core.answer(None, now_s))
 
     def set_budget(self, gpus: int) -> None:
         """Plan with another GPU budget from now on."""
-        settings = self._core.settings
-        config = replace(settings.config, max_gpu_budget=gpus)
-        self._core = PlannerCore(replace(settings, config=config))
+        config = replace(self._settings.config, max_gpu_budget=gpus)
+        self._core.settings = self._settings = replace(self._settings, config=config)
 
     def _start(self, now_s: float, *, first_sequence: int) -> None:
-        self._state = begin(self._core.settings, now_s)
-        self._step(Started(first_sequence=first_sequence), now_s)
+        self._core = PlannerCore(self._settings, now_s)
+        self._follow(self._core.start(now_s, first_sequence=first_sequence))
 
-    def _step(self, event: Event, now_s: float) -> Effect:
-        self._state, effects = self._core.step(self._state, event, now_s)
+    def _follow(self, effects: tuple[Effect, ...]) -> Effect:
         self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
         if isinstance(effects[-1], ObserveAt):
             self.next_s = effects[-1].at_s

@@ -151,7 +151,7 @@ def test_pools_count_each_state_once(state, entry_of):
         )
     observed = target_state(state)
     pool = observed.pools[Role.DECODE]
-    assert (pool.ready, pool.starting, pool.draining, pool.failed) == (1, 2, 1, ("why",))
+    assert (pool.ready, pool.starting, pool.draining, observed.failures) == (1, 2, 1, {Role.DECODE: "why"})
     assert set(observed.pools) == {Role.PREFILL, Role.DECODE}
     assert [endpoint.name for endpoint in observed.endpoints] == ["n_prefill", "n_decode"]
 
@@ -172,7 +172,7 @@ def test_a_crash_restart_is_no_adjustment_but_a_first_start_and_a_drain_are(
 ):
     """The planner is blocked only while something it asked for is under way."""
     changed = state.change("n_decode", state=EntryState(entry_state), served=served)
-    assert target_state(changed).adjusting is expected
+    assert target_state(changed).is_adjusting is expected
 
 
 async def test_scaling_up_and_down_edits_the_file_and_repeats_harmlessly(target):
@@ -181,7 +181,7 @@ async def test_scaling_up_and_down_edits_the_file_and_repeats_harmlessly(target)
         await target.scale(Role.DECODE, 2, decision_id="d1")
     state = StateStore.of("n").read()
     assert state.entries["n_decode_1"].state is EntryState.REQUESTED
-    assert (await target.observe()).adjusting
+    assert (await target.observe()).is_adjusting
     for _ in range(2):
         await target.scale(Role.DECODE, 1, decision_id="d2")
     assert "n_decode_1" not in StateStore.of("n").read().entries

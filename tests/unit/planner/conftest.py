@@ -12,16 +12,17 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.loop import PlannerLoop
 from penstock.planner.observers import Observer, Observers, View
 from penstock.planner.sources.base import Buckets, Query, Readings
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +55,7 @@ class _Make:
             }
         readings = {f"w{i}": cls.reading(value, upper=1.0) for i, value in enumerate(kv)}
         waiting = None if aggregated is not None else cls.reading(queue)
-        return summarise(Observation(at_s, pools, readings, waiting))
+        return summarise(at_s, pools, kv=readings, queue=waiting)
 
     @classmethod
     def window(cls, *pulls: Pull) -> Window:
@@ -139,7 +140,7 @@ class _Backend:
     failed: dict[Role, list[str]] = field(default_factory=dict)
     seen_gpus: list[int] = field(default_factory=list)
 
-    def _pool(self, role: Role) -> PoolState:
+    def _pool(self, role: Role) -> PoolCounts:
         now_s = self.time.now_s()
         starting = self.starting.setdefault(role, [])
         if role in self.never_ready:
@@ -152,8 +153,7 @@ class _Backend:
         draining = self.draining.setdefault(role, [])
         draining[:] = [s for s in draining if now_s < s + self.drain_s]
         ready = self.replicas[role] - len(starting)
-        failed = tuple(self.failed.get(role, ()))
-        return PoolState(role, ready, len(starting), len(draining), self.gpus, failed)
+        return PoolCounts(ready, len(starting), len(draining), self.gpus)
 
     async def observe(self) -> TargetState:
         self.killer.step("observe")
@@ -167,7 +167,8 @@ class _Backend:
             for role, pool in pools.items()
             for index in range(pool.ready)
         )
-        return TargetState(pools, adjusting, endpoints)
+        failures = {role: failed[-1] for role, failed in self.failed.items()}
+        return TargetState(pools, adjusting, endpoints, failures=failures)
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
         self.killer.step("scale: before")
@@ -253,7 +254,7 @@ class _World:
         self.ledger.close()
         self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)
         about = {"speed": 1.0, "served_model_name": "llama"}
-        settings = LoopSettings(
+        settings = PlannerSettings(
             self.config,
             self.deadline_s,
             self.timeline,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState
@@ -79,7 +79,7 @@ def pull_of(at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s
     waits = {name: assess(0.0, age_s=0, max_age_s=10, source="t") for name in usage}
     pools = {Role.PREFILL: PoolCounts(prefill, gpus=1), Role.DECODE: PoolCounts(decode, gpus=1)}
     queue = assess(seen.waiting, age_s=0, max_age_s=10, source="t")
-    return summarise(Observation(at_s, pools, usage, queue, seen, waits))
+    return summarise(at_s, pools, kv=usage, queue=queue, demand=seen, worker_waiting=waits)
 
 
 def decided_after(seconds, state=None, *, start_s=0, config=CONFIG, pull=pull_of, **load):

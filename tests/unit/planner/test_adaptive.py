@@ -19,7 +19,7 @@ from penstock.planner.decide.adaptive.trend import Forecast
 from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState, RoleState
@@ -51,7 +51,7 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
         Role.DECODE: PoolCounts(decode, gpus=1),
     }
     queue = assess(seen.waiting, age_s=0, max_age_s=10, source="t")
-    return summarise(Observation(at_s, pools, usage, queue, seen if known else None, waits))
+    return summarise(at_s, pools, kv=usage, queue=queue, demand=seen if known else None, worker_waiting=waits)
 
 
 _after = partial(decided_after, pull=_pull, config=CONFIG)

@@ -6,16 +6,14 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_baselines import dynamo, dynamo_throughput, kpa
+from penstock_baselines import dynamo, kpa
 from penstock_baselines.dynamo_throughput import IntervalLoad
-from penstock_baselines.keda import prefill_threshold_s
 
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.codec import config_from, to_plain
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import BaselineSettings, DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
@@ -136,12 +134,6 @@ def test_hpa_moves_by_more_than_one_inside_the_budget():
 # -- KEDA -------------------------------------------------------------------------------------------
 
 
-def test_keda_prefill_threshold():
-    """The TTFT target less the prompt's own time; a long prompt leaves a tenth."""
-    assert prefill_threshold_s(5.0, 8000, 10_000) == pytest.approx(4.2)
-    assert prefill_threshold_s(0.5, 8000, 10_000) == pytest.approx(0.05)
-
-
 def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
     """84,000 tokens are 8.4 s of work at 4.2 s each: 2 become 2; four times that: 6 by the HPA's rate. 3 x 0.8 keeps 3."""
     demand = Demand(1.0, arrivals=2, prompt_tokens=16_000, uncached_tokens=16_000, waiting_tokens=84_000.0)
@@ -149,19 +141,6 @@ def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
 
     assert desired("keda", pull(demand=demand, kv=0.8)) == {Role.PREFILL: 2, Role.DECODE: 2}
     assert desired("keda", pull(demand=busy, kv=1.0)) == {Role.PREFILL: 6, Role.DECODE: 3}
-
-
-def test_an_hpa_scales_on_the_rate_of_uncached_tokens_or_on_all_requests_there():
-    """24,000 tokens/s at 0.4 of 10,000 are six replicas; three requests that run and seven that wait, at two each, five.
-
-    A metric without a value changes nothing.
-    """
-    demand = Demand(period_s=1.0, uncached_tokens=24_000.0, in_flight={Role.PREFILL: 3.0})
-    seen = pull(demand=demand, queue=7.0)
-
-    assert desired("hpa-rate", seen)[Role.PREFILL] == 6
-    assert desired("hpa-running", seen)[Role.PREFILL] == 5
-    assert desired("hpa-running", pull(demand=None, queue=7.0))[Role.PREFILL] == 2
 
 
 def test_keda_takes_a_query_without_a_result_for_nothing():
@@ -194,17 +173,6 @@ def test_kpa_panics_at_twice_the_capacity_and_holds_what_it_reached():
     assert memory == kpa.Panic()
     blind = kpa.Panic(3.0, 7)  # without data neither pods nor memory change
     assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=blind) == (None, blind)
-
-
-def test_kpa_starts_in_panic_where_more_than_one_is_there():
-    """So a restart under low load keeps what is there for 60 s."""
-    assert kpa.started(5.0, 3) == kpa.Panic(5.0, 3)
-    assert kpa.started(5.0, 1) == kpa.Panic()
-    low = Demand(2.0, in_flight={Role.PREFILL: 1.0})
-    ticks = [pull(2.0 * i, prefill=4, kv=0.1, demand=low) for i in range(1, 34)]
-
-    assert desired("kpa", *ticks[:30])[Role.PREFILL] == 4
-    assert desired("kpa", *ticks)[Role.PREFILL] == 2
 
 
 # -- Dynamo -----------------------------------------------------------------------------------------
@@ -255,44 +223,6 @@ TABLES = PerformanceProfile(
 def load(requests, interval_s=60.0, **changes):
     """The load of Dynamo's own tests: 3,000 prompt tokens, 150 of the answer."""
     return IntervalLoad(requests / interval_s, **{**LENGTHS, **changes})
-
-
-@pytest.mark.parametrize(
-    ("requests", "factor", "tokens_per_s", "expected"),
-    [
-        # test_replica_calculation.py: 10 and 500 requests a minute, 40,000 tokens/s an engine.
-        (10, 1.0, 40_000, 1),
-        (500, 1.0, 40_000, 1),
-        (5000, 1.0, 40_000, 7),
-        # A TTFT above the profile's is queueing and asks for nothing more; one below asks for less.
-        (5000, 3.0, 40_000, 7),
-        (5000, 0.5, 40_000, 4),
-    ],
-)
-def test_dynamo_prefill_replicas(requests, factor, tokens_per_s, expected):
-    """Predicted prompt tokens per second over an engine's, rounded up."""
-    assert dynamo_throughput.prefill_replicas(load(requests), factor, tokens_per_s) == expected
-
-
-@pytest.mark.parametrize(("requests", "tokens_per_s", "expected"), [(10, 10_000, 1), (500, 1000, 2)])
-def test_dynamo_decode_replicas(requests, tokens_per_s, expected):
-    """test_replica_calculation.py: 500 requests a minute of 150 tokens on engines of 1,000 tokens/s want two."""
-    assert dynamo_throughput.decode_replicas(load(requests), tokens_per_s) == expected
-
-
-def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
-    """TTFT on lines between lengths, ITL between contexts by their batch; the best KV usage whose ITL is in time, the lowest if none is."""
-    prefill, decode = TABLES.prefill, TABLES.decode
-
-    assert prefill.ttft_of(4000) == pytest.approx(0.1125)
-    assert prefill.tokens_per_s(3000) == pytest.approx(40_000)
-    assert prefill.tokens_per_s(50_000) == pytest.approx(5000 / 0.15)
-    assert decode.itl_of(25, 1000) == pytest.approx(0.005)
-    assert decode.itl_of(37.5, 1000) == pytest.approx(0.0075)
-    assert decode.itl_of(12.5, 2000) == pytest.approx(0.00425)
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 1000) == 1500.0
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 2000) == pytest.approx(937.5)
-    assert dynamo_throughput.best_tokens_per_s(decode, 0.001, 3000) == 500.0
 
 
 def throughput_decision(demand, **options):

@@ -226,14 +226,6 @@ async def test_a_recorded_decision_of_another_clock_is_not_carried_out(world, ki
     assert (header["resumed"], header["state"]["roles"]["decode"]["asked"]) == (False, None)
 
 
-async def test_a_recorded_scale_up_is_abandoned_if_the_budget_is_gone(world, kill_type):
-    """Somebody took the GPUs while the planner was dead."""
-    await _die_before_scaling(world, kill_type)
-    world.backend.gpus = 4
-    await world.run_until(32)
-    assert world.backend.calls == []
-
-
 async def test_a_recorded_scale_up_by_several_needs_room_for_all_of_them(world, kill_type):
     """Engines turn out to have two GPUs: after decode's one there is room for one prefill worker of the two."""
 

@@ -10,7 +10,7 @@ from penstock.api import Role
 from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, to_short, window_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState, RoleState
@@ -82,7 +82,9 @@ def _windows(draw):
         waiting = draw(st.one_of(st.none(), st.floats(0, 50)))
         queue = None if is_aggregated else assess(waiting, age_s=0, max_age_s=10, source="s")
         inside = {name: assess(1.0, age_s=0, max_age_s=10, source="s") for name in kv} or None
-        pulls.append(summarise(Observation(float(at_s), fixed, kv, queue, draw(demands), inside)))
+        pulls.append(
+            summarise(float(at_s), fixed, kv=kv, queue=queue, demand=draw(demands), worker_waiting=inside)
+        )
     return Window(0.0, 30.0, tuple(pulls))
 
 

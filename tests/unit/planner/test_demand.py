@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,22 +115,6 @@ def test_what_was_refused_is_as_uncached_as_what_was_routed(routed, uncached):
     assert (demand.uncached_tokens, demand.oldest_wait_s) == (uncached, None)
 
 
-@pytest.mark.parametrize(
-    "after",
-    [_frontend(arrivals=4), _frontend(arrivals=400, started=2.0)],
-    ids=["fewer than before", "more, from a new process"],
-)
-def test_a_restarted_router_is_unknown_for_one_pull(after):
-    """Never negative, and not what the new process counted since an unknown time."""
-    later = dataclasses.replace(
-        after, counters={**after.counters, "arrivals": after.counters["arrivals"] + 2}
-    )
-    before = _frontend(arrivals=100)
-    _, reset, next_one = _metered((0.0, {"a": before}), (1.0, {"a": after}), (2.0, {"a": later}))
-    assert reset is None
-    assert (next_one.arrivals, next_one.period_s) == (2, 1.0)
-
-
 def test_a_router_that_joins_or_leaves_makes_one_pull_unknown():
     """What it counted before it was known belongs to no period."""
     found = _metered(
@@ -203,15 +185,6 @@ def test_the_routers_own_page_holds_every_count():
     assert frontend.pending == {"p": 30.0, "d": 0.0}
     assert frontend.in_flight == {Role.PREFILL: 1.0, Role.DECODE: 0.0}
     assert frontend.started_s > 1e9
-
-
-def test_the_gauge_for_an_autoscaler_counts_what_was_turned_away_lately_as_waiting():
-    """Five wait; of three that were rejected 16, 14 and 13 s ago, two within the last 15 s: 7."""
-    lines = [line for line in _page().splitlines() if line.startswith("penstock_router_unserved_requests{")]
-    assert sorted(lines) == [
-        'penstock_router_unserved_requests{model_name="llama",role="decode"} 0.0',
-        'penstock_router_unserved_requests{model_name="llama",role="prefill"} 7.0',
-    ]
 
 
 @pytest.mark.parametrize("count", ["", "NaN", "+Inf"], ids=["missing", "NaN", "infinite"])

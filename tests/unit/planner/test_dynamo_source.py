@@ -22,8 +22,7 @@ from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
-from penstock.planner.sources.dynamo import DynamoSource
-from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
+from penstock.planner.sources.dynamo import FRONTEND_NAMES, DynamoSource, FrontendMeter, read_frontend
 from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
@@ -116,20 +115,6 @@ def test_without_kv_routing_prefill_is_known_by_requests_alone():
     demand = metered(counted(), counted(prefilling=3.0, pending=None, inflight=5.0))
     assert (demand.in_flight_tokens, demand.prefilling_workers) == (300, 1)
     assert demand.in_flight == {Role.PREFILL: 3, Role.DECODE: 2}
-
-
-@pytest.mark.parametrize("what", ["restart", "missing", "joined", "same time"])
-def test_what_cannot_be_subtracted_is_unknown(what):
-    """A restarted, missing or new frontend, and two pulls at one time."""
-    meter = FrontendMeter()
-    assert meter.add({"a": counted()}, ["a"], 1.0, first=Role.PREFILL) is None
-    now_s, pages, urls = {
-        "restart": (2.0, {"a": counted(started=3.0)}, ["a"]),
-        "missing": (2.0, {}, ["a"]),
-        "joined": (2.0, {"a": counted(), "b": counted()}, ["a", "b"]),
-        "same time": (1.0, {"a": counted()}, ["a"]),
-    }[what]
-    assert meter.add(pages, urls, now_s, first=Role.PREFILL) is None
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "dynamo_frontend_inflight_requests NaN\n"])

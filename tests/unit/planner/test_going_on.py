@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.core.records import ReadyReplica, added, finished, without_oldest
-from penstock.planner.core.state import PlannerPhase, Schedule
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.core.state import PlannerPhase
+from penstock.planner.decide.config import Mode
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay
 
@@ -67,17 +66,6 @@ async def test_a_late_replica_is_withdrawn_while_the_other_role_goes_on(going_on
     assert replay(read_ledger(going_on.folder)).differences == ()
 
 
-async def test_a_replica_that_the_backend_gives_up_is_withdrawn_at_once(going_on):
-    """No deadline is waited for, and its failure is no start-up time."""
-    going_on.backend.never_ready = frozenset({D})
-    going_on.backend.gives_up_s = 5.0
-    going_on.load.kv = lambda now, _workers: 0.95 if now < 1020 else 0.5
-    await going_on.run_until(40)
-    (withdrawal,) = [r for r in going_on.records("decision") if r["kind"] == "withdrawal"]
-    assert withdrawal["at_s"] == 1020.0
-    assert going_on.records("started") == []
-
-
 async def test_a_drain_that_never_ends_blocks_nothing(going_on):
     """Decisions go on beside it; its GPUs count."""
     going_on.backend.replicas[D] = 2
@@ -87,17 +75,6 @@ async def test_a_drain_that_never_ends_blocks_nothing(going_on):
     await going_on.run_until(100)
     assert len(going_on.watcher.decisions) == 6
     assert not any(view.overdue for view in going_on.watcher.views)
-
-
-async def test_somebody_elses_number_begins_an_interval_and_forgets_the_start(going_on):
-    """What they set is planned from; the planner's own start is no longer waited for."""
-    going_on.deadline_s = 20.0
-    going_on.backend.never_ready = frozenset({D})
-    going_on.load.kv = lambda now, _workers: 0.95 if now < 1020 else 0.5
-    going_on.edit_at(25.0, D, 1)
-    await going_on.run_until(60)
-    assert [call[:2] for call in going_on.backend.calls] == [(D, 2)]
-    assert [d.at_s - 1000 for d in going_on.watcher.decisions] == [15.0, 40.0, 55.0]
 
 
 async def test_a_start_outlives_another_clock_with_a_new_deadline(going_on):
@@ -110,24 +87,3 @@ async def test_a_start_outlives_another_clock_with_a_new_deadline(going_on):
     await going_on.run_until(100)
     (withdrawal,) = [r for r in going_on.records("decision") if r["kind"] == "withdrawal"]
     assert 1090.0 <= withdrawal["at_s"] <= 1092.0
-
-
-def test_the_schedule_blocks_only_modes_that_wait():
-    """A blocked planner ticks every pull interval from the block on; convergence begins an interval."""
-    waiting = Schedule.of(DecideConfig(mode=Mode.LOAD), 0.0).blocked(30.5)
-    going = Schedule.of(DecideConfig(mode=Mode.HPA), 0.0).blocked(30.5)
-    assert (waiting.blocked_s, going.blocked_s) == (30.5, None)
-    assert [waiting.advanced(now_s)[1] for now_s in (30.5, 32.0, 32.5)] == [31.5, 32.5, 32.5]
-    converged = waiting.converged(40.0, 30.0)
-    assert (converged.blocked_s, converged.advanced(40.0)[1], converged.end_s) == (None, 41.0, 70.0)
-
-
-def test_starts_are_first_in_first_out_and_taken_back_from_the_newest():
-    """Two decisions of one and two; a scale-down takes the newest; the oldest become ready first."""
-    starts = added(added({}, D, 1, 10.0), D, 2, 20.0)
-    assert starts == {D: (10.0, 20.0, 20.0)}
-    assert added(starts, D, -1, 30.0) == {D: (10.0, 20.0)}
-    assert finished(starts, D, 1, 45.0) == (ReadyReplica(D, 10.0, 45.0), ReadyReplica(D, 20.0, 45.0))
-    assert finished(starts, D, 5, 45.0) == ()
-    assert finished(starts, D, 2, 45.0)[0].took_s == 35.0
-    assert without_oldest(starts, D, 2) == {D: (20.0,)}

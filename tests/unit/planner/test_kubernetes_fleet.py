@@ -17,7 +17,7 @@ from penstock.planner.cluster.fleet import Fleet, parse, plan_of
 from penstock.planner.cluster.profiles import ConfigMapProfiles
 from penstock.planner.cluster.service import ClusterService
 from penstock.planner.cluster.status import PlannerReason
-from penstock.planner.cluster.watch import Watch, _trim_adapter
+from penstock.planner.cluster.watch import Watch
 
 A, B = ("serving", "a"), ("serving", "b")
 
@@ -141,7 +141,7 @@ async def test_every_graph_gets_a_loop_and_loses_it_when_it_is_gone(world):
     assert set(world.running) == {A, B}
     await world.drop(A)
     assert set(world.running) == {B}
-    assert (world.forgotten, world.fleet.keys) == ([A], [B])
+    assert world.forgotten == [A]
 
 
 async def test_a_loop_is_restarted_only_by_what_it_depends_on(world):
@@ -221,11 +221,6 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
         ),
         (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not a performance profile"),
-        (
-            "[" * 100_000,
-            PlannerReason.PROFILE_INVALID,
-            "ConfigMap fast: profile.json: not a performance profile",
-        ),
         ("{}", PlannerReason.PROFILE_INVALID, "prefill: Field required"),
         (
             _profile(model="org/other-70b"),
@@ -276,18 +271,6 @@ async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(
     assert world.running[A].plan.config.performance.model == "org/M"
 
 
-async def test_a_graph_that_outgrows_its_profile_is_no_longer_planned_by_it(world):
-    """The ConfigMap stays as it was; the graph now runs decode replicas of two GPUs."""
-    world.profile(_profile())
-    await world.put(_graph("a", **_SLA))
-    assert set(world.running) == {A}
-    larger = _graph("a", generation=2, **_SLA)
-    larger["spec"]["services"]["decode"]["gpusPerReplica"] = 2
-    await world.put(larger)
-    assert world.running == {}
-    assert world.said[-1][1] is PlannerReason.PROFILE_INVALID
-
-
 async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world, monkeypatch):
     """What was read last holds while the API server is away; a deleted profile holds nothing."""
     monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
@@ -312,14 +295,6 @@ async def _until(check):
     async with asyncio.timeout(30):
         while not check():  # noqa: ASYNC110 - a few looks of 0.02 s
             await asyncio.sleep(0.01)
-
-
-async def test_the_end_of_leadership_ends_every_loop():
-    """Cancelled, and nothing is left behind."""
-    async with _World() as world:
-        await world.put(_graph("a"))
-        await world.put(_graph("b"))
-    assert world.running == {}
 
 
 def test_options_given_to_the_process_override_the_graphs_own():
@@ -412,29 +387,13 @@ def test_a_watch_that_has_not_listed_yet_is_a_problem():
     assert _watch()[0].problem() == "graphs: not listed yet"
 
 
-@pytest.mark.parametrize(
-    ("fields", "owner"),
-    [
-        ([], ""),
-        ([{"manager": "penstock-operator", "fieldsV1": {"f:spec": {"f:graph": {}}}}], ""),
-        (
-            [
-                {
-                    "manager": "init",
-                    "time": "2026-01-01T00:00:00Z",
-                    "fieldsV1": {"f:spec": {"f:replicas": {}}},
-                },
-                {
-                    "manager": "hpa",
-                    "time": "2026-01-02T00:00:00Z",
-                    "fieldsV1": {"f:spec": {"f:replicas": {}}},
-                },
-            ],
-            "hpa",
-        ),
-    ],
-)
-def test_the_owner_of_a_number_is_whoever_set_it_last(fields, owner):
-    """As the server's field managers say."""
-    adapter = {"metadata": {"name": "a-decode", "managedFields": fields}, "spec": {"replicas": 2}}
-    assert _trim_adapter(adapter)["owner"] == owner
+def test_the_owner_of_a_number_is_whoever_set_it_last():
+    """As the server's field managers say; one that set something else is not counted."""
+    watch, _ = _watch()
+    fields = [
+        {"manager": manager, "time": f"2026-01-0{day}T00:00:00Z", "fieldsV1": {"f:spec": {f"f:{what}": {}}}}
+        for day, manager, what in ((1, "init", "replicas"), (2, "hpa", "replicas"), (3, "operator", "graph"))
+    ]
+    metadata = {"name": "a-decode", "namespace": "serving", "managedFields": fields}
+    _feed(watch, "adapters", "ADDED", {"metadata": metadata, "spec": {"replicas": 2}})
+    assert watch.of(A).adapter("decode")["owner"] == "hpa"

@@ -196,9 +196,9 @@ POOLS = {
 def test_a_pool_counts_its_replicas(pods, desired, more, numbers, failed, adjusting):  # noqa: PLR0917 - one table
     """Ready, starting and draining; what is given up is told with its reason and blocks nothing."""
     pool = count(D, pods, **{"desired": desired, "gpus": 2, "served": set(), "failing": {}, **more})
-    assert (pool.state.ready, pool.state.starting, pool.state.draining) == numbers
-    assert (pool.state.failed, pool.adjusting) == (failed, adjusting)
-    assert pool.state.gpus_per_replica == 2
+    assert (pool.counts.ready, pool.counts.starting, pool.counts.draining) == numbers
+    assert (pool.failed, pool.is_adjusting) == (failed, adjusting)
+    assert pool.counts.gpus == 2
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import pytest
 from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.stamps import seconds
-from penstock.kube.events import MAX_NOTE, EventMessage
-from penstock.planner.cluster import events as events_module
+from penstock.kube.events import EventMessage
 from penstock.planner.cluster import status as status_module
-from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import last_report
 from penstock.planner.cluster.status import (
-    BeyondLimits,
+    DecisionEventWriter,
+    EventListener,
     PlannerReason,
     Report,
     StatusListener,
@@ -301,21 +300,6 @@ async def _written(server, *notes, regarding=None):
     return writer
 
 
-async def test_an_event_names_the_graph_the_planner_and_the_reason():
-    """As a user reads it."""
-    server = _Server()
-    await _written(
-        server, EventMessage("ScaledUp", "decode 2 -> 3"), EventMessage("ScalingFailed", "x", is_warning=True)
-    )
-    first, second = server.created
-    assert first["involvedObject"]["uid"] == "u1"
-    assert (first["reportingComponent"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
-    assert (first["reason"], first["message"], first["type"]) == ("ScaledUp", "decode 2 -> 3", "Normal")
-    assert first["eventTime"] == "2027-01-15T08:00:00.000000Z"
-    assert second["type"] == "Warning"
-    assert first["metadata"]["name"] != second["metadata"]["name"]
-
-
 async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
     """The next one is written."""
     server = _Server()
@@ -326,7 +310,7 @@ async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
 
 async def test_more_events_than_can_wait_are_dropped(monkeypatch):
     """Memory is bounded."""
-    monkeypatch.setattr(events_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(status_module, "MAX_WAITING", 2)
     writer = await _written(_Server(), *[EventMessage("A", str(i)) for i in range(5)])
     assert writer.dropped == 3
 
@@ -344,25 +328,21 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     assert notes[1].note.endswith("no CUDA device (d000002)")
 
 
-def test_a_long_sentence_is_cut_before_its_id():
-    """The API server takes 1024 bytes; the id must survive, and no character be torn."""
-    notes = []
-    role = RoleDecision(D, 1, 2, Action.UP, Reason.ABOVE_THRESHOLD, "é" * 2000, ())
-    EventListener(notes.append).decided(Decision("d000001", 30.0, False, (role,), 1, 2, 8), None)
-    (note,) = notes
-    assert note.note.endswith("é (d000001)")
-    assert len(note.note.encode()) <= MAX_NOTE
-
-
 def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):
     step = Step(name, {"binds": binds}, 3, f"{binds} binds: expect {expect}")
     role = RoleDecision(D, 3, 3, Action.HOLD, Reason.GPU_BUDGET, "decode 3: held", (step,))
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
 
 
-def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute():
+async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute(
+    world,
+):
     """New figures under the same limit are no news; another limit is after a minute, and none after a minute without."""
-    beyond, said = BeyondLimits(), []
+    said = []
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
+    await world.run_until(40)
+    view = world.watcher.views[-1]
+    words = []
     for decision in (
         _limited(0),
         _limited(2, expect="TTFT of 3 s"),
@@ -372,21 +352,11 @@ def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_oft
         _limited(100, name="demand"),
         _limited(130, name="demand"),
     ):
-        beyond.decided(decision)
-        said.append(beyond.words)
+        listener.decided(decision, view)
+        listener.tick(view)
+        words.append(said[-1].message)
     first, second = (
-        f"decode: {binds} binds: expect TTFT without end"
+        f"decides every 30 s; decode: {binds} binds: expect TTFT without end"
         for binds in ("maxGpuBudget 6", "maxReplicas 3 of decode")
     )
-    assert said == [first, first, first, first, second, second, ""]
-
-
-async def test_the_limit_stands_in_the_graphs_condition(world):
-    """Behind the interval."""
-    said = []
-    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
-    await world.run_until(40)
-    view = world.watcher.views[-1]
-    listener.decided(_limited(view.at_s), view)
-    listener.tick(view)
-    assert said[-1].message == ("decides every 30 s; decode: maxGpuBudget 6 binds: expect TTFT without end")
+    assert words == [first, first, first, first, second, second, "decides every 30 s"]

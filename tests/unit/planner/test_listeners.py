@@ -11,12 +11,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics_page import page_after
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
+from penstock.core.exposition import parse_samples
 from penstock.core.histogram import (
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
@@ -34,7 +34,6 @@ from penstock.planner.figures import Figures
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
-from penstock.planner.sources.latency import gained
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -87,20 +86,6 @@ def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     expected = (2 * 30 + 3 * 42 + 4 * (last - 72)) / 3600 if last <= 114 else None
     expected = expected or (2 * 30 + 3 * 42 + 4 * 42 + 5 * (last - 114)) / 3600
     assert hours[last] == pytest.approx(expected, abs=10 / 3600)
-
-
-def test_demand_supply_and_waits_are_drawn(drawn):
-    """Rates over the pulls since the last point, the newest wait beside the SLO; nothing while unknown."""
-    assert set(_values(drawn, "demand/arrivals_per_second").values()) == {4.0}
-    assert set(_values(drawn, "demand/rejected_per_second").values()) == {1.0}
-    assert set(_values(drawn, "prefill/uncached_tokens_per_second").values()) == {4000.0}
-    assert set(_values(drawn, "prefill/computed_tokens_per_second").values()) == {3000.0}
-    waits = _values(drawn, "wait/oldest_seconds")
-    assert all(0 <= step - waited_s <= 2 for step, waited_s in waits.items())
-    assert max(waits) <= 100
-    assert set(_values(drawn, "wait/slo_seconds").values()) == {5.0}
-    assert _values(drawn, "replicas/decode_starting")[33] == 1
-    assert set(_values(drawn, "startup/decode_seconds").values()) == {12.0}
 
 
 def _points(*demands, config=None):
@@ -156,11 +141,29 @@ async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, capl
 # ---------------------------------------------------------------- metrics
 
 
+async def _page_after(world, seconds):
+    """Return a graph's numbers by name, without prefix, and the values of their other labels."""
+    metrics = PlannerMetrics()
+    figures = metrics.of("serving", "llama")
+    figures.begin(world.config)
+    world.watch(figures)
+    await world.run_until(seconds)
+    page = metrics.page().decode()
+    names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE penstock_")}
+    return {
+        (
+            each.name.removeprefix("penstock_").removeprefix("planner_"),
+            *(value for label, value in each.labels.items() if label not in ("namespace", "graph")),
+        ): each.value
+        for each in parse_samples(page, names)
+    }
+
+
 async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
     """Of the newest pull and the newest tick; counters by role, action and reason."""
     world.load.kv = lambda _now, _workers: 0.95
     world.load.demand = _demand
-    found = await page_after(world, 100)
+    found = await _page_after(world, 100)
     expected = {
         ("arrivals_per_second",): 4,
         ("rejected_per_second",): 1,
@@ -277,12 +280,6 @@ def test_percentiles_of_the_routers_buckets_are_within_a_tenth_of_the_samples(bo
         assert quantile(buckets, q) == pytest.approx(exact, rel=0.1)
 
 
-def test_a_restarted_counter_counts_from_zero():
-    """A count that fell is a new process."""
-    assert gained(((0.1, 10.0), (INF, 10.0)), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
-    assert gained((), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
-
-
 @pytest.mark.parametrize(
     ("bound_s", "missed", "share"),
     [(0.1, 0, 0.0), (0.2, 0, 0.5), (0.3, 0, 0.75), (0.4, 0, 1.0), (0.4, 20, 0.5), (9.0, 0, 1.0)],
@@ -297,25 +294,13 @@ INPUTS = {"horizon_s": 15.0, "tokens_per_s_ahead": 9000.0, "workers": 2, "worker
 
 
 def test_the_demand_step_holds_forecast_and_supply():
-    """Two workers of 4,000 tokens/s each; other steps say nothing of it."""
-    steps = [("late", {"workers": 2}), ("demand", INPUTS)]
-
-    assert forecast_of(steps) == Forecast(15.0, 9000.0, 2, 8000.0)
-
-
-def test_supply_is_unknown_before_any_throughput_was_seen():
-    """Unknown is never zero, in words as well."""
-    found = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
-
-    assert found.supply_tokens_per_s is None
-    assert str(found) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
-
-
-@pytest.mark.parametrize("missing", ["horizon_s", "tokens_per_s_ahead", "workers"])
-def test_no_figure_is_made_up(missing):
-    """A mode that forecasts nothing, or knew nothing, has none."""
-    assert forecast_of([("demand", {**INPUTS, missing: None})]) is None
+    """Two workers of 4,000 tokens/s each; unknown is never zero, and a mode that forecasts nothing has no figure."""
+    assert forecast_of([("late", {"workers": 2}), ("demand", INPUTS)]) == Forecast(15.0, 9000.0, 2, 8000.0)
+    unseen = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
+    assert str(unseen) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
     assert forecast_of([("signal", INPUTS)]) is None
+    for missing in ("horizon_s", "tokens_per_s_ahead", "workers"):
+        assert forecast_of([("demand", {**INPUTS, missing: None})]) is None
 
 
 PROFILE = PerformanceProfile(
@@ -346,7 +331,7 @@ async def _shown(world, config, seconds, demand=lambda _now: DEMAND):
     """Return the page's numbers of targets after so many seconds."""
     world.config = replace(config, adjustment_interval_s=10.0)
     world.load.demand = demand
-    found = await page_after(world, seconds)
+    found = await _page_after(world, seconds)
     return {key: value for key, value in found.items() if key[0] in OF_TARGETS}
 
 

@@ -41,10 +41,10 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
         "new_prefill_worker_queue_buffer_intervals",
     }
     own_words = {"namespace", "environment", "served_model_name", "log_dir"}  # null means the graph's
-    declared = {setting.key[0] for setting in SETTINGS.values()}
+    declared = {setting.key.split(".")[0] for setting in SETTINGS.values()}
     assert set(PlannerConfig.model_fields) - declared == without_option | own_words
     for name in ("adjustment_interval", "min_gpu_budget", "max_step", "prefill_queue_scale_up_threshold"):
-        of_graph = PlannerConfig.model_fields[SETTINGS[name].key[0]]
+        of_graph = PlannerConfig.model_fields[SETTINGS[name].key]
         option = PlannerOptions.model_fields[name]
         assert (option.default, option.description) == (of_graph.default, of_graph.description)
 

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from sla_load import FEW_POINTS
 
 from penstock.api import Role
-from penstock.planner.core.messages import BeginLedger, Started
 from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.records import History
-from penstock.planner.core.state import CoreSettings, begin
+from penstock.planner.core.state import BeginLedger, History, PlannerSettings, Schedule
 from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.state import PlannerState
@@ -110,12 +108,12 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     pools = {P: PoolCounts(1, starting, gpus=1), D: PoolCounts(1, starting, gpus=1)}
     pull = replace(_pull(left_s + 2, before[-1]), pools=pools)
     _, state = decide(Window(left_s, pull.at_s, (pull,)), state, config)
-    history = History(state, "boot@20", 0.0, pull.at_s, None, pull.at_s, 0, (), None, {}, ())
-    settings = CoreSettings(config, 600.0, timeline)
-    core, start = PlannerCore(settings), begin(settings, now_s)
-    after, effects = core.step(start, Started(history, gone_s=gone_s), now_s)
+    history = History(state, "boot@20", 0.0, pull.at_s, None, Schedule.of(config, pull.at_s), None, {}, ())
+    settings = PlannerSettings(config, 600.0, timeline)
+    core = PlannerCore(settings, now_s)
+    effects = core.start(now_s, history, gone_s=gone_s)
     assert isinstance(effects[0], BeginLedger)
-    memory = adaptive_memory.read(after.decided.memory)
+    memory = adaptive_memory.read(core.decided.memory)
     assert all(at_s <= now_s for at_s in _times(memory))
     learnt, was = (
         [(each.ready, len(each.begun_s), each.startup_s) for each in of.roles.values()]

@@ -82,14 +82,6 @@ async def _source(routers, now_s):
     await pool.close()
 
 
-async def test_the_queue_is_the_sum_over_all_routers(routers, source):
-    """Each router holds its own part."""
-    await routers.put("a", _page(queue=3, kv=0.5))
-    await routers.put("b", _page(queue=4, kv=0.5))
-    readings = await source.read(QUERY)
-    assert (readings.queue.quality, readings.queue.value) == (Quality.FRESH, 7)
-
-
 @pytest.mark.parametrize("flaw", [None, "", _page(queue="NaN"), _page(queue=-1), "penstock_router_pre{"])
 async def test_one_router_that_cannot_be_read_makes_the_queue_unknown(routers, source, flaw):
     """Unknown, never zero: what it holds may be long. KV comes from the other one."""

@@ -11,7 +11,7 @@ from penstock.api import Role
 from penstock.planner.decide.codec import state_from, to_plain
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
-from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess, missing
 from penstock.planner.decide.state import PlannerState
@@ -40,7 +40,7 @@ def pull(at_s, pools, demand=QUIET, *, kv=0.0, inside=0.0):
     usage = dict.fromkeys([f"d{i}" for i in range(holder)], reading)
     waits = {name: assess(inside, age_s=0, max_age_s=10, source="t") for name in usage}
     queue = assess(demand.waiting, age_s=0, max_age_s=10, source="t") if demand and P in pools else None
-    return summarise(Observation(at_s, counts, usage, queue, demand, waits))
+    return summarise(at_s, counts, kv=usage, queue=queue, demand=demand, worker_waiting=waits)
 
 
 class Planner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import orjson
 import pytest
@@ -16,13 +15,13 @@ from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.planner import files
-from penstock.planner import service as planner_service
+from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.figures import Figures
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
 from penstock.planner.service import PlannerService, run_until_stopped
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0
@@ -138,12 +137,12 @@ class _Backend:
     async def observe(self):
         if self.is_over():
             self.stop.set()
-        pools = {role: PoolState(role, 1, 0, 0, 1, ()) for role in (P, D)}
+        pools = {role: PoolCounts(1, gpus=1) for role in (P, D)}
         endpoints = (
             Endpoint("llama_decode", D, "http://127.0.0.1:9"),
             Endpoint("llama_prefill", P, "http://127.0.0.1:9"),
         )
-        return TargetState(pools, adjusting=False, endpoints=endpoints)
+        return TargetState(pools, is_adjusting=False, endpoints=endpoints)
 
     async def scale(self, role, replicas, *, decision_id):
         self.requests.append((role, replicas, decision_id))
@@ -191,16 +190,6 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
         pass
 
 
-async def test_a_local_ledger_rotates_while_the_planner_runs(tmp_path, monkeypatch):
-    """It begins a new file; replay takes both."""
-    monkeypatch.setattr(planner_service, "LEDGER_BYTES", 3000)
-    await _run(_Backend((tmp_path / "ledger-1.jsonl").exists), log_dir=str(tmp_path), mode="adaptive")
-    result = replay(read_ledger(tmp_path))
-    assert result.decisions >= 1
-    assert result.differences == ()
-    assert [r["type"] for r in read_ledger(tmp_path).records].count("header") == 2
-
-
 async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
     """Source router without a URL, and a file in place of the log folder."""
     with pytest.raises(ConfigError, match="--router-url: not given and not in the statefile"):
@@ -208,13 +197,3 @@ async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
     (tmp_path / "log").write_text("in the way")
     with pytest.raises(ConfigError, match=r"--log-dir .*: cannot be written to: Not a directory"):
         await _run(_Backend(), log_dir=str(tmp_path / "log" / "planner"))
-
-
-def test_the_ledger_names_the_graph_that_was_given(tmp_path, monkeypatch):
-    """Absolutely, because its readers work elsewhere; without a file it says so."""
-    monkeypatch.chdir(tmp_path)
-    options = join(given={})
-    named = PlannerService(options, None, 1.0, "", 0, graph_file=Path("graph.yaml")).settings().about
-    unnamed = PlannerService(options, None, 1.0, "", 0).settings().about
-    assert named["graph_file"] == str(tmp_path / "graph.yaml")
-    assert unnamed["graph_file"] is None

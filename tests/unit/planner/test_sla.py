@@ -108,15 +108,3 @@ def test_the_replicas_that_profile_and_targets_need_are_astep_of(rate, needed):
         found, _ = decided_after(60, rate=rate, prefill=prefill, prefilled_tokens=0.0, prefilling_workers=0.0)
         inputs = step_of(found[Role.PREFILL], "needed").inputs
         assert (inputs["replicas"], inputs["replicas_now"]) == (needed, prefill)
-
-
-def test_what_was_read_off_the_profile_is_astep_of():
-    """Its edges beside the load, a prompt's own time, and what the target leaves for waiting."""
-    found, _ = decided_after(60)
-    inputs = step_of(found[Role.PREFILL], "profile").inputs
-    assert (inputs["profile_isl_least"], inputs["profile_isl_most"]) == (100.0, 20_000.0)
-    assert (inputs["profile_context_least"], inputs["profile_context_most"]) == (100.0, 20_000.0)
-    assert inputs["context"] == pytest.approx(1050)
-    assert inputs["prompt_s"] == pytest.approx(0.1, rel=0.01)
-    assert inputs["may_wait_s"] == pytest.approx(0.9, rel=0.01)
-    assert (inputs["attainment"], inputs["predictor"]) == (0.99, "trend")

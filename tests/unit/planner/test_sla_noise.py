@@ -33,14 +33,6 @@ def test_a_trend_counts_beyond_its_error(now, ahead, expected):
     assert found.ahead == pytest.approx(expected, rel=0.01)
 
 
-def test_the_mean_of_some_minutes_is_surer_than_the_trend():
-    """Its error is that of 240 s of Poisson arrivals at 3/s; after ten seconds that of ten."""
-    assert learning.steadied(Forecast(3.0, 3.0, 0.4), followed_for(1200)).error == pytest.approx(
-        (3.0 / 120) ** 0.5, rel=0.01
-    )
-    assert learning.steadied(Forecast(3.0, 3.0, 0.4), followed_for(10)).error == pytest.approx(0.4)
-
-
 def test_before_the_first_pull_the_trend_says():
     """Nothing is divided by no time."""
     along = Forecast(3.0, 4.0, 0.1)

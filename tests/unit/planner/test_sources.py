@@ -198,7 +198,6 @@ async def test_the_second_takes_over_when_the_first_is_gone_and_says_so():
     readings = await chain.read(QUERY)
     assert readings.kv["llama_decode_0"].source == "scrape (backup of router)"
     assert readings.queue.source == "scrape (backup of router)"
-    assert chain.serving == "scrape"
 
 
 async def test_backup_is_per_signal():
@@ -233,21 +232,6 @@ async def test_the_last_value_is_kept_with_its_age_until_it_is_too_old():
     readings = await chain.read(QUERY)
     assert readings.kv["llama_decode_0"].quality is Quality.STALE
     assert readings.kv["llama_decode_0"].why == "11 s old, more than 10 s; connection refused"
-
-
-async def test_a_source_that_failed_rests_for_a_doubling_while():
-    """1, 2, 4 ... 30 s without asking; one success forgets it."""
-    first = _Scripted("router", *[GONE] * 8, (0.9, 3))
-    chain, clock = _chain(first, _Scripted("scrape", (0.7, 2)))
-    asked = []
-    for second in range(200):
-        clock.real_s = float(second)
-        before = first.calls
-        await chain.read(QUERY)
-        if first.calls > before:
-            asked.append(second)
-    assert asked[:10] == [0, 1, 3, 7, 15, 31, 61, 91, 121, 122]
-    assert chain.serving == "router"
 
 
 async def test_demand_comes_from_the_first_source_that_counts_it():

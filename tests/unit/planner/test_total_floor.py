@@ -73,13 +73,6 @@ def test_the_role_that_has_room_grows(make, config, state, grown):
         assert "no role has room to grow" in outcomes
 
 
-def test_what_cannot_grow_for_its_load_keeps_nobody_else_from_the_floor(make):
-    """Decode is pressed and at its maxReplicas; prefill makes up for the floor."""
-    window = make.steady(kv=[0.95], queue=0.3, prefill=_pool(1), decode=_pool(1))
-    decision, _ = decide(window, PlannerState(), replace(CALM, max_replicas={D: 1}))
-    assert (_role(decision, P).desired, _role(decision, P).reason) == (2, Reason.BELOW_TOTAL_FLOOR)
-
-
 def test_gpus_on_their_way_to_another_role_count_as_staying(make):
     """Floor and budget are both four: decode still gets the worker that prefill gives up."""
     config, state = replace(CALM, max_gpu_budget=4), PlannerState()

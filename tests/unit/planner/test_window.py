@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
-from penstock.planner.decide.propose import kv_signal, queue_signal, queue_trend
+from penstock.planner.decide.load import kv_signal, queue_signal, queue_trend
+from penstock.planner.decide.observation import PoolCounts, summarise
 
 ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
 
@@ -50,18 +48,6 @@ def test_the_queue_is_compared_whole_or_per_ready_worker(make, pool, queues, who
     assert (signal.mean, signal.low, signal.why) == (per_worker, low, why)
 
 
-@pytest.mark.parametrize(
-    ("slope", "predicted"),
-    [(-0.05, 2.5 - 4.5), (-0.01, 3.7 - 0.9), (0.02, 4.6 + 1.8)],
-)
-def test_the_trend_is_a_least_squares_line_three_intervals_on(make, slope, predicted):
-    """Q = 4 + b t over 30 s, read 90 s after the interval's end."""
-    window = make.window(*(make.pull(t, queue=4 + slope * t) for t in range(1, 31)))
-    found, value = queue_trend(window, 90.0, per_worker=True)
-    assert found == pytest.approx(slope)
-    assert value == pytest.approx(predicted)
-
-
 @pytest.mark.parametrize("pulls", [[(5, 3)], [(5, 3), (5, 2)], [(4, 3), (5, None)]])
 def test_no_trend_from_one_known_pull_or_one_instant(make, pulls):
     """A line needs two points at different times."""
@@ -78,15 +64,8 @@ def test_a_queue_that_fell_and_rises_again_is_rising(make):
     assert predicted == pytest.approx(3 + 0.2 * 90)
 
 
-def test_requests_that_wait_inside_weigh_on_kv(make):
-    """Two workers at 0.3, ten requests waiting in them: 0.3 + 0.02 x 10 / 2 = 0.4."""
-    pull = make.pull(1, kv=[0.3, 0.3])
-    waiting = WorkerSummary(10.0, 2, 0, 0.0, "test")
-    assert kv_signal([replace(pull, worker_waiting=waiting)]).mean == pytest.approx(0.4)
-
-
 def test_a_prefill_pool_without_a_queue_reading_has_a_missing_one():
     """An observation that forgot the queue is unknown, never zero."""
-    pull = summarise(Observation(1.0, {Role.PREFILL: PoolCounts(1), Role.DECODE: PoolCounts(0)}, {}, None))
+    pull = summarise(1.0, {Role.PREFILL: PoolCounts(1), Role.DECODE: PoolCounts(0)}, kv={}, queue=None)
     assert pull.queue is not None
     assert not pull.queue.is_known

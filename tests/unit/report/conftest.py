@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.core import records
-from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, LedgerPosition, Outcome
+from penstock.planner.core.records import Change, DecisionKind, Outcome
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
@@ -103,15 +103,16 @@ def _pull(at_s, ready, draining):
 
 
 def _ledger_records(config):
-    state, ready, start_s = PlannerState(), {Role.PREFILL: 1, Role.DECODE: 1}, -20.0
-
-    def place(at_s):
-        return LedgerPosition("boot-1", ZERO_MODEL_S - 20.0, at_s + ZERO_MODEL_S)
-
-    header = Header(place(start_s), start_s + ZERO_MODEL_S, state, is_resumed=False)
+    state = PlannerState()
+    ready = {Role.PREFILL: 1, Role.DECODE: 1}
+    start_s = -20.0
+    origin_s = start_s + ZERO_MODEL_S
+    place = partial(records.position, "boot-1", origin_s, starts={})
     about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
-    wall_s = ZERO_UNIX_S + start_s / SPEED
-    yield records.header_record(header, wall_s=wall_s, config=config, about=about)
+    header = records.header_record(
+        place(origin_s), at_s=origin_s, state=state, config=config, is_resumed=False
+    )
+    yield {**header, "wall_s": ZERO_UNIX_S + start_s / SPEED, **about}
     while start_s < 900:
         pulls = []
         for slot in range(1, 31):
@@ -119,20 +120,26 @@ def _ledger_records(config):
             yield records.pull_record(pulls[-1], slot)
         end_s = start_s + 30
         window = Window(start_s + ZERO_MODEL_S, end_s + ZERO_MODEL_S, tuple(pulls))
-        decision, after = decide(window, state, config)
-        deciding = Deciding(DecisionKind.ADJUSTMENT, config, state, after, decision, window=window)
-        yield records.decision_record(deciding, place(end_s), wall_s=ZERO_UNIX_S + end_s / SPEED)
-        state, start_s = after, end_s
+        made = decide(window, state, config)
+        record = records.decision_record(
+            DecisionKind.ADJUSTMENT,
+            place(end_s + ZERO_MODEL_S),
+            config=config,
+            before=state,
+            made=made,
+            window=window,
+        )
+        yield {**record, "wall_s": ZERO_UNIX_S + end_s / SPEED}
+        decision, state = made
         for role in decision.changes:
             change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
             yield records.actuation_record(change, at_s=decision.at_s, outcome=Outcome.APPLIED)
             ready[role.role] = role.desired
         if decision.changes:
             start_s += SETTLE_S
-            settled = place(start_s)
-            yield records.converged_record(
-                settled, at_s=settled.start_s, took_s=SETTLE_S, state=state, is_overdue=False
-            )
+            at_s = start_s + ZERO_MODEL_S
+            how = {"at_s": at_s, "took_s": SETTLE_S, "overdue": False}
+            yield {"type": "settled", **how, **place(at_s), "state": state}
 
 
 @pytest.fixture(scope="session")

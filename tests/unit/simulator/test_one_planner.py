@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock.planner.decide.config import DecideConfig, Mode
@@ -18,11 +19,11 @@ from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
 from penstock.planner.decide.reading import assess
 from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.loop import PlannerLoop
 from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
-from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.planner.targets.base import Endpoint, TargetState
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED
@@ -180,16 +181,12 @@ class _LiveAdapters:
         if self.backend.is_away(self.at_s):
             raise ClusterError("away")
         pools = self.backend.pools(self.at_s)
-        states = {
-            role: PoolState(role, pool.ready, pool.starting, pool.draining, pool.gpus, ())
-            for role, pool in pools.items()
-        }
         endpoints = tuple(
             Endpoint(f"{role.value}-{index}", role, "http://127.0.0.1")
             for role, pool in pools.items()
             for index in range(pool.ready)
         )
-        return TargetState(states, self.backend.is_adjusting(self.at_s), endpoints)
+        return TargetState(pools, self.backend.is_adjusting(self.at_s), endpoints)
 
     async def scale(self, role, replicas, *, decision_id):
         if self.backend.scale(role, replicas, self.at_s):
@@ -220,7 +217,7 @@ class _LiveAdapters:
 
         self.sleep_until = sleep_until
         ledger = Ledger(folder / "ledger.jsonl")
-        settings = LoopSettings(config, DEADLINE_S, "test@1", max_age_s=MAX_AGE_S, about={})
+        settings = PlannerSettings(config, DEADLINE_S, "test@1", max_age_s=MAX_AGE_S, about={})
         loop = PlannerLoop(
             settings, target=self, source=self, ledger=ledger, time=self, observers=Observers([self])
         )

@@ -1,5 +1,5 @@
 """One process plans every graph of a namespace, or of the cluster, while it holds the Lease.
 
 `watch` keeps copies of graphs, adapters and pods; `fleet` runs one loop per graph that wants a planner;
-`events` and `status` show users what it does. Needs the extra ``penstock[kubernetes]``.
+`status` shows users what it does. Needs the extra ``penstock[kubernetes]``.
 """

@@ -11,9 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.manifests.validation import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.kube.objects.names import paused_by
@@ -31,9 +30,6 @@ class GraphPlan:
     """Everything that a loop depends on: two equal plans need no restart.
 
     Attributes:
-        options: Of this graph; namespace, environment and log folder do not count here.
-        config: Of the decision.
-        services: Worker services by role.
         disabled: Why there is no planner; empty if there is one.
         paused: Why it decides and does not act; empty if it acts.
     """
@@ -46,21 +42,14 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return a watched graph as the model.
-
-    Raises:
-        InvalidSpecError: this version does not understand it.
-    """
-    try:
-        return GraphDeployment.model_validate(
-            {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
+    """Return a watched graph as the model; raises `InvalidSpecError` where this version does not understand it."""
+    keys = ("apiVersion", "kind", "metadata", "spec")
+    problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
+    if not isinstance(graph, GraphDeployment):
+        raise InvalidSpecError(
+            [Problem(".".join(map(str, path)), message, "graph") for path, message in problems]
         )
-    except ValidationError as exc:
-        problems = [
-            Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
-            for error in exc.errors(include_url=False)
-        ]
-        raise InvalidSpecError(problems) from exc
+    return graph
 
 
 def plan_of(
@@ -72,14 +61,8 @@ def plan_of(
 ) -> GraphPlan:
     """Return a graph's plan.
 
-    Args:
-        graph: As watched.
-        overrides: Options given to the process, by kebab-case name; they win over every graph's own.
-        performance: What mode sla plans by; None in every other mode.
-        paused: What pauses the graph; empty: nothing does.
-
-    Raises:
-        ConfigError: the graph's planner cannot run with it.
+    ``overrides``, by kebab-case name, win over the graph's own options; ``paused`` is what pauses it, or empty.
+    Raises `ConfigError` where its planner cannot run with it.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
@@ -112,14 +95,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
-    """One run of one graph's planner.
-
-    Attributes:
-        key: Namespace and name.
-        graph: As the model.
-        plan: What the loop depends on.
-        live: The object as watched.
-    """
+    """One run of one graph's planner; ``live`` is the object as watched."""
 
     key: Key
     graph: GraphDeployment
@@ -153,11 +129,6 @@ class Fleet:
         self._queued: dict[Key, None] = {}
         self._wake = asyncio.Event()
         self._changed: dict[Key, asyncio.Event] = {}
-
-    @property
-    def keys(self) -> list[Key]:
-        """Graphs that have a task now."""
-        return list(self._changed)
 
     def enqueue(self, key: Key) -> None:
         """Enqueue a graph: it was added, changed or deleted."""
@@ -194,7 +165,6 @@ class Fleet:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         finally:
             self._changed.pop(key, None)
-            self._profiles.forget(key)
             self._forget(key)
             if self._graphs.graph(key) is not None:
                 self.enqueue(key)
@@ -243,12 +213,7 @@ class Fleet:
             await asyncio.wait({worker, watcher})
 
     async def _plan_of(self, key: Key, live: Object, graph: GraphDeployment) -> GraphPlan:
-        """Return a graph's plan with what it is planned by.
-
-        Raises:
-            ConfigError: the graph's planner cannot run with it.
-            ClusterError: its profile cannot be read now.
-        """
+        """Return a graph's plan with what it is planned by; raises `ConfigError`, or `ClusterError` while its profile cannot be read."""
         is_planned = not why_disabled(graph)
         performance = await self._profiles.read(key, graph) if is_planned else None
         return plan_of(graph, self._overrides, performance, paused=paused_by(live))

@@ -1,7 +1,6 @@
 """The ConfigMaps that a graph is planned by: mode sla's ``planner.sla.profile``, and ``planner.memory`` to start from.
 
-Read by name, not watched: the planner may get ConfigMaps and needs to list none. What was read is parsed once for each
-of its versions.
+Read by name, not watched: the planner may get ConfigMaps and needs to list none.
 """
 
 from __future__ import annotations
@@ -64,15 +63,10 @@ class ConfigMapProfiles:
         self._mode = overrides.get("mode")
         self._named = overrides.get("profile")
         self._engine_profile = engine_profile
-        self._parsed: dict[Key, tuple[str, str, PerformanceProfile]] = {}
 
     def is_read_again(self, graph: GraphDeployment) -> bool:
         """Return whether a graph's profile may change though the graph does not."""
         return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
-
-    def forget(self, key: Key) -> None:
-        """Drop what was read for a deleted graph."""
-        self._parsed.pop(key, None)
 
     async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
         """Return the profile that a graph is planned by now; None in a mode that needs none.
@@ -86,7 +80,7 @@ class ConfigMapProfiles:
             return None
         name = self._name_of(spec)
         if name is not None:
-            return _fitting(await self._kept(key, name), spec, name)
+            return _fitting(await self._of_config_map(key, name), spec, name)
         if not spec.traits.is_simulated:
             raise ProfileError(
                 PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
@@ -103,19 +97,23 @@ class ConfigMapProfiles:
     def _name_of(self, spec: GraphSpec) -> str | None:
         return self._named or spec.planner.sla.profile
 
-    async def _kept(self, key: Key, name: str) -> PerformanceProfile:
+    async def _of_config_map(self, key: Key, name: str) -> PerformanceProfile:
+        field = f"spec.planner.sla.profile: ConfigMap {name}"
         try:
-            found = await _config_map(self._client, key[0], name)
+            data = (await _config_map(self._client, key[0], name)).get("data") or {}
         except NotFoundError as exc:
-            message = f"spec.planner.sla.profile: ConfigMap {name} is not there; {_what_to_run(key[1], name)}"
+            message = f"{field} is not there; {_what_to_run(key[1], name)}"
             raise ProfileError(PlannerReason.PROFILE_MISSING, message) from exc
-        version = str(found["metadata"].get("resourceVersion", ""))
-        known = self._parsed.get(key)
-        if known is not None and known[:2] == (name, version):
-            return known[2]
-        profile = _parsed(found.get("data") or {}, key, name)
-        self._parsed[key] = (name, version, profile)
-        return profile
+        if PROFILE_KEY not in data:
+            message = (
+                f"{field} holds no {PROFILE_KEY} (yet); a ProfileRequest fills it when its Job has ended, see kubectl get "
+                f"gpr; else {_what_to_run(key[1], name)}"
+            )
+            raise ProfileError(PlannerReason.PROFILE_MISSING, message)
+        try:
+            return read_profile(data[PROFILE_KEY], origin=f"ConfigMap {name}: {PROFILE_KEY}")
+        except ConfigError as exc:
+            raise ProfileError(PlannerReason.PROFILE_INVALID, f"spec.planner.sla.profile: {exc}") from exc
 
 
 async def memory_of(
@@ -123,16 +121,9 @@ async def memory_of(
 ) -> Memory:
     """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
 
-    Args:
-        client: To read the ConfigMap with.
-        namespace: Of the graph.
-        options: Of its planner.
-        graph: As the model.
-        has_ledger: The planner continues, so that a ConfigMap deleted since is only logged.
-
-    Raises:
-        ConfigError: there is no such ConfigMap, or what it holds is no export or not of such a graph.
-        ClusterError: the API server refused, failed or did not answer.
+    With a ledger the planner continues, so that a ConfigMap deleted since is only logged. Raises `ConfigError`
+    where there is no such ConfigMap, or what it holds is no export or not of such a graph; `ClusterError` where it
+    cannot be read.
     """
     name = options.memory
     if name is None or options.mode not in LEARNING:
@@ -169,21 +160,6 @@ def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> Perform
         message = f"spec.planner.sla.profile: ConfigMap {name}: {PROFILE_KEY}: {exc}"
         raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
     return profile
-
-
-def _parsed(data: Mapping[str, str], key: Key, name: str) -> PerformanceProfile:
-    text = data.get(PROFILE_KEY)
-    if text is None:
-        message = (
-            f"spec.planner.sla.profile: ConfigMap {name} holds no {PROFILE_KEY} (yet); a ProfileRequest fills it when its "
-            f"Job has ended, see kubectl get gpr; else {_what_to_run(key[1], name)}"
-        )
-        raise ProfileError(PlannerReason.PROFILE_MISSING, message)
-    try:
-        return read_profile(text, origin=f"ConfigMap {name}: {PROFILE_KEY}")
-    except ConfigError as exc:
-        message = f"spec.planner.sla.profile: {exc}"
-        raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
 
 
 def _what_to_run(graph: str, name: str) -> str:

@@ -23,19 +23,25 @@ from penstock.kube.objects.names import (
     PLANNER,
     lease_name,
 )
-from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
-from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
+from penstock.planner.cluster.status import (
+    DecisionEventWriter,
+    EventListener,
+    PlannerReason,
+    Report,
+    StatusListener,
+    StatusWriter,
+)
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
-from penstock.planner.dashboard import Dashboard
+from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.state import Memory
-from penstock.planner.files import FileObservers, FileThread
-from penstock.planner.ledger import FILE_NAME, Ledger
-from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.files import FileThread
+from penstock.planner.ledger import FILE_NAME
+from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
-from penstock.planner.service import boot_id, made_folder
+from penstock.planner.service import boot_id, made_folder, recording
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
@@ -65,15 +71,9 @@ class ClusterService:
 
     Attributes:
         overrides: Options that win over every graph's own, by kebab-case name.
-        engine_profile: Reads the profile of graphs of runtime simulated that name none.
         namespace: To watch; None: the client's own.
-        all_namespaces: Watch all.
-        graph: The only graph's name; None: all.
-        operator_class: Of the graphs.
         log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
             ledgers lie in Penstock's state folder.
-        host: Address of the planner's own metrics.
-        metrics_port: Its port; 0: off.
         unschedulable_s: Seconds after which an unschedulable pod is given up.
     """
 
@@ -95,11 +95,7 @@ class ClusterService:
 
 
 async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
-    """Plan while this process holds the Lease, until ``stop`` is set.
-
-    Raises:
-        ConfigError: the metrics port is taken.
-    """
+    """Plan while this process holds the Lease, until ``stop`` is set; raises `ConfigError` where the metrics port is taken."""
     namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
     lease = lease_name(
         PLANNER,
@@ -182,12 +178,7 @@ class LeaderSession:
             await self._pool.close()
 
     async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
-        """Plan one graph until ``stop`` is set.
-
-        Raises:
-            ConfigError: the log folder cannot be made, another planner holds its ledger, or what the graph names to start
-                from cannot be used.
-        """
+        """Plan one graph until ``stop`` is set."""
         folder = made_folder(self._service.folder(job.key))
         memory = await memory_of(
             self._client,
@@ -198,40 +189,36 @@ class LeaderSession:
         )
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
+        figures = self._metrics.of(*job.key)
         is_chosen = self._service.log_dir is not None
-        listener = self._metrics.of(*job.key)
-        listener.begin(job.plan.config)
-        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
-        files = FileObservers(folder, job.plan.config, dashboard, self._files, listener)
-        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         try:
-            await self._spread(job.key, stop)
-            loop = PlannerLoop(
-                self._settings(job, memory),
-                target=KubernetesTarget(
-                    self._client,
-                    job.graph,
-                    view,
-                    emit=lambda message: self._emit(job.key, message),
-                    unschedulable_s=self._service.unschedulable_s,
-                ),
-                source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
-                ledger=ledger,
-                time=ModelTime(self._clock),
-                observers=Observers([listener, *self._listeners(job), files]),
-            )
-            await loop.run(stop)
+            with recording(
+                folder, job.plan.config, figures, self._files, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+            ) as (ledger, files):
+                await self._spread(job.key, stop)
+                loop = PlannerLoop(
+                    self._settings(job, memory),
+                    target=KubernetesTarget(
+                        self._client,
+                        job.graph,
+                        view,
+                        emit=lambda message: self._emit(job.key, message),
+                        unschedulable_s=self._service.unschedulable_s,
+                    ),
+                    source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
+                    ledger=ledger,
+                    time=ModelTime(self._clock),
+                    observers=Observers([figures, *self._listeners(job), files]),
+                )
+                await loop.run(stop)
         finally:
-            listener.restarted()
-            ledger.close()
             for source in sources:
                 if isinstance(source, PrometheusSource):
                     source.close()
-            files.close()
 
-    def _settings(self, job: PlannerJob, memory: Memory) -> LoopSettings:
+    def _settings(self, job: PlannerJob, memory: Memory) -> PlannerSettings:
         options = job.plan.options
-        return LoopSettings(
+        return PlannerSettings(
             config=job.plan.config,
             max_age_s=options.metrics_max_age,
             adjustment_deadline_s=options.adjustment_deadline,

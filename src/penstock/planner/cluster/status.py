@@ -1,7 +1,7 @@
-"""The planner's part of a graph's status: ``status.planner`` and the condition PlannerActive.
+"""What users see of a graph's planner: ``status.planner``, the condition PlannerActive, and an Event of every decision.
 
-Written by server-side apply, and only when it differs from what is there: a planner that has nothing new to
-say writes nothing.
+The status is written by server-side apply, and only when it differs from what is there. Listeners may not block, so Events
+wait in a short queue for one task that writes them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
@@ -28,39 +29,8 @@ from penstock.planner.observers import View
 STEADY_S: Final = 60.0
 """Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
 
-_STEP: Final = "limit"
-
-
-@dataclass(slots=True)
-class BeyondLimits:
-    """Report of the limits that bind.
-
-    Attributes:
-        words: Per role what binds and what to expect; empty while demand is within the limits.
-    """
-
-    words: str = ""
-    _binding: tuple[object, ...] = field(default=(), repr=False)
-    _since_s: float = field(default=0.0, repr=False)
-    _seen_s: float = field(default=0.0, repr=False)
-
-    def decided(self, decision: Decision) -> None:
-        """Follow one decision."""
-        found = [(role, step) for role in decision.roles for step in role.steps if step.name == _STEP]
-        if not found:
-            if decision.at_s - self._seen_s >= STEADY_S:
-                self.words, self._binding = "", ()
-            return
-        self._seen_s = decision.at_s
-        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
-        if binding == self._binding or (self.words and decision.at_s - self._since_s < STEADY_S):
-            return
-        self.words = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
-        self._binding, self._since_s = binding, decision.at_s
-
-
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait for it."""
+"""Real seconds for one status or Event. Chosen: a busy API server answers within; others wait for it."""
 
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
@@ -107,13 +77,8 @@ class Report:
     """The planner's part of a graph's status.
 
     Attributes:
-        reason: Reason of the condition.
         message: One sentence; the same text for the same state.
-        generation: Of the graph that this describes.
-        last_decision: Sentence of the last change; empty before the first.
-        decision_id: Its id.
         decision_time: When it was decided, as Kubernetes writes times.
-        gpus: GPUs in use.
         budget: GPUs allowed; None: no ceiling.
     """
 
@@ -164,7 +129,10 @@ class StatusListener:
         self._say = say
         self._known_s: float | None = None
         self._needs_demand = config.policy.follows_demand
-        self._beyond = BeyondLimits()
+        # What binds by role and what to expect, in words; since when it is said, and when a limit last did bind.
+        self._limits = ""
+        self._binding: tuple[object, ...] = ()
+        self._limits_since_s = self._limited_s = 0.0
         self._external = config.external
         self._is_edited = False
         self._failed: dict[Role, str] = {}
@@ -194,7 +162,7 @@ class StatusListener:
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
-        self._beyond.decided(decision)
+        self._follow_limits(decision)
         for role in decision.roles:
             self._follow_failure(role, view)
         said = decision.changes or (decision.roles if self._is_edited else ())
@@ -209,12 +177,24 @@ class StatusListener:
             )
             self._say(self._report)
 
+    def _follow_limits(self, decision: Decision) -> None:
+        found = [(role, step) for role in decision.roles for step in role.steps if step.name == "limit"]
+        if not found:
+            if decision.at_s - self._limited_s >= STEADY_S:
+                self._limits, self._binding = "", ()
+            return
+        self._limited_s = decision.at_s
+        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
+        is_fresh = self._limits and decision.at_s - self._limits_since_s < STEADY_S
+        if binding != self._binding and not is_fresh:
+            self._limits = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
+            self._binding, self._limits_since_s = binding, decision.at_s
+
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
         """Keep why a role's last scale-up failed for as long as it requests another one."""
-        pool = view.pools.get(role.role)
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")
-            self._failed[role.role] = pool.failed[-1] if pool is not None and pool.failed else before
+            self._failed[role.role] = view.failures.get(role.role, before)
         elif role.action is not Action.UP:
             self._failed.pop(role.role, None)
 
@@ -241,7 +221,7 @@ class StatusListener:
             )
         reason, message = self._calm
         external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
-        return reason, "; ".join(filter(None, (message, *external, self._beyond.words)))
+        return reason, "; ".join(filter(None, (message, *external, self._limits)))
 
     def _held(self, view: View) -> tuple[PlannerReason, str] | None:
         """Return why the planner does not act on a role that it owns; None where it does."""
@@ -281,11 +261,7 @@ def _asked(view: View) -> str:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph whose status differs.
-
-    Attributes:
-        writes: Statuses written.
-    """
+    """Writes the newest report of each graph whose status differs."""
 
     def __init__(
         self,
@@ -373,3 +349,73 @@ class StatusWriter:
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])
         return stamp(self._now_s())
+
+
+MAX_WAITING: Final = 1000
+"""Chosen: several decisions of every graph of a large cluster; more are dropped."""
+
+
+class DecisionEventWriter:
+    """The one writer of a process's Events.
+
+    Attributes:
+        dropped: Events that could not be written.
+    """
+
+    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+        self._recorder = EventRecorder(client, PLANNER, instance, "Scale", on_dropped=self._drop, now_s=now_s)
+        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
+        self.dropped = 0
+
+    def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
+        """Queue an Event about an object with apiVersion, kind and metadata."""
+        try:
+            self._waiting.put_nowait((regarding, message))
+        except asyncio.QueueFull:
+            self._drop()
+
+    async def run(self) -> None:
+        """Write posted Events until cancelled."""
+        while True:
+            regarding, message = await self._waiting.get()
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._recorder.emit(regarding, message)
+            except TimeoutError:
+                self._drop()
+            finally:
+                self._waiting.task_done()
+
+    async def written(self) -> None:
+        """Wait until nothing waits."""
+        await self._waiting.join()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        log.warning("event dropped", dropped=self.dropped)
+
+
+class EventListener:
+    """Posts every change that a decision makes."""
+
+    def __init__(self, emit: Callable[[EventMessage], None]) -> None:
+        self._emit = emit
+
+    def tick(self, view: View) -> None:
+        """Take no note of a tick."""
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Emit one Event per role that changes or has failed to."""
+        for role in decision.roles:
+            if not decision.no_operation and (
+                role.action is not Action.HOLD or role.reason is Reason.NEVER_READY
+            ):
+                self._emit(_message(role, decision.id))
+
+
+def _message(role: RoleDecision, decision_id: str) -> EventMessage:
+    is_held, has_failed = role.action is Action.HOLD, role.reason is Reason.NEVER_READY
+    reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
+    if has_failed:
+        reason = "ScaleUpFailed" if is_held else "ScaleUpRolledBack"
+    return EventMessage(reason, role.sentence, is_warning=has_failed, detail=decision_id)

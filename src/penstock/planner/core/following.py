@@ -12,20 +12,18 @@ from penstock.api import Role
 from penstock.planner.core.records import (
     ANCHORS,
     Change,
-    Deciding,
     DecisionKind,
-    History,
-    LedgerPosition,
     Outcome,
     Record,
     Starts,
     after,
     decision_record,
+    position,
     recorded_changes,
     without_asked,
     without_oldest,
 )
-from penstock.planner.core.state import Schedule
+from penstock.planner.core.state import History, Schedule
 from penstock.planner.decide.codec import config_from, pull_from, state_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.pipeline import decide
@@ -48,10 +46,7 @@ class LedgerFollower:
     def follow(self, record: Record) -> Record | None:
         """Take one record in; return the record of a decision to hold that is due with it, None without.
 
-        The ledger may have that decision too, or the planner died before it was made.
-
-        Raises:
-            KeyError, TypeError, ValueError: a record lacks what its type promises.
+        The ledger may have that decision too, or the planner died before it was made. Raises as `restore`.
         """
         match record["type"]:
             case "pull":
@@ -66,16 +61,14 @@ class LedgerFollower:
 
     def history(self, newest: Record) -> History:
         """Return where the planner stood when it wrote the newest record; an anchor has been taken in."""
-        anchor, schedule = self._anchor, self._schedule
+        anchor = self._anchor
         return History(
             state=self._state,
             timeline=anchor["timeline"],
             origin_s=anchor["origin_s"],
             newest_s=newest["at_s"],
             wall_s=newest.get("wall_s"),
-            start_s=schedule.start_s,
-            tick=schedule.tick,
-            pulls=schedule.pulls,
+            schedule=self._schedule,
             blocked_s=anchor["at_s"] if self._is_applied else None,
             starts=self._starts,
             pending=tuple(self._waiting.values()),
@@ -121,29 +114,28 @@ class LedgerFollower:
         self._schedule = schedule = replace(self._schedule.pulled(pull), tick=record["slot"])
         if not schedule.is_decidable:
             return None
-        decision, state = decide(schedule.window, self._state, self._config)
+        made = decide(schedule.window, self._state, self._config)
+        decision, state = made
         if not decision.is_hold:
             return None
-        deciding = Deciding(
-            DecisionKind.ADJUSTMENT, self._config, self._state, state, decision, window=schedule.window
-        )
-        place = LedgerPosition(
-            self._anchor["timeline"], self._anchor["origin_s"], schedule.next_start_s, self._starts
+        anchor, next_s = self._anchor, schedule.next_start_s
+        held = decision_record(
+            DecisionKind.ADJUSTMENT,
+            position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
+            config=self._config,
+            before=self._state,
+            made=made,
+            window=schedule.window,
         )
         self._state = state
-        self._begin(schedule.next_start_s)
-        return decision_record(deciding, place, wall_s=record.get("wall_s", 0.0))
+        self._begin(next_s)
+        return {**held, "wall_s": record.get("wall_s", 0.0)}
 
 
 def restore(records: Sequence[Record], config: DecideConfig) -> History | None:
-    """Return where the planner stood, or None without an anchor.
+    """Return where the planner stood by `Ledger.tail`, or None without an anchor; ``config`` is for what the records lack.
 
-    Args:
-        records: `Ledger.tail(ANCHORS)`; the first is the anchor.
-        config: Of the resuming planner, for what the records lack.
-
-    Raises:
-        KeyError, TypeError, ValueError: a record lacks what its type promises.
+    Raises `KeyError`, `TypeError` or `ValueError` where a record lacks what its type promises.
     """
     if not records:
         return None

@@ -1,4 +1,4 @@
-"""The planner as a state machine without I/O: events in, effects out.
+"""The planner's rules of what happens next, without I/O: effects out, answers in.
 
 A tick is: observe the backend; finish what a killed process left; wait for the adjustment under way, or roll back what
 never becomes ready; else pull, and decide at the interval's end. A decision is recorded before it is carried out, so
@@ -7,135 +7,145 @@ that a killed planner continues as if it had not been killed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.api import Role
 from penstock.planner.core import records
-from penstock.planner.core.messages import (
-    Append,
-    BeginLedger,
-    Checkpoint,
-    DecisionRecorded,
-    Effect,
-    Event,
-    Log,
-    LogLevel,
-    Notify,
-    ObserveAt,
-    Observed,
-    Pulled,
-    ReadMetrics,
-    RecordDecision,
-    Scale,
-    Scaled,
-    Started,
-    TargetUnavailable,
-)
 from penstock.planner.core.records import (
     Change,
-    Deciding,
     DecisionKind,
-    Header,
-    History,
-    LedgerPosition,
     Outcome,
+    Record,
+    Starts,
     added,
     finished,
     without_oldest,
 )
-from penstock.planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase, Schedule
+from penstock.planner.core.state import (
+    Append,
+    BeginLedger,
+    Checkpoint,
+    Effect,
+    History,
+    Log,
+    Notify,
+    ObserveAt,
+    PlannerPhase,
+    PlannerSettings,
+    ReadMetrics,
+    RecordDecision,
+    Scale,
+    Schedule,
+)
 from penstock.planner.decide.budget import existing_gpus
-from penstock.planner.decide.memories import resumed
+from penstock.planner.decide.by_demand import resumed
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
-from penstock.planner.decide.ownership import is_heard, written
 from penstock.planner.decide.pipeline import decide, roll_back
+from penstock.planner.decide.stabilise import is_heard, written
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
 """Chosen: a recorded decision older than this many intervals is not carried out after a restart; the load it
 was made for is gone."""
 
+Answer = TargetState | Pull | bool | str | None
+"""To `ObserveAt` (None: the backend could not be read), `ReadMetrics`, `RecordDecision` (whether it is on the disk) and
+`Scale` (why the backend refused; None if it took the change)."""
+
 
 class PlannerCore:
-    """One planner's rules of what happens next; holds no state."""
+    """One planner; times in simulated seconds.
 
-    __slots__ = ("settings",)
+    Attributes:
+        settings: May be replaced between two answers.
+        origin_s: When the planner first started on this timeline.
+        schedule: The interval under way with its pulls.
+        decided: What the last decision left for the next.
+        phase: Of the tick under way, or of the last one.
+        startup_s: How long the newest replica of each role took to become ready; since this process began.
+        desired: Replicas desired by the last decision, by role.
+        is_overdue: An adjustment that never ended is being ignored.
+    """
 
-    def __init__(self, settings: CoreSettings) -> None:
+    def __init__(self, settings: PlannerSettings, now_s: float) -> None:
         self.settings = settings
+        self.origin_s = now_s
+        self.schedule = Schedule.of(settings.config, now_s)
+        self.decided = PlannerState()
+        self.phase = PlannerPhase.OBSERVING
+        self.startup_s: Mapping[Role, float] = {}
+        self.desired: Mapping[Role, int] = {}
+        self.is_overdue = False
+        self._now_s = now_s
+        self._starts: Starts = {}
+        self._pending: Sequence[Change] = ()
+        self._pools: Mapping[Role, PoolCounts] = {}
+        # After a roll-back that could not be recorded, the next waits until then.
+        self._roll_back_after_s = now_s
+        self._effects: list[Effect] = []
+        self._ticks: Generator[Effect, Any, None] = self._tick_by_tick(now_s)
 
-    def step(self, state: CoreState, event: Event, now_s: float) -> tuple[CoreState, tuple[Effect, ...]]:
-        """Return what follows from one event.
+    def start(
+        self, now_s: float, history: History | None = None, *, first_sequence: int = 0, gone_s: float = 0.0
+    ) -> tuple[Effect, ...]:
+        """Return the first effects of a process; `answer` has the later ones.
 
         Args:
-            state: From `begin` or the last step.
-            event: `Started` first; then an answer to the last effect that asks for one.
-            now_s: Simulated seconds, never before the last step's.
-
-        Returns:
-            The next state and the effects, to be carried out in order; exactly the last one asks for an answer.
+            now_s: Simulated seconds.
+            history: What its ledger says; None without one.
+            first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
+            gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
+                timelines.
         """
-        step = _Step(self.settings, state, now_s)
-        step.take(event)
-        return step.state, tuple(step.effects)
+        self._now_s, self._effects = now_s, []
+        self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
+        return (*self._effects, next(self._ticks))
 
+    def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
+        """Return what follows from the answer to the last effect.
 
-class _Step:
-    """One step in progress: its state and effects so far."""
+        ``now_s`` is never before the last one. The effects are to be carried out in order; exactly the last one asks for an
+        answer.
+        """
+        self._now_s, self._effects = now_s, []
+        asked = self._ticks.send(answer)
+        return (*self._effects, asked)
 
-    def __init__(self, settings: CoreSettings, state: CoreState, now_s: float) -> None:
-        self.settings = settings
-        self.config = settings.config
-        self.state = state
-        self.now_s = now_s
-        self.effects: list[Effect] = []
+    @property
+    def _config(self) -> DecideConfig:
+        return self.settings.config
 
-    def take(self, event: Event) -> None:
-        match event:
-            case Observed():
-                self._observed(event)
-            case Pulled(pull):
-                self._pulled(pull)
-            case DecisionRecorded(asked, is_written):
-                self._recorded(asked, is_written=is_written)
-            case Scaled(error):
-                self._scaled(error)
-            case TargetUnavailable():
-                self._set(observed=None, phase=PlannerPhase.TARGET_UNAVAILABLE)
-                self._end_tick()
-            case Started():
-                self._started(event)
-
-    def _set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
-
-    def _schedule(self, schedule: Schedule) -> None:
-        self._set(schedule=schedule)
+    @property
+    def _interval_s(self) -> float:
+        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
+        asked_s = self.decided.interval_s
+        return self._config.interval_s if asked_s is None else asked_s
 
     def _emit(self, effect: Effect) -> None:
-        self.effects.append(effect)
+        self._effects.append(effect)
 
     # -- start ----------------------------------------------------------------------------------------
 
-    def _started(self, event: Started) -> None:
-        history = event.history
-        is_resumed = history is not None and self._resume(history, event.gone_s)
-        state = self.state
-        sequence = max(state.decided.sequence, event.first_sequence)
-        memory = state.decided.memory or self.settings.memory
-        self._set(decided=replace(state.decided, sequence=sequence, memory=memory))
-        self._emit(BeginLedger(self._header(self.now_s, is_resumed=is_resumed)))
+    def _begin(self, history: History | None, first_sequence: int, gone_s: float) -> float:
+        """Resume from the ledger; return when the first tick is due."""
+        is_resumed = history is not None and self._resume(history, gone_s)
+        remembered = self.decided.memory
+        sequence = max(self.decided.sequence, first_sequence)
+        self.decided = replace(self.decided, sequence=sequence, memory=remembered or self.settings.memory)
+        self._emit(BeginLedger(self._header(self._now_s, is_resumed=is_resumed)))
         self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
-        if self.settings.memory and state.decided.memory:
+        if self.settings.memory and remembered:
             self._emit(Log("--memory not used: what the ledger remembers wins"))
-        if state.actuation is not None or state.schedule.is_decidable:
-            self._emit(ObserveAt(self.now_s))
-            return
+        if self._pending or self.schedule.is_decidable:
+            return self._now_s
         # The tick that was due when the planner died, not one more right after its decision.
-        schedule, due_s = state.schedule.advanced(self.now_s)
-        self._schedule(schedule)
-        self._emit(ObserveAt(due_s))
+        self.schedule, due_s = self.schedule.advanced(self._now_s)
+        return due_s
 
     def _resume(self, history: History, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.
@@ -143,312 +153,255 @@ class _Step:
         Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
         changes not known to be carried out are forgotten.
         """
-        self._set(decided=history.state)
+        self.decided = history.state
         by_s = 0.0
-        if history.timeline == self.settings.timeline and history.newest_s <= self.now_s:
+        if history.timeline == self.settings.timeline and history.newest_s <= self._now_s:
             if self._continue(history):
                 return True
         else:
-            by_s = self.now_s - gone_s - history.newest_s
+            by_s = self._now_s - gone_s - history.newest_s
             for change in history.pending:
                 self._forget_asked(change.role)
-        self._set(decided=resumed(self.state.decided, by_s, self.now_s))
+        self.decided = resumed(self.decided, by_s, self._now_s)
         return False
 
     def _continue(self, history: History) -> bool:
         """Resume the current interval; False if it is long over and nothing is outstanding."""
-        pending = history.pending
-        actuation = Actuation(pending[0].decided_s, pending, None) if pending else None
-        self._set(origin_s=history.origin_s, actuation=actuation, starts=history.starts)
+        self.origin_s, self._pending, self._starts = history.origin_s, history.pending, history.starts
         if history.blocked_s is not None:
-            self._schedule(self.state.schedule.blocked(history.blocked_s))
-        schedule = self.state.schedule
-        is_idle = schedule.blocked_s is None and actuation is None
-        if is_idle and self.now_s >= history.start_s + 2 * self.config.adjustment_interval_s:
+            self.schedule = self.schedule.blocked(history.blocked_s)
+        begun = history.schedule
+        is_idle = self.schedule.blocked_s is None and not self._pending
+        if is_idle and self._now_s >= begun.start_s + 2 * self._config.adjustment_interval_s:
             return False
-        self._schedule(
-            replace(
-                schedule.begun(history.start_s, self._interval_s()), tick=history.tick, pulls=history.pulls
-            )
+        self.schedule = replace(
+            self.schedule.begun(begun.start_s, self._interval_s), tick=begun.tick, pulls=begun.pulls
         )
         return True
 
     # -- a tick ---------------------------------------------------------------------------------------
 
-    def _observed(self, seen: Observed) -> None:
-        self._set(observed=seen, phase=PlannerPhase.ADJUSTING)
-        if self.state.actuation is not None:
-            self._next_change(self.state.actuation)
+    def _tick_by_tick(self, due_s: float) -> Generator[Effect, Any, None]:
+        while True:
+            seen: TargetState | None = yield ObserveAt(due_s)
+            if seen is None:
+                self._pools, self.phase = {}, PlannerPhase.TARGET_UNAVAILABLE
+            else:
+                self._pools, self.phase = seen.pools, PlannerPhase.ADJUSTING
+                yield from self._tick(seen)
+            self.schedule, due_s = self.schedule.after(self._now_s)
+
+    def _tick(self, seen: TargetState) -> Generator[Effect, Any, None]:
+        if self._pending:
+            pending, self._pending = self._pending, ()
+            if (yield from self._carry_out(pending, is_left=True)):
+                self.schedule = self.schedule.blocked(pending[0].decided_s)
             return
         self._follow_starts(seen)
-        heard = {role for role in seen.edited if is_heard(role, self.state.decided.of(role), self.config)}
+        heard = {role for role in seen.edited if is_heard(role, self.decided.of(role), self._config)}
         if heard:
             self._accept_edits(seen, heard)
-        if self._is_adjusting(seen):
-            self._next_roll_back()
+        failed = self._to_roll_back(seen)
+        if failed is not None:
+            yield from self._roll_back(failed)
             return
-        self._set(phase=PlannerPhase.OBSERVING)
-        if self.state.schedule.is_decidable:
-            self._decide()
-        else:
-            self._emit(ReadMetrics())
+        self.phase = PlannerPhase.OBSERVING
+        if not self.schedule.is_decidable:
+            pull: Pull = yield ReadMetrics()
+            self.schedule = self.schedule.pulled(pull)
+            self._emit(Append(records.pull_record(pull, self.schedule.tick)))
+        if self.schedule.is_decidable:
+            yield from self._decide()
 
-    def _end_tick(self) -> None:
-        schedule, due_s = self.state.schedule.after(self.now_s)
-        self._schedule(schedule)
-        self._emit(ObserveAt(due_s))
-
-    def _pulled(self, pull: Pull) -> None:
-        schedule = self.state.schedule.pulled(pull)
-        self._schedule(schedule)
-        self._emit(Append(records.pull_record(pull, schedule.tick)))
-        if schedule.is_decidable:
-            self._decide()
-        else:
-            self._end_tick()
-
-    def _decide(self) -> None:
-        state, config = self.state, self.config
-        window = state.schedule.window
-        decision, after = decide(window, state.decided, config)
-        kind = DecisionKind.ADJUSTMENT
-        deciding = Deciding(kind, config, state.decided, after, decision, window=window)
-        self._emit(RecordDecision(deciding, self._place(state.schedule.next_start_s)))
+    def _decide(self) -> Generator[Effect, Any, None]:
+        window = self.schedule.window
+        made = decide(window, self.decided, self._config)
+        position = self._position(self.schedule.next_start_s, self._starts)
+        if (yield from self._record(DecisionKind.ADJUSTMENT, made, position, window=window)):
+            is_applied = yield from self._carry_out(records.changes_of(made[0]))
+            if is_applied:
+                self.schedule = self.schedule.blocked(made[0].at_s)
+            self.is_overdue = self.is_overdue and not is_applied
+        self.schedule = self.schedule.begun(self.schedule.next_start_s, self._interval_s)
+        if self.schedule.blocked_s is None:
+            self._emit(Checkpoint(self._header(window.end_s, is_resumed=False)))
 
     # -- an adjustment in progress --------------------------------------------------------------------
 
-    def _follow_starts(self, seen: Observed) -> None:
+    def _follow_starts(self, seen: TargetState) -> None:
         """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
         for role, pool in seen.pools.items():
-            asked = self.state.decided.of(role).asked
+            asked = self.decided.of(role).asked
             gone = max(0, asked - pool.replicas) if asked is not None else 0
-            if asked is not None and not self.state.starts.get(role) and asked > pool.ready:
+            if asked is not None and not self._starts.get(role) and asked > pool.ready:
                 # Asked for on another timeline: its deadline begins now.
                 waiting = min(pool.starting, asked - pool.ready)
-                self._set(starts=added(self.state.starts, role, waiting, self.now_s))
-            for replica in finished(self.state.starts, role, pool.starting + gone, self.now_s):
-                self._emit(Log("replica ready", {"role": role.value, "took_s": round(replica.took_s, 1)}))
-                self._set(
-                    starts=without_oldest(self.state.starts, role),
-                    startup_s={**self.state.startup_s, role: replica.took_s},
-                )
-                self._emit(Append(records.started_record(replica)))
+                self._starts = added(self._starts, role, waiting, self._now_s)
+            for asked_s in finished(self._starts, role, pool.starting + gone):
+                took_s = self._now_s - asked_s
+                self._emit(Log("replica ready", {"role": role.value, "took_s": round(took_s, 1)}))
+                self._starts = without_oldest(self._starts, role)
+                self.startup_s = {**self.startup_s, role: took_s}
+                times = {"at_s": self._now_s, "asked_s": asked_s, "took_s": took_s}
+                self._emit(Append({"type": "started", "role": role.value, **times}))
 
-    def _accept_edits(self, seen: Observed, roles: Collection[Role]) -> None:
+    def _accept_edits(self, seen: TargetState, roles: Collection[Role]) -> None:
         """Keep another writer's numbers for an interval: forget the request, and start an interval."""
         for role in roles:
-            decided = self.state.decided
-            changed = written(decided.of(role), seen.writers.get(role) or "another writer")
-            self._set(
-                decided=replace(decided, roles={**decided.roles, role: changed}),
-                starts={**self.state.starts, role: ()},
-            )
-        self._set(is_overdue=False, schedule=replace(self.state.schedule, blocked_s=None))
-        keys = {"roles": sorted(roles)}
-        self._emit(Log("replicas set by another writer: kept for an interval", keys))
+            changed = written(self.decided.of(role), seen.writers.get(role) or "another writer")
+            self.decided = replace(self.decided, roles={**self.decided.roles, role: changed})
+            self._starts = {**self._starts, role: ()}
+        self.is_overdue = False
+        self.schedule = replace(self.schedule, blocked_s=None)
+        self._emit(Log("replicas set by another writer: kept for an interval", {"roles": sorted(roles)}))
         self._converge()
 
-    def _is_adjusting(self, seen: Observed) -> bool:
-        """Return whether this tick neither pulls nor decides; take back what never becomes ready."""
-        if self._plan_roll_backs(self._never_ready(seen)):
-            return True
-        if self.config.policy.waits_for_adjustments:
-            return self._is_blocked(seen)
-        return self._plan_roll_backs(self._gone(seen) or self._late(seen))
+    def _to_roll_back(self, seen: TargetState) -> Mapping[Role, str] | None:
+        """Return the scale-ups to take back at a tick that neither pulls nor decides, and why; None at any other."""
+        never = {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
+        if found := self._own(never):
+            return found
+        if self._config.policy.waits_for_adjustments:
+            return self._while_blocked(seen)
+        return self._own(self._gone(seen) or self._late(seen)) or None
 
-    def _is_blocked(self, seen: Observed) -> bool:
+    def _while_blocked(self, seen: TargetState) -> Mapping[Role, str] | None:
         if not seen.is_adjusting:
-            self._set(is_overdue=False)
-        elif not self.state.is_overdue:
-            schedule = self.state.schedule.blocked(self.now_s)
-            self._schedule(schedule)
-            waited_s = self.now_s - (schedule.blocked_s or 0.0)
+            self.is_overdue = False
+        elif not self.is_overdue:
+            self.schedule = self.schedule.blocked(self._now_s)
+            waited_s = self._now_s - (self.schedule.blocked_s or 0.0)
             if waited_s <= self.settings.adjustment_deadline_s:
-                return True
-            if self._plan_roll_backs(self._not_ready(seen)):
-                return True
-            self._set(is_overdue=True)
+                return {}
+            if found := self._own(self._not_ready(seen)):
+                return found
+            self.is_overdue = True
             text = "adjustment never ended: planning goes on"
-            self._emit(Log(text, {"waited_s": waited_s}, LogLevel.WARNING))
-        if self.state.schedule.blocked_s is None:
-            return False
-        if not self._plan_roll_backs(self._gone(seen)):
+            self._emit(Log(text, {"waited_s": waited_s}, is_warning=True))
+        if self.schedule.blocked_s is None:
+            return None
+        found = self._own(self._gone(seen))
+        if not found:
             self._converge()
-        return True
+        return found
 
     def _converge(self) -> None:
-        state = self.state
-        blocked_s = state.schedule.blocked_s
-        took_s = 0.0 if blocked_s is None else self.now_s - blocked_s
+        blocked_s = self.schedule.blocked_s
+        took_s = 0.0 if blocked_s is None else self._now_s - blocked_s
         if blocked_s is not None:
-            keys = {"took_s": round(took_s, 1), "overdue": state.is_overdue}
-            self._emit(Log("adjustment over", keys))
-        state = replace(state, decided=replace(state.decided, interval_s=None))
-        self._set(decided=state.decided)
-        self._schedule(state.schedule.converged(self.now_s, self._interval_s()))
-        record = records.converged_record(
-            self._place(self.now_s),
-            at_s=self.now_s,
-            took_s=took_s,
-            state=state.decided,
-            is_overdue=state.is_overdue,
-        )
-        self._emit(Append(record))
+            self._emit(Log("adjustment over", {"took_s": round(took_s, 1), "overdue": self.is_overdue}))
+        self.decided = replace(self.decided, interval_s=None)
+        self.schedule = self.schedule.converged(self._now_s, self._interval_s)
+        how = {"at_s": self._now_s, "took_s": took_s, "overdue": self.is_overdue}
+        position = self._position(self._now_s, self._starts)
+        self._emit(Append({"type": "settled", **how, **position, "state": self.decided}))
 
     # -- scale-ups to roll back -----------------------------------------------------------------------
 
-    def _never_ready(self, seen: Observed) -> dict[Role, str]:
-        return {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
-
-    def _gone(self, seen: Observed) -> dict[Role, str]:
+    def _gone(self, seen: TargetState) -> dict[Role, str]:
         """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
         return {
             role: seen.failures.get(role, "the backend dropped it")
             for role, pool in seen.pools.items()
-            if pool.replicas < (self.state.decided.of(role).asked or 0)
+            if pool.replicas < (self.decided.of(role).asked or 0)
         }
 
-    def _late(self, seen: Observed) -> dict[Role, str]:
+    def _late(self, seen: TargetState) -> dict[Role, str]:
         """Return the roles whose oldest start has passed the deadline, in a mode that does not wait."""
-        begun = {role: starts[0] for role, starts in self.state.starts.items() if starts}
+        begun = {role: starts[0] for role, starts in self._starts.items() if starts}
         deadline_s = self.settings.adjustment_deadline_s
-        late = {role for role, begun_s in begun.items() if self.now_s - begun_s > deadline_s}
+        late = {role for role, begun_s in begun.items() if self._now_s - begun_s > deadline_s}
         return {role: why for role, why in self._not_ready(seen).items() if role in late}
 
-    def _not_ready(self, seen: Observed) -> dict[Role, str]:
+    def _not_ready(self, seen: TargetState) -> dict[Role, str]:
         why = f"not ready after {self.settings.adjustment_deadline_s:g} s"
         return {role: seen.failures.get(role, why) for role in seen.pools if self._is_unready(role, seen)}
 
-    def _is_unready(self, role: Role, seen: Observed) -> bool:
-        asked = self.state.decided.of(role).asked
+    def _is_unready(self, role: Role, seen: TargetState) -> bool:
+        asked = self.decided.of(role).asked
         return asked is not None and seen.pools[role].ready < asked
 
-    def _plan_roll_backs(self, found: Mapping[Role, str]) -> bool:
-        """Take on what this tick rolls back; return whether there is any."""
+    def _own(self, found: Mapping[Role, str]) -> Mapping[Role, str]:
         if not self.settings.rolls_back:
-            return False
-        own = tuple((role, why) for role, why in found.items() if role not in self.config.external)
-        self._set(roll_backs=own)
-        return bool(own)
+            return {}
+        return {role: why for role, why in found.items() if role not in self._config.external}
 
-    def _next_roll_back(self) -> None:
-        """Roll the next scale-up back, or end the tick; one that could not be recorded waits for an interval."""
-        queue = self.state.roll_backs
-        if not queue or self.now_s < self.state.roll_back_after_s:
-            self._set(roll_backs=())
-            self._end_tick()
-            return
-        (role, why), *rest = queue
-        state, config = self.state, self.config
-        self._set(roll_backs=tuple(rest))
-        pull = Pull(self.now_s, self._pools(), NO_WORKERS, None)
-        decision, after = roll_back(role, why, pull=pull, state=state.decided, config=config)
-        deciding = Deciding(
-            DecisionKind.ROLL_BACK, config, state.decided, after, decision, role=role, why=why, pull=pull
-        )
-        place = replace(self._place(self.now_s), starts=without_oldest(state.starts, role))
-        self._emit(RecordDecision(deciding, place))
+    def _roll_back(self, failed: Mapping[Role, str]) -> Generator[Effect, Any, None]:
+        for role, why in failed.items():
+            if self._now_s < self._roll_back_after_s:
+                return
+            pull = Pull(self._now_s, self._pools, NO_WORKERS, None)
+            made = roll_back(role, why, pull=pull, state=self.decided, config=self._config)
+            at_s = made[0].at_s
+            position = self._position(self._now_s, without_oldest(self._starts, role))
+            kind = DecisionKind.ROLL_BACK
+            if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
+                yield from self._carry_out(records.changes_of(made[0]))
+                # A new interval, and its own adjustment.
+                self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
+            else:
+                self._roll_back_after_s = at_s + self._config.adjustment_interval_s
 
     # -- from a decision to the backend ---------------------------------------------------------------
 
-    def _recorded(self, asked: RecordDecision, *, is_written: bool) -> None:
-        deciding = asked.deciding
-        decision = deciding.decision
-        if not is_written:
-            self._not_taken(deciding)
-            return
-        desired = {role.role: role.desired for role in decision.roles}
-        self._set(
-            decided=deciding.after,
-            desired={**self.state.desired, **desired},
-            starts=asked.place.starts,
+    def _record(
+        self, kind: DecisionKind, made: tuple[Decision, PlannerState], position: Record, **inputs: Any
+    ) -> Generator[Effect, Any, bool]:
+        """Record a decision; return whether it is on the disk, and so taken."""
+        decision, after = made
+        record = records.decision_record(
+            kind, position, config=self._config, before=self.decided, made=made, **inputs
         )
+        is_written: bool = yield RecordDecision(kind, decision, record)
+        if not is_written:
+            return False
+        self.decided, self._starts = after, position["starts"]
+        self.desired = {**self.desired, **{role.role: role.desired for role in decision.roles}}
         for role in decision.changes:
             keys = {"decision_id": decision.id, "reason": role.reason.value, "what": role.sentence}
             self._emit(Log("decided", keys))
         self._emit(Notify(decision))
-        self._next_change(Actuation(decision.at_s, records.changes_of(decision), deciding.kind))
+        return True
 
-    def _not_taken(self, deciding: Deciding) -> None:
-        if deciding.kind is DecisionKind.ADJUSTMENT:
-            self._end_interval()
-            return
-        again_s = deciding.decision.at_s + self.config.adjustment_interval_s
-        self._set(roll_back_after_s=again_s)
-        self._next_roll_back()
+    def _carry_out(self, changes: Sequence[Change], *, is_left: bool = False) -> Generator[Effect, Any, bool]:
+        """Ask the backend for changes; return whether it took one.
 
-    def _next_change(self, actuation: Actuation) -> None:
-        while actuation.changes:
-            change = actuation.changes[0]
-            if actuation.kind is not None or self._is_still_desired(change):
-                self._set(actuation=actuation)
-                self._emit(Scale(change))
-                return
-            self._not_applied(change, Outcome.ABANDONED, "too old, or the pool has changed since")
-            actuation = replace(actuation, changes=actuation.changes[1:])
-        self._carried_out(actuation)
-
-    def _scaled(self, error: str | None) -> None:
-        actuation = self.state.actuation
-        if actuation is None:
-            raise AssertionError("an answer to a change that was not asked for")
-        change = actuation.changes[0]
-        if error is None:
-            self._set(starts=records.after(self.state.starts, change))
+        Of those that a killed process left, only what still fits is asked for.
+        """
+        is_any_applied = False
+        for change in changes:
+            if is_left and not self._is_still_desired(change):
+                self._not_applied(change, Outcome.ABANDONED, "too old, or the pool has changed since")
+                continue
+            error: str | None = yield Scale(change)
+            if error is not None:
+                keys = {"decision_id": change.decision_id, "error": error}
+                self._emit(Log("decision not carried out", keys, is_warning=True))
+                self._not_applied(change, Outcome.FAILED, error)
+                continue
+            is_any_applied = True
+            self._starts = records.after(self._starts, change)
             self._append_actuation(change, Outcome.APPLIED)
             self._count_in(change)
-            actuation = replace(actuation, is_any_applied=True)
-        else:
-            keys = {"decision_id": change.decision_id, "error": error}
-            self._emit(Log("decision not carried out", keys, LogLevel.WARNING))
-            self._not_applied(change, Outcome.FAILED, error)
-        self._next_change(replace(actuation, changes=actuation.changes[1:]))
+        return is_any_applied
 
     def _count_in(self, change: Change) -> None:
         """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
-        seen, added = self.state.observed, change.desired - change.current
-        pool = seen.pools.get(change.role) if seen is not None else None
-        if seen is None or pool is None or added <= 0 or pool.replicas == change.desired:
-            return
-        grown = replace(pool, starting=pool.starting + added)
-        self._set(observed=replace(seen, pools={**seen.pools, change.role: grown}))
+        pool, added = self._pools.get(change.role), change.desired - change.current
+        if pool is not None and added > 0 and pool.replicas != change.desired:
+            self._pools = {**self._pools, change.role: replace(pool, starting=pool.starting + added)}
 
     def _not_applied(self, change: Change, outcome: Outcome, error: str) -> None:
         self._forget_asked(change.role)
         self._append_actuation(change, outcome, error)
 
     def _append_actuation(self, change: Change, outcome: Outcome, error: str = "") -> None:
-        record = records.actuation_record(change, at_s=self.now_s, outcome=outcome, error=error)
-        self._emit(Append(record))
-
-    def _carried_out(self, actuation: Actuation) -> None:
-        schedule = self.state.schedule
-        self._set(actuation=None)
-        if actuation.kind is DecisionKind.ROLL_BACK:
-            self._schedule(schedule.rolled_back(actuation.decided_s, self._interval_s()))
-            self._next_roll_back()
-            return
-        if actuation.is_any_applied:
-            self._schedule(schedule.blocked(actuation.decided_s))
-        if actuation.kind is DecisionKind.ADJUSTMENT:
-            self._set(is_overdue=self.state.is_overdue and not actuation.is_any_applied)
-            self._end_interval()
-        else:
-            self._end_tick()
-
-    def _end_interval(self) -> None:
-        schedule = self.state.schedule
-        end_s = schedule.window.end_s
-        self._schedule(schedule.begun(schedule.next_start_s, self._interval_s()))
-        if schedule.blocked_s is None:
-            self._emit(Checkpoint(self._header(end_s, is_resumed=False)))
-        self._end_tick()
+        self._emit(Append(records.actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
 
     def _is_still_desired(self, change: Change) -> bool:
         """Return whether a change that a killed process left is still to be carried out."""
-        config, pools = self.config, self._pools()
-        pool = pools.get(change.role)
-        age_s = self.now_s - change.decided_s
+        config, pool = self._config, self._pools.get(change.role)
+        age_s = self._now_s - change.decided_s
         if (
             pool is None
             or change.role in config.external
@@ -458,27 +411,21 @@ class _Step:
         if pool.replicas == change.desired or change.desired < change.current:
             return pool.replicas in (change.desired, change.current)
         added = change.desired - change.current
-        needed = existing_gpus(pools, config) + added * config.engine_gpus(change.role, pool.gpus)
+        needed = existing_gpus(self._pools, config) + added * config.engine_gpus(change.role, pool.gpus)
         ceiling = config.max_gpu_budget
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 
-    # -- what several of these need -------------------------------------------------------------------
-
-    def _pools(self) -> Mapping[Role, PoolCounts]:
-        return self.state.observed.pools if self.state.observed is not None else {}
-
-    def _interval_s(self) -> float:
-        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
-        asked_s = self.state.decided.interval_s
-        return self.config.interval_s if asked_s is None else asked_s
-
     def _forget_asked(self, role: Role) -> None:
-        self._set(decided=records.without_asked(self.state.decided, role))
+        self.decided = records.without_asked(self.decided, role)
 
-    def _place(self, start_s: float) -> LedgerPosition:
-        state = self.state
-        return LedgerPosition(self.settings.timeline, state.origin_s, start_s, state.starts)
+    def _position(self, start_s: float, starts: Starts) -> Record:
+        return records.position(self.settings.timeline, self.origin_s, start_s, starts)
 
-    def _header(self, at_s: float, *, is_resumed: bool) -> Header:
-        place = self._place(self.state.schedule.start_s)
-        return Header(place, at_s, self.state.decided, is_resumed)
+    def _header(self, at_s: float, *, is_resumed: bool) -> Record:
+        return records.header_record(
+            self._position(self.schedule.start_s, self._starts),
+            at_s=at_s,
+            state=self.decided,
+            config=self._config,
+            is_resumed=is_resumed,
+        )

@@ -1,4 +1,4 @@
-"""The ledger's records: their shapes, the planner state that they hold, and the replicas that start. Pure.
+"""The ledger's records: their shapes, the changes that they hold, and the replicas that start. Pure.
 
 Records are written by the planner's core and read by resume, replay and explain. Values may be dataclasses: the ledger
 writes them as the objects that `codec` reads. An anchor (``header`` of a fresh run, ``decision``, ``settled``)
@@ -8,7 +8,7 @@ carries the state and the start of the interval that follows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import version
@@ -18,31 +18,11 @@ from penstock.api import Role
 from penstock.planner.decide.codec import to_plain, to_short
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason
-from penstock.planner.decide.observation import Pull, Window
+from penstock.planner.decide.observation import Pull
 from penstock.planner.decide.state import PlannerState
 
 Starts = Mapping[Role, tuple[float, ...]]
 """By role: simulated seconds at which each starting replica was requested, oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyReplica:
-    """One replica that became ready.
-
-    Attributes:
-        role: prefill, decode or aggregated.
-        asked_s: Time of the decision for it.
-        ready_s: When it was first seen ready.
-    """
-
-    role: Role
-    asked_s: float
-    ready_s: float
-
-    @property
-    def took_s(self) -> float:
-        """Return the simulated seconds from request to readiness."""
-        return self.ready_s - self.asked_s
 
 
 def added(starts: Starts, role: Role, count: int, asked_s: float) -> Starts:
@@ -56,17 +36,10 @@ def without_oldest(starts: Starts, role: Role, count: int = 1) -> Starts:
     return {**starts, role: starts.get(role, ())[count:]}
 
 
-def finished(starts: Starts, role: Role, starting: int, now_s: float) -> tuple[ReadyReplica, ...]:
-    """Return the replicas of a role that have become ready: the oldest, as many as start no longer.
-
-    Args:
-        starts: As followed so far; replicas that failed are taken out before.
-        role: Whose.
-        starting: Its replicas that are not ready now.
-        now_s: Simulated seconds.
-    """
+def finished(starts: Starts, role: Role, starting: int) -> tuple[float, ...]:
+    """Return when the replicas of a role were requested that are ready now: the oldest beyond ``starting``."""
     begun = starts.get(role, ())
-    return tuple(ReadyReplica(role, asked_s, now_s) for asked_s in begun[: max(0, len(begun) - starting)])
+    return begun[: max(0, len(begun) - starting)]
 
 
 Record = dict[str, Any]
@@ -100,11 +73,9 @@ class Change:
     """One role's part of a recorded decision.
 
     Attributes:
-        decision_id: The ledger's id.
-        role: prefill, decode or aggregated.
         current: Replicas that it was decided on.
         desired: Replicas to ask for.
-        decided_s: Simulated seconds of the decision.
+        decided_s: Simulated seconds.
         is_roll_back: It takes back a replica that never became ready.
     """
 
@@ -114,37 +85,6 @@ class Change:
     desired: int
     decided_s: float
     is_roll_back: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Where the planner stood.
-
-    Attributes:
-        state: After the last decision.
-        timeline: Which clock its times belong to.
-        origin_s: Simulated seconds when the first run of this timeline began.
-        newest_s: Time of the newest record.
-        wall_s: The same in real seconds since 1970; None in a ledger of an older version.
-        start_s: Start of the interval under way.
-        tick: Number of the newest pull's tick, 0 before the first.
-        pulls: Of that interval.
-        blocked_s: Since when an adjustment has been under way; None when none is.
-        starts: Replicas asked for and not ready yet.
-        pending: Changes recorded but not known to be carried out.
-    """
-
-    state: PlannerState
-    timeline: str
-    origin_s: float
-    newest_s: float
-    wall_s: float | None
-    start_s: float
-    tick: int
-    pulls: tuple[Pull, ...]
-    blocked_s: float | None
-    starts: Starts
-    pending: tuple[Change, ...]
 
 
 def changes_of(decision: Decision) -> tuple[Change, ...]:
@@ -184,92 +124,56 @@ def after(starts: Starts, change: Change) -> Starts:
     return starts if change.is_roll_back else added(starts, change.role, count, change.decided_s)
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerPosition:
-    """Where an anchor stands in time.
+def position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
+    """Return where an anchor stands in time.
 
-    Attributes:
-        timeline: Which clock the simulated seconds belong to.
-        origin_s: When the first run of this timeline began.
-        start_s: Start of the interval that follows the anchor.
-        starts: Replicas asked for before it and not ready yet.
+    ``timeline`` names the clock of the simulated seconds, ``origin_s`` is when its first run began, ``start_s``
+    when the interval after the anchor begins; ``starts`` are requested before it and not ready yet.
     """
-
-    timeline: str
-    origin_s: float
-    start_s: float
-    starts: Starts = field(default_factory=dict)
+    return {"timeline": timeline, "origin_s": origin_s, "start_s": start_s, "starts": starts}
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What begins a run or a file.
-
-    Attributes:
-        place: Of the interval that follows.
-        at_s: Simulated seconds.
-        state: After the last decision.
-        is_resumed: The interval under way goes on: the header is no anchor.
-    """
-
-    place: LedgerPosition
-    at_s: float
-    state: PlannerState
-    is_resumed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Deciding:
-    """One call of a decision function with its result; replay makes the same call again.
-
-    Attributes:
-        kind: An adjustment sets ``window``; a roll-back sets ``role``, ``why`` and ``pull``.
-        config: As it was.
-        before: State before.
-        after: State after.
-        decision: The result.
-        window: Input of `decide`.
-        role, why, pull: Input of `roll_back`.
-    """
-
-    kind: DecisionKind
-    config: DecideConfig
-    before: PlannerState
-    after: PlannerState
-    decision: Decision
-    window: Window | None = None
-    role: Role | None = None
-    why: str | None = None
-    pull: Pull | None = None
-
-
-def header_record(header: Header, *, wall_s: float, config: DecideConfig, about: Mapping[str, Any]) -> Record:
-    """Return the record of a header."""
+def header_record(
+    position: Record, *, at_s: float, state: PlannerState, config: DecideConfig, is_resumed: bool
+) -> Record:
+    """Return what begins a run or a file; of a resumed run, whose interval goes on, it is no anchor."""
     return {
         "type": "header",
         "schema": SCHEMA,
         "version": _version(),
-        "at_s": header.at_s,
-        "wall_s": wall_s,
-        "resumed": header.is_resumed,
-        **about,
-        **_fields(header.place),
+        "at_s": at_s,
+        "resumed": is_resumed,
+        **position,
         "config": config,
-        "state": header.state,
+        "state": state,
     }
 
 
-def decision_record(deciding: Deciding, place: LedgerPosition, *, wall_s: float) -> Record:
-    """Return the record of one decision; the header before it holds the performance profile, which is long."""
-    parts = _fields(deciding)
-    parts["config"] = replace(deciding.config, performance=None)
-    parts["state"] = parts.pop("after")
+def decision_record(
+    kind: DecisionKind,
+    position: Record,
+    *,
+    config: DecideConfig,
+    before: PlannerState,
+    made: tuple[Decision, PlannerState],
+    **inputs: Any,
+) -> Record:
+    """Return the record of one decision; the header before it holds the performance profile, which is long.
+
+    ``made`` is the decision and the state after; ``inputs`` are ``window`` of `decide`, or ``role``, ``why`` and
+    ``pull`` of `roll_back`.
+    """
+    decision, after = made
     return {
         "type": "decision",
-        "at_s": deciding.decision.at_s,
-        "wall_s": wall_s,
-        **_fields(place),
-        **{key: value for key, value in parts.items() if value is not None},
+        "at_s": decision.at_s,
+        **position,
+        "kind": kind,
+        "config": replace(config, performance=None),
+        "before": before,
+        "decision": decision,
+        **inputs,
+        "state": after,
     }
 
 
@@ -291,35 +195,6 @@ def actuation_record(change: Change, *, at_s: float, outcome: Outcome, error: st
     }
 
 
-def converged_record(
-    place: LedgerPosition, *, at_s: float, took_s: float, state: PlannerState, is_overdue: bool
-) -> Record:
-    """Return the record of an adjustment's end."""
-    return {
-        "type": "settled",
-        "at_s": at_s,
-        "took_s": took_s,
-        "overdue": is_overdue,
-        **_fields(place),
-        "state": state,
-    }
-
-
-def started_record(replica: ReadyReplica) -> Record:
-    """Return the record of one replica that became ready, with how long it took."""
-    return {
-        "type": "started",
-        "at_s": replica.ready_s,
-        "role": replica.role.value,
-        "asked_s": replica.asked_s,
-        "took_s": replica.took_s,
-    }
-
-
 @cache
 def _version() -> str:
     return version("penstock")
-
-
-def _fields(value: LedgerPosition | Deciding) -> Record:
-    return {field.name: getattr(value, field.name) for field in fields(value)}

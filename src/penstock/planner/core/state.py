@@ -1,4 +1,4 @@
-"""Everything that the planner's core remembers between two events, when to pull and when to decide. Pure."""
+"""When the planner's core pulls and decides, what it resumes from, and what it asks of its driver (effects). Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock.api import Role
-from penstock.planner.core.messages import Observed
-from penstock.planner.core.records import Change, DecisionKind, Starts
+from penstock.planner.core.records import Change, DecisionKind, Record, Starts
 from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.state import Memory, PlannerState
 
@@ -26,8 +25,6 @@ class Schedule:
         pull_s: Between two ticks, > 0.
         interval_s: Between two decisions, >= ``pull_s``.
         waits: The mode neither pulls nor decides while an adjustment is under way.
-        tick: Number of the newest tick, from 1; 0 before the first.
-        pulls: Gathered so far, in time order.
         blocked_s: Since when an adjustment has stopped pulls and decisions; None when none does.
     """
 
@@ -110,13 +107,101 @@ class Schedule:
         """Return the schedule of an interval that begins after an adjustment, or after what made this one worthless."""
         return replace(self.begun(at_s, interval_s), blocked_s=None)
 
-    def rolled_back(self, at_s: float, interval_s: float) -> Schedule:
-        """Return the schedule after a roll-back: a new interval, and its own adjustment."""
-        return self.converged(at_s, interval_s).blocked(at_s)
-
     def pulled(self, pull: Pull) -> Schedule:
         """Return the schedule with one more pull."""
         return replace(self, pulls=(*self.pulls, pull))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Where the planner stood.
+
+    Attributes:
+        origin_s: Simulated seconds when the first run of this timeline began.
+        newest_s: Time of the newest record.
+        wall_s: The same in real seconds since 1970; None in a ledger of an older version.
+        blocked_s: Since when an adjustment has been under way; None when none is.
+        starts: Replicas asked for and not ready yet.
+        pending: Changes recorded but not known to be carried out.
+    """
+
+    state: PlannerState
+    timeline: str
+    origin_s: float
+    newest_s: float
+    wall_s: float | None
+    schedule: Schedule
+    blocked_s: float | None
+    starts: Starts
+    pending: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """Write a decision to the disk before it is carried out; one that is not there is not taken."""
+
+    kind: DecisionKind
+    decision: Decision
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveAt:
+    """End the tick; observe the backend at ``at_s``, or now if that is past."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetrics:
+    """Read the metrics of the pools just observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Ask the backend for a change."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Show observers a recorded decision."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write a record that may be lost."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class BeginLedger:
+    """Write the header of this run."""
+
+    header: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Here the header alone holds the state of the planner: a long ledger may begin a new file with it."""
+
+    header: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Log a constant text with its keys."""
+
+    text: str
+    keys: Mapping[str, object] = field(default_factory=dict)
+    is_warning: bool = False
+
+
+Effect = ObserveAt | ReadMetrics | RecordDecision | Scale | Notify | Append | BeginLedger | Checkpoint | Log
 
 
 class PlannerPhase(StrEnum):
@@ -128,15 +213,17 @@ class PlannerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CoreSettings:
-    """What one planner is set to.
+class PlannerSettings:
+    """What one planner is set to; what the core does not read is for its driver.
 
     Attributes:
-        config: Of the decision.
         adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
         timeline: Names the clock: times of another timeline cannot be compared.
         rolls_back: Take back scale-ups that never become ready.
         memory: Of another graph's planner, to start from where the ledger has none.
+        max_age_s: Oldest fresh metric; simulated seconds.
+        about: For the ledger's header.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
     """
 
     config: DecideConfig
@@ -144,58 +231,6 @@ class CoreSettings:
     timeline: str
     rolls_back: bool = True
     memory: Memory = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Actuation:
-    """A recorded decision on its way to the backend.
-
-    Attributes:
-        decided_s: Time of the decision, simulated seconds.
-        changes: Not known to be carried out; the first is requested now.
-        kind: Of the decision; None when a process that died left it.
-        is_any_applied: The backend took one of its changes.
-    """
-
-    decided_s: float
-    changes: tuple[Change, ...]
-    kind: DecisionKind | None
-    is_any_applied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CoreState:
-    """One planner's memory; times in simulated seconds.
-
-    Attributes:
-        origin_s: When the planner first started on this timeline.
-        schedule: The interval under way with its pulls.
-        decided: What the last decision left for the next.
-        roll_back_after_s: No scale-up is rolled back before; after one that could not be recorded.
-        phase: Of the tick under way, or of the last one.
-        starts: Requested replicas that are not ready yet.
-        startup_s: How long the newest replica of each role took to become ready; since this process began.
-        desired: Replicas desired by the last decision, by role.
-        is_overdue: An adjustment that never ended is being ignored.
-        observed: The backend at this tick; None while it is unavailable.
-        actuation: The decision that is being carried out; None when none is.
-        roll_backs: Roles whose scale-up this tick still takes back, and why.
-    """
-
-    origin_s: float
-    schedule: Schedule
-    decided: PlannerState
-    roll_back_after_s: float
-    phase: PlannerPhase = PlannerPhase.OBSERVING
-    starts: Starts = field(default_factory=dict)
-    startup_s: Mapping[Role, float] = field(default_factory=dict)
-    desired: Mapping[Role, int] = field(default_factory=dict)
-    is_overdue: bool = False
-    observed: Observed | None = None
-    actuation: Actuation | None = None
-    roll_backs: tuple[tuple[Role, str], ...] = ()
-
-
-def begin(settings: CoreSettings, now_s: float) -> CoreState:
-    """Return the state of a planner that starts now and knows nothing."""
-    return CoreState(now_s, Schedule.of(settings.config, now_s), PlannerState(), roll_back_after_s=now_s)
+    max_age_s: float = 10.0
+    about: Mapping[str, str | float | None] = field(default_factory=dict)
+    first_sequence: int = 0

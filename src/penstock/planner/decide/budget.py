@@ -14,9 +14,8 @@ from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.ownership import is_left
 from penstock.planner.decide.proposal import RoleProposal
-from penstock.planner.decide.stabilise import back_off
+from penstock.planner.decide.stabilise import back_off, is_left
 from penstock.planner.decide.state import RoleState
 
 
@@ -36,13 +35,8 @@ def within_bounds(
     pin their KV on the prefill workers until a decode worker has room, so a new prefill worker would feed a
     pool that cannot take it. A role that does not fit leaves what is free to the next one.
 
-    GPUs of a replica scaled down by the same decision are not free yet: it drains first.
-
-    Args:
-        proposals: One per role, stabilised.
-        gpus: GPUs that existing workers hold.
-        config: Bounds.
-        owed: Roles for which GPUs are reserved.
+    GPUs of a replica scaled down by the same decision are not free yet: it drains first. ``gpus`` are those that existing
+    workers hold; for ``owed`` roles some are reserved.
     """
     ordered = sorted(
         proposals,
@@ -127,13 +121,8 @@ def raised(
 ) -> list[RoleProposal]:
     """Return the proposals; below the floor the role with fewest replicas that has room grows by one, decode on equal terms.
 
-    What the proposals add counts first, and a role that something was just taken back from is left in peace.
-
-    Args:
-        proposals: One per role, before bounds and budget.
-        gpus: GPUs that existing workers hold, draining ones included.
-        config: Floors, ceilings and budget.
-        seen: Each role's memory, for its back-off.
+    What the proposals add counts first, and a role that something was just taken back from (by ``seen``, its
+    memory) is left in peace. ``gpus`` counts draining workers' too.
     """
     staying = staying_gpus(proposals)
     added = sum(
@@ -205,8 +194,6 @@ def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RolePropos
     return proposal.held(Reason.AT_TOTAL_FLOOR, detail, Step(TOTAL_FLOOR, inputs, floor, "hold"))
 
 
-REBALANCE = "rebalance"
-
 _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
 
 
@@ -231,50 +218,39 @@ def reserve(
 
     A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
     enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the role grows, and is released when
-    nothing that could free GPUs is under way.
-
-    Args:
-        proposals: After the bounds.
-        owed: Roles with a reservation from earlier decisions.
-        pools: Counts at the interval's newest pull.
-        freeable: GPUs that are free, drain, or stand above the floors of roles that shrink.
+    nothing that could free GPUs is under way. ``owed`` have one from earlier decisions; ``freeable`` GPUs are free, drain, or
+    stand above the floors of roles that shrink.
     """
     givers = [proposal.role for proposal in proposals if proposal.action is Action.DOWN]
     is_draining = any(pool.draining for pool in pools.values())
     decisions: list[RoleProposal] = []
     reserved: set[Role] = set()
     for proposal in proposals:
-        decided = proposal
+        role, decided = proposal.role, proposal
         if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
-            decided = _not_begun(proposal, freeable)
-        elif proposal.reason is Reason.GPU_BUDGET and givers:
-            decided = _waiting(proposal, f"{givers[0].value} gives up one for it")
-            reserved.add(proposal.role)
-        elif proposal.role in owed and proposal.reason is Reason.GPU_BUDGET and is_draining:
-            decided = _waiting(proposal, "what was given up for it still drains")
-            reserved.add(proposal.role)
-        elif proposal.role in owed and proposal.action is Action.UP:
-            decided = proposal.passed(
-                Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, "freed: it grows")
+            why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
+            decided = _rebalanced(proposal, f"not begun: {why}")
+        elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in owed and is_draining)):
+            why = (
+                f"{givers[0].value} gives up one for it"
+                if givers
+                else "what was given up for it still drains"
             )
-        elif proposal.role in owed and proposal.reason in _NOT_FREED:
+            decided = _rebalanced(proposal, f"waits: {why}", why)
+            reserved.add(role)
+        elif role in owed and proposal.action is Action.UP:
+            decided = _rebalanced(proposal, "freed: it grows")
+        elif role in owed and proposal.reason in _NOT_FREED:
             decided = _released(proposal, "no GPUs came free for it")
         decisions.append(decided)
     return decisions, frozenset(reserved)
 
 
-def _waiting(proposal: RoleProposal, why: str) -> RoleProposal:
-    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"waits: {why}")
-    return replace(proposal, detail=f"{proposal.detail}; {why}", steps=(*proposal.steps, step))
-
-
-def _not_begun(proposal: RoleProposal, freeable: int) -> RoleProposal:
-    why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
-    return proposal.passed(Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"not begun: {why}"))
-
-
 def _released(proposal: RoleProposal, why: str) -> RoleProposal:
-    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"abandoned: {why}")
-    return replace(
-        proposal, detail=f"{proposal.detail}; rebalance abandoned: {why}", steps=(*proposal.steps, step)
-    )
+    return _rebalanced(proposal, f"abandoned: {why}", f"rebalance abandoned: {why}")
+
+
+def _rebalanced(proposal: RoleProposal, outcome: str, words: str = "") -> RoleProposal:
+    detail = f"{proposal.detail}; {words}" if words else proposal.detail
+    step = Step("rebalance", {"gpus_needed": proposal.engine_gpus}, None, outcome)
+    return replace(proposal.passed(step), detail=detail)

@@ -1,9 +1,10 @@
-"""Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do."""
+"""Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do; and their memories."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
@@ -24,7 +25,7 @@ from penstock.planner.decide.sla import learning, memory
 from penstock.planner.decide.sla.limits import limited
 from penstock.planner.decide.sla.projection import Projection
 from penstock.planner.decide.sla.workers import OBSERVED, ProfiledWorkers
-from penstock.planner.decide.state import PlannerState
+from penstock.planner.decide.state import Memory, PlannerState
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -150,3 +151,31 @@ def _profile_step(workers: ProfiledWorkers) -> Step:
 
 ADAPTIVE = PlannerPolicy(by_demand, follows_demand=True)
 SLA = PlannerPolicy(by_targets, follows_demand=True, needs_profile=True)
+
+MEMORIES: Final = {"adaptive": adaptive_memory, "sla": memory}
+"""What reads, writes and moves each of the keys of a state's memory."""
+
+
+def carried(known: Memory) -> Memory:
+    """Return what another graph's planner starts from; another autoscaler's memory is left out."""
+    made: Memory = {}
+    for key, mode in MEMORIES.items():
+        if key in known:
+            made = {**made, **mode.write(mode.carried(mode.read(known)))}
+    return made
+
+
+def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
+    """Return the state of a planner after a restart, its times moved to another clock.
+
+    Args:
+        state: As the ledger has it.
+        by_s: How much more the clock shows than the ledger's; another autoscaler's memory, whose times are not known,
+            is forgotten unless it is 0.
+        now_s: No remembered time is after it.
+    """
+    moved: Memory = {} if by_s else state.memory
+    for key, mode in MEMORIES.items():
+        if key in state.memory:
+            moved = {**moved, **mode.write(mode.resumed(mode.read(state.memory), by_s, now_s))}
+    return replace(state, memory=moved)

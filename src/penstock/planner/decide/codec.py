@@ -1,6 +1,7 @@
 """Plain data (JSON's types) to and from the decision's dataclasses; ledger, replay and `decide FILE` share it.
 
-Numbers survive unchanged: JSON writes the shortest text that reads back as the same float.
+Numbers survive unchanged: JSON writes the shortest text that reads back as the same float. What reads raises `KeyError`,
+`TypeError` or `ValueError` where the data is none of its kind.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Any
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import profile_from
-from penstock.planner.decide.baselines.settings import settings_from
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.config import BaselineSettings, DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.reading import Quality, Reading
 from penstock.planner.decide.state import PlannerState, RoleState
@@ -43,11 +43,7 @@ def to_short(value: Any) -> Any:
 
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
-    """Return the configuration that `to_plain` wrote; absent keys take their default.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a configuration.
-    """
+    """Return the configuration that `to_plain` wrote; absent keys take their default."""
     fields = dict(plain)
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
@@ -56,72 +52,53 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     fields["predictor"] = Predictor(fields.get("predictor", Predictor.TREND))
     if fields.get("performance") is not None:
         fields["performance"] = profile_from(fields["performance"])
-    fields["baseline"] = settings_from(fields.get("baseline", {}))
+    known = {each.name for each in dataclasses.fields(BaselineSettings)}
+    baseline = {key: value for key, value in fields.get("baseline", {}).items() if key in known}
+    baseline["schedule"] = {
+        Role(role): tuple((float(at_s), int(replicas)) for at_s, replicas in sizes)
+        for role, sizes in baseline.get("schedule", {}).items()
+    }
+    fields["baseline"] = BaselineSettings(**baseline)
     # A ledger from before there were modes was decided by the document's rule on the queue per worker.
     fields.setdefault("queue_per_worker", "mode" not in fields)
     return DecideConfig(**fields)
 
 
 def state_from(plain: Mapping[str, Any]) -> PlannerState:
-    """Return the state that `to_plain` wrote; absent keys take their default.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a state.
-    """
+    """Return the state that `to_plain` wrote; absent keys take their default."""
     roles = {Role(role): RoleState(**fields) for role, fields in plain.get("roles", {}).items()}
     return PlannerState(
         int(plain.get("sequence", 0)), roles, dict(plain.get("memory", {})), plain.get("interval_s")
     )
 
 
-def reading_from(plain: Mapping[str, Any]) -> Reading:
-    """Return the reading that `to_plain` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a reading.
-    """
-    return Reading(
-        quality=Quality(plain["quality"]),
-        value=plain["value"],
-        age_s=plain["age_s"],
-        source=plain["source"],
-        why=plain.get("why", ""),
-        at_least=plain.get("at_least", False),
-    )
+def _reading_from(plain: Mapping[str, Any]) -> Reading:
+    """Return the reading that `to_plain` wrote."""
+    return Reading(**{**plain, "quality": Quality(plain["quality"])})
 
 
 def pull_from(plain: Mapping[str, Any]) -> Pull:
-    """Return the pull that `to_plain` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a pull.
-    """
+    """Return the pull that `to_plain` wrote."""
     queue, demand, waiting = plain.get("queue"), plain.get("demand"), plain.get("worker_waiting")
     return Pull(
         at_s=plain["at_s"],
         pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
         kv=WorkerSummary(**plain["kv"]),
-        queue=None if queue is None else reading_from(queue),
+        queue=None if queue is None else _reading_from(queue),
         demand=None if demand is None else demand_from(demand),
         worker_waiting=None if waiting is None else WorkerSummary(**waiting),
     )
 
 
 def demand_from(plain: Mapping[str, Any]) -> Demand:
-    """Return the demand that `to_plain` wrote; absent keys take their default.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a demand.
-    """
-    turned_away = {Role(role): count for role, count in plain.get("turned_away", {}).items()}
-    in_flight = {Role(role): count for role, count in plain.get("in_flight", {}).items()}
-    return Demand(**{**plain, "in_flight": in_flight, "turned_away": turned_away})
+    """Return the demand that `to_plain` wrote; absent keys take their default."""
+    by_role = {
+        key: {Role(role): count for role, count in plain.get(key, {}).items()}
+        for key in ("in_flight", "turned_away")
+    }
+    return Demand(**{**plain, **by_role})
 
 
 def window_from(plain: Mapping[str, Any]) -> Window:
-    """Return the window that `to_plain` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a window.
-    """
+    """Return the window that `to_plain` wrote."""
     return Window(plain["start_s"], plain["end_s"], tuple(pull_from(pull) for pull in plain["pulls"]))

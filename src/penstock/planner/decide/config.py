@@ -9,7 +9,6 @@ from enum import StrEnum
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.policy import PlannerPolicy, policy_of
 
 ADAPTIVE_INTERVAL_S = 2.0
@@ -35,42 +34,50 @@ class Mode(StrEnum):
     ORACLE_ONE_STEP = "oracle-one-step"
 
 
+Sizes = tuple[tuple[float, int], ...]
+"""(from second, replicas), by strictly increasing time, one at least."""
+
+
 @dataclass(frozen=True, slots=True)
-class DecideConfig:
-    """Thresholds, budgets and intervals. Defaults are the planner document's.
+class BaselineSettings:
+    """What other autoscalers know beforehand: what a user would have measured of the hardware, and an oracle's schedule.
 
     Attributes:
-        adjustment_interval_s: Simulated seconds between decisions, > 0.
-        metric_pulling_interval_s: Simulated seconds between pulls, in (0, adjustment_interval_s].
+        prefill_tokens_per_s: Prompt tokens that one replica computes per second at its best, > 0 (KEDA).
+        context_tokens: Longest context, tokens, > 0 (Dynamo measures its prefill queue in it).
+        kv_tokens: KV cache of one replica, tokens, > 0 (Dynamo).
+        schedule: By role, the sizes that the oracle follows; empty: it cannot run.
+    """
+
+    prefill_tokens_per_s: float = 10_000.0
+    context_tokens: float = 16_384.0
+    kv_tokens: float = 400_000.0
+    schedule: Mapping[Role, Sizes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DecideConfig:
+    """Thresholds, budgets and intervals, as the ledger records them. Defaults are the planner document's.
+
+    Bounds and meaning are those of ``spec.planner``'s keys; thresholds are compared openly.
+
+    Attributes:
         max_gpu_budget: Ceiling of prefill + decode GPUs together, draining workers' included; None: no ceiling.
         min_gpu_budget: Floor of each role's GPUs, >= 0.
         min_total_gpus: Floor of prefill + decode GPUs together, draining workers' not counted, >= 0.
-        kv_up: Scale decode (or aggregated) up above this mean KV usage fraction, open.
-        kv_down: Scale it down below this, open.
-        queue_up: Scale prefill up above this many queued requests, open.
-        queue_down: Scale it down below this, open.
-        decode_gpus: GPUs of one decode or aggregated engine, >= 0.
-        prefill_gpus: GPUs of one prefill engine, >= 0.
-        no_operation: Decide and record, never act.
-        min_replicas: Floor by role beside the GPU floor; absent: 0.
-        max_replicas: Ceiling by role beside the GPU ceiling; absent: none.
+        kv_up, kv_down: Mean KV usage fraction above and below which decode (or aggregated) grows and shrinks.
+        queue_up, queue_down: Queued requests above and below which prefill does.
+        decode_gpus, prefill_gpus: GPUs of one engine, >= 0; of decode also those of an aggregated one.
+        min_replicas, max_replicas: By role beside the GPUs' bounds; absent: none.
         decode_grace_intervals: NEW_DECODE_WORKER_GRACE_PERIOD, intervals without scale-down after a new
             decode (or aggregated) worker, >= 0.
         queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill
             queue is extrapolated, >= 0; 0 looks no further than the interval's end.
         mode: Which policy decides, by its name in `policy`.
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
-        queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
-            compares its total length.
         ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
             ``planner.sla.ttftSeconds``.
-        scale_to_zero_after_s: Simulated seconds without any request after which modes adaptive and sla remove the last
-            replica of every role, > 0; None: never.
-        in_time: Share of requests in time that floors are chosen for, in (0, 1).
-        gpu_percent_per_point: Share of the GPU-hours, in percent, that one more percentpoint in time may cost, > 0.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
-        attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
-        predictor: How mode sla forecasts demand.
         performance: What mode sla plans by; None in every other mode that needs no profile.
         external: Roles whose replicas somebody else sets; they count against the budget and are never changed.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
@@ -108,7 +115,7 @@ class DecideConfig:
 
     @property
     def policy(self) -> PlannerPolicy:
-        """Return what decides, and what its drivers have to know of it."""
+        """Return what decides."""
         return policy_of(self.mode)
 
     def in_mode(self, mode: str) -> DecideConfig:
@@ -154,10 +161,7 @@ class DecideConfig:
         return self.min_total_gpus if budget is None else min(self.min_total_gpus, budget)
 
     def engine_gpus(self, role: Role, observed: int) -> int:
-        """Return the GPUs of one engine of ``role``: the larger of configured and observed.
-
-        The larger one keeps the ceiling true in either account.
-        """
+        """Return the GPUs of one engine: the larger of configured and observed keeps the ceiling true in either account."""
         return max(self.prefill_gpus if role is Role.PREFILL else self.decode_gpus, observed)
 
     def floor(self, role: Role, engine_gpus: int) -> int:

@@ -60,7 +60,6 @@ class Step:
     """One rule applied.
 
     Attributes:
-        name: The rule: signal, thresholds, floor, decode_grace, queue_trend, ...
         inputs: The numbers it looked at, by name with unit.
         threshold: What they were compared with; None when the rule compares nothing.
         outcome: What it concluded, in words.
@@ -77,13 +76,8 @@ class RoleDecision:
     """What happens to one role.
 
     Attributes:
-        role: prefill, decode or aggregated.
-        current: Ready + starting replicas.
         desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
-        action: up, hold or down.
-        reason: The one rule that settled it.
         sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
-        steps: Every rule in the order applied.
     """
 
     role: Role
@@ -101,8 +95,6 @@ class Decision:
 
     Attributes:
         id: ``d000012``; unique within a ledger.
-        at_s: Simulated seconds.
-        no_operation: Recorded only; nothing is asked of the target.
         roles: In the order in which they are carried out; empty when nothing could be observed.
         gpus: GPUs that existing workers hold, draining ones included.
         gpus_after: The same plus what this decision adds; a scale-down frees its GPUs only once drained.

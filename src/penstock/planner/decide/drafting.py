@@ -15,12 +15,8 @@ from penstock.planner.decide.state import Memory, PlannerState
 def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: DecideConfig) -> RoleProposal:
     """Return the proposal that brings a role to ``desired`` replicas, its floor at least.
 
-    Args:
-        role: Which.
-        pull: The newest.
-        desired: What the autoscaler asks for; None: it has no answer, nothing changes.
-        step: Its rule with the numbers; the outcome becomes the sentence.
-        config: Floors and GPUs.
+    None: the autoscaler has no answer, nothing changes. ``step`` is its rule with the numbers; the outcome becomes
+    the sentence.
     """
     pool = pull.pools[role]
     gpus = config.engine_gpus(role, pool.gpus)

@@ -22,7 +22,6 @@ class PoolCounts:
     Attributes:
         ready: Serving.
         starting: Asked for or restarting, not serving yet.
-        draining: Leaving; they still hold GPUs.
         gpus: GPUs per replica as the backend reports them, 0 when it does not know.
     """
 
@@ -52,20 +51,15 @@ class Demand:
     Attributes:
         period_s: Simulated seconds that the counts cover, > 0.
         arrivals: Requests that reached the frontend, refused and timed-out ones included.
-        prompt_tokens: Of the arrivals.
         uncached_tokens: Of the arrivals, as far as routing knows; equals ``prompt_tokens`` where it knows
             no cache.
         refused: Rejected at the frontend (429 or 503: queue full, workers busy).
         timed_out: Left the queue at its time limit.
         turned_away: Of both, by the role that had no worker for them; empty where the role is unknown.
-        completed: Answered in full.
-        output_tokens: Of the completed.
         prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
             that arrivals = prefilled + waiting + in flight + refused holds whatever routing knows of caches.
         ttft_sum_s: Sum of the TTFT of requests whose first token came.
-        ttft_count: How many those are.
         itl_sum_s: Sum of the gaps between successive tokens.
-        itl_count: How many gaps.
         waiting: Requests in the routers' queues now, for any role.
         waiting_tokens: Of those, counted as in ``uncached_tokens``.
         oldest_wait_s: Longest time that one of those has waited; None without any.
@@ -98,37 +92,11 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """One pull in full.
-
-    Attributes:
-        at_s: Simulated seconds.
-        pools: By role; either prefill and decode, or aggregated.
-        kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
-        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
-        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
-        worker_waiting: ``num_requests_waiting`` of every ready decode (or aggregated) worker, by worker name;
-            None when no source reports it.
-    """
-
-    at_s: float
-    pools: Mapping[Role, PoolCounts]
-    kv: Mapping[str, Reading]
-    queue: Reading | None
-    demand: Demand | None = None
-    worker_waiting: Mapping[str, Reading] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSummary:
     """One gauge's readings of one pull, summed over the decode (or aggregated) workers.
 
     Attributes:
         total: Sum of the fresh values: fractions for KV usage, requests for those waiting.
-        fresh: How many workers gave one.
-        unknown: How many ready workers did not.
-        age_s: Oldest fresh age in simulated seconds; None without any.
-        source: Who gave them.
         why: Reasons of the unknown, the first few by worker.
     """
 
@@ -154,13 +122,8 @@ class Pull:
     """One pull as decisions see it and as the ledger keeps it.
 
     Attributes:
-        at_s: Simulated seconds.
-        pools: By role.
-        kv: Sums over the decode (or aggregated) workers.
         queue: Requests waiting for prefill; None in aggregated graphs.
         demand: At the frontend; None when unknown.
-        worker_waiting: Requests that wait inside the decode (or aggregated) workers; None when no source
-            reports them.
     """
 
     at_s: float
@@ -184,8 +147,6 @@ class Window:
     """One adjustment interval: half-open (start_s, end_s], pulls in time order.
 
     Attributes:
-        start_s: Simulated seconds when the interval began.
-        end_s: Simulated seconds when it is decided.
         pulls: May be empty when nothing could be observed.
     """
 
@@ -216,25 +177,33 @@ def turned_away(pulls: Sequence[Pull], role: Role) -> float:
     return total
 
 
-def summarise(observation: Observation) -> Pull:
-    """Return the pull's sums; a ready worker without a reading counts as unknown.
+def summarise(
+    at_s: float,
+    pools: Mapping[Role, PoolCounts],
+    *,
+    kv: Mapping[str, Reading],
+    queue: Reading | None,
+    demand: Demand | None = None,
+    worker_waiting: Mapping[str, Reading] | None = None,
+) -> Pull:
+    """Return one pull; a ready worker without a reading counts as unknown.
 
     Cost is one pass over the workers; called once a pull, not once a decision.
+
+    Args:
+        at_s: Simulated seconds.
+        pools: By role; either prefill and decode, or aggregated.
+        kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
+        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
+        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
+        worker_waiting: ``num_requests_waiting`` of the workers of ``kv``; None when no source reports it.
     """
-    role = kv_role(observation.pools)
-    ready = observation.pools[role].ready if role in observation.pools else 0
-    queue = observation.queue
-    if queue is None and Role.PREFILL in observation.pools:
+    role = kv_role(pools)
+    ready = pools[role].ready if role in pools else 0
+    if queue is None and Role.PREFILL in pools:
         queue = missing("not reported", source="none")
-    waiting = observation.worker_waiting
-    return Pull(
-        observation.at_s,
-        dict(observation.pools),
-        _summed(observation.kv, ready),
-        queue,
-        observation.demand,
-        None if waiting is None else _summed(waiting, ready),
-    )
+    waiting = None if worker_waiting is None else _summed(worker_waiting, ready)
+    return Pull(at_s, dict(pools), _summed(kv, ready), queue, demand, waiting)
 
 
 def _summed(readings: Mapping[str, Reading], ready: int) -> WorkerSummary:

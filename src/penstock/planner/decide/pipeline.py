@@ -5,17 +5,16 @@ Same input, same output, bit for bit: replay depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
 from penstock.planner.decide.budget import existing_gpus, kept, raised, release, reserve, within_bounds
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
-from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.ownership import left
+from penstock.planner.decide.observation import PoolCounts, Pull, Window
 from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.stabilise import age, back_off, rolled_back
+from penstock.planner.decide.stabilise import aged, back_off, left, rolled_back
 from penstock.planner.decide.state import PlannerState
 
 
@@ -24,12 +23,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
 
     The policy of ``config.mode`` proposes a change per role. What follows is the same for every policy: no role
     changes by more than ``config.max_step`` replicas, floors and ceilings over all roles (`within_bounds`),
-    GPUs that move from one role to the other (`rebalance`).
-
-    Args:
-        window: The interval's pulls; replica counts are taken from the newest.
-        state: What the last decision left.
-        config: Mode, thresholds, budgets, intervals.
+    GPUs that move from one role to the other (`reserve`). Replica counts are taken from the newest pull.
 
     Returns:
         The decision (without roles if the window is empty) and the next state.
@@ -37,72 +31,51 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     Raises:
         ConfigError: no policy of this mode is installed, or the policy needs more than this configuration has.
     """
-    if not window.pulls:
-        sequence = state.sequence + 1
-        name = f"d{sequence:06d}"
-        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
-        return empty, replace(state, sequence=sequence)
-    return finish(config.policy.propose(window, state, config), window, state, config)
-
-
-def finish(
-    proposed: Proposal, window: Window, state: PlannerState, config: DecideConfig
-) -> tuple[Decision, PlannerState]:
-    """Return the decision after steps, bounds, budget and rebalancing of the proposals, and the next state.
-
-    Args:
-        proposed: By the policy, made from the same window and state.
-        window: With one pull at least.
-        state: What the last decision left.
-        config: Bounds and budget.
-    """
     sequence = state.sequence + 1
     name = f"d{sequence:06d}"
-    pools = window.pulls[-1].pools
-    seen = proposed.roles
+    if not window.pulls:
+        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
+        return empty, replace(state, sequence=sequence)
+    proposed = config.policy.propose(window, state, config)
+    pools, seen = window.pulls[-1].pools, proposed.roles
     gpus = existing_gpus(pools, config)
-    owed = frozenset(role for role in pools if seen[role].owed)
-    backed_off = [back_off(each, seen[each.role]) for each in proposed.proposals]
-    stepped = [_limit(each, config) for each in left(backed_off, seen, config)]
-    raised_all = raised(stepped, gpus, config, seen=seen)
-    bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
-    bounded, reserved = reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config))
+    bounded, reserved = _bounded(proposed, pools, gpus, config)
     again_s = _again_s(bounded, config)
     if again_s is not None:
         bounded = [_once_more(proposal, again_s) for proposal in bounded]
     roles = tuple(_finish(proposal) for proposal in bounded)
-    added = sum(
-        proposal.engine_gpus * proposal.amount for proposal in bounded if proposal.action is Action.UP
-    )
+    added = sum(each.engine_gpus * each.amount for each in bounded if each.action is Action.UP)
     decision = Decision(
         name, window.end_s, config.no_operation, roles, gpus, gpus + added, config.max_gpu_budget
     )
     memory = dict(state.roles)
     for each in roles:
         # Back-off and grace count full intervals.
-        aged = age(seen[each.role], config) if state.interval_s is None else seen[each.role]
-        memory[each.role] = replace(aged, owed=each.role in reserved)
+        older = aged(seen[each.role], config) if state.interval_s is None else seen[each.role]
+        memory[each.role] = replace(older, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             asked = each.desired if each.action is Action.UP else None
             memory[each.role] = replace(memory[each.role], asked=asked)
     return decision, PlannerState(sequence, memory, proposed.memory, again_s)
 
 
+def _bounded(
+    proposed: Proposal, pools: Mapping[Role, PoolCounts], gpus: int, config: DecideConfig
+) -> tuple[list[RoleProposal], frozenset[Role]]:
+    """Return the proposals after steps, bounds, budget and rebalancing, and the roles with a reservation."""
+    seen = proposed.roles
+    owed = frozenset(role for role in pools if seen[role].owed)
+    backed_off = [back_off(each, seen[each.role]) for each in proposed.proposals]
+    stepped = [_limit(each, config) for each in left(backed_off, seen, config)]
+    raised_all = raised(stepped, gpus, config, seen=seen)
+    bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
+    return reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config))
+
+
 def roll_back(
     role: Role, why: str, *, pull: Pull, state: PlannerState, config: DecideConfig
 ) -> tuple[Decision, PlannerState]:
     """Return the decision that takes a scale-up back whose replica never became ready, and the next state.
-
-    Args:
-        role: The role that was scaled up; its state has ``asked``.
-        why: What the backend said, or how long was waited.
-        pull: Time and pools now; its metrics are not looked at.
-        state: What the last decision left.
-        config: For the record of the budget.
-
-    Returns:
-        A decision for one replica fewer than was asked for, or for as many at the floor, and a state that holds
-        further scale-ups of the role back for a doubling number of intervals.
 
     Raises:
         ValueError: no scale-up of the role is outstanding.
@@ -176,12 +149,7 @@ def _finish(proposal: RoleProposal) -> RoleDecision:
     current = proposal.pool.replicas
     desired = current + proposal.change
     change = f"{current} -> {desired}" if desired != current else f"{current}"
+    sentence = f"{proposal.role.value} {change}: {proposal.detail}"
     return RoleDecision(
-        role=proposal.role,
-        current=current,
-        desired=desired,
-        action=proposal.action,
-        reason=proposal.reason,
-        sentence=f"{proposal.role.value} {change}: {proposal.detail}",
-        steps=proposal.steps,
+        proposal.role, current, desired, proposal.action, proposal.reason, sentence, proposal.steps
     )

@@ -27,7 +27,6 @@ class PlannerPolicy:
     """One policy.
 
     Attributes:
-        propose: Decides; pure: no clock, randomness or I/O.
         waits_for_adjustments: Pulls and decisions stop while replicas start or drain, as the planner's document has it.
         follows_demand: It counts replicas that start as supply, so that it may decide as often as it pulls.
         needs_profile: It needs a profile of the engines: `DecideConfig.performance`.

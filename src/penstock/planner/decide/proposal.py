@@ -16,13 +16,10 @@ class RoleProposal:
     """One role's decision on its way through the rules.
 
     Attributes:
-        role: prefill, decode or aggregated.
         pool: Counts at the interval's newest pull.
         engine_gpus: GPUs that one replica is charged with.
-        action: What the rules so far ask for.
         reason: The rule that asked last.
         detail: That rule in words and numbers, without the role.
-        steps: Rules applied so far.
         amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
     """
 
@@ -37,7 +34,7 @@ class RoleProposal:
 
     @property
     def change(self) -> int:
-        """Return the replicas to add, below 0 those to remove."""
+        """Return the replicas to add; below 0 those to remove."""
         return {Action.UP: self.amount, Action.HOLD: 0, Action.DOWN: -self.amount}[self.action]
 
     def passed(self, step: Step) -> RoleProposal:
@@ -62,7 +59,6 @@ class Proposal:
     Attributes:
         proposals: One per role of the newest pull.
         roles: Each role's memory as this interval sees it, before the decision is counted in.
-        memory: The policy's own memory for the next decision.
     """
 
     proposals: Sequence[RoleProposal]

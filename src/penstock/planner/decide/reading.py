@@ -15,6 +15,10 @@ class Quality(StrEnum):
     MISSING = "missing"
 
 
+RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
+"""Of two readings of one value the better has more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A value as a source gave it.
@@ -23,8 +27,6 @@ class Reading:
         quality: Only fresh values enter a mean; stale and missing ones are unknown.
         value: The number; None when missing.
         age_s: Simulated seconds since it was measured; None when missing.
-        source: Who said so: router, scrape, prometheus, or a chain's words about them.
-        why: Why it is not fresh; empty when fresh.
         at_least: The true value may be larger: a backup that cannot see all of it. Good enough to scale up,
             never to scale down.
     """
@@ -52,12 +54,9 @@ def assess(
 ) -> Reading:
     """Return what a raw number is worth.
 
-    Args:
-        value: As read; None, NaN, infinite, negative or above ``upper`` make it missing.
-        age_s: Simulated seconds since it was measured; a clock a little ahead (negative) counts as 0.
-        max_age_s: Oldest age that is still fresh, closed.
-        source: Kept in the reading.
-        upper: Largest possible value, closed; 1.0 for a fraction, None for a count.
+    None, NaN, infinite, negative, or above ``upper`` (the largest possible value, closed; None for a count) makes
+    it missing. It is stale above ``max_age_s``, closed; ages are simulated seconds, and a clock a little ahead
+    (negative) counts as 0.
     """
     flaw = _flaw(value, upper) or ("its age is NaN" if math.isnan(age_s) else None)
     if value is None or flaw:

@@ -1,16 +1,20 @@
-"""Rules that keep the planner from over-compensating: grace after a new worker, queue trend, backoff."""
+"""What is remembered of a role from decision to decision: grace, back-off, and who sets its replicas.
+
+A role of ``scaling.managedBy: external`` never belongs to the planner. Any other role that somebody else writes
+is left to the writer for one adjustment interval, and for twice as long after each further write: a writer that keeps
+writing (an autoscaler) is overridden less and less often; after a single write (a person's) planning soon resumes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.decide import ownership
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
-from penstock.planner.decide.observation import PoolCounts, Window, turned_away
+from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.decide.proposal import RoleProposal
-from penstock.planner.decide.propose import against, kv_signal, queue_trend
 from penstock.planner.decide.state import RoleState
 
 
@@ -37,10 +41,15 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     )
 
 
-def age(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after one more interval has been decided."""
-    state = ownership.aged(state, config)
-    return replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
+def aged(state: RoleState, config: DecideConfig) -> RoleState:
+    """Return the state after one more interval; a writer is forgotten once it has been silent for long enough."""
+    state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
+    if not state.foreign_writes:
+        return state
+    since = state.since_write + 1
+    if since >= _span(state, config) + MAX_BACKOFF_INTERVALS * config.decisions_per_adjustment:
+        return replace(state, writer="", foreign_writes=0, since_write=0)
+    return replace(state, since_write=since)
 
 
 def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
@@ -55,102 +64,70 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     )
 
 
-def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
-    """Return the proposal after grace, not-ready, backoff and trend rules."""
-    if proposal.action is Action.DOWN:
-        proposal = _settle_down(proposal, state, config)
-    if proposal.action is Action.DOWN and proposal.role is not Role.PREFILL:
-        proposal = _carry_on(proposal, window, config)
-    proposal = back_off(proposal, state)
-    if (
-        proposal.action is Action.UP
-        and proposal.role is Role.PREFILL
-        and proposal.reason is Reason.ABOVE_THRESHOLD
-    ):
-        proposal = _follow_trend(proposal, window, config)
-    return proposal
-
-
-def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig) -> RoleProposal:
-    if proposal.pool.starting:
-        step = Step(
-            "all_ready", {"starting": proposal.pool.starting}, 0, "hold: supply is not what it will be"
-        )
-        detail = f"{proposal.pool.starting} of {proposal.pool.replicas} replicas not ready"
-        return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
-    if proposal.role is Role.PREFILL:
-        return proposal
-    inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}
-    if state.grace:
-        detail = f"{_intervals(state.grace)} of grace left for a new worker to fill its cache"
-        return proposal.held(Reason.DECODE_GRACE_PERIOD, detail, Step("decode_grace", inputs, 0, "hold"))
-    return proposal.passed(Step("decode_grace", inputs, 0, "pass"))
-
-
-def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
-    """Hold a decode (or aggregated) scale-down that the rest could not carry, or that only an outage asks for."""
-    if not _sees_frontend(window):
-        step = Step("door", {"pulls": len(window.pulls)}, None, "hold: idle workers may only be cut off")
-        return proposal.held(Reason.METRIC_UNKNOWN, "the routers' queue is unknown", step)
-    load = kv_signal(window.pulls).mean or 0.0
-    left = proposal.pool.replicas - 1
-    after = load * proposal.pool.replicas / left if left else 0.0
-    inputs = {"mean": load, "workers_after": left, "mean_after": after}
-    if after > config.kv_up:
-        step = Step("scale_down_check", inputs, config.kv_up, "hold")
-        return proposal.held(
-            Reason.ONE_FEWER_TOO_FEW, f"{left} would stand at {against(after, '>', config.kv_up)}", step
-        )
-    return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
-
-
-def _sees_frontend(window: Window) -> bool:
-    """Return whether the routers were seen in every pull, or workers were seen to be busy without them.
-
-    Behind routers that cannot be read, workers fall idle and report fresh zeros.
-    """
-    for pull in window.pulls:
-        if pull.demand is not None:
-            continue
-        queue = pull.queue
-        if queue is not None and (not queue.is_known or queue.at_least):
-            return False
-        if queue is None and pull.kv.total == 0:
-            return False
-    return True
-
-
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     """Return a scale-up held after a failed one, regardless of ready replicas: the next one would be refused too."""
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
-    detail = f"{_intervals(state.backoff)} of backoff left after a replica that never became ready"
+    detail = f"{in_intervals(state.backoff)} of backoff left after a replica that never became ready"
     return proposal.held(Reason.WITHDRAWAL_BACKOFF, detail, Step("backoff", inputs, 0, "hold"))
 
 
-def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
-    horizon_s = config.queue_buffer_intervals * config.adjustment_interval_s
-    trend = queue_trend(window, horizon_s, per_worker=config.queue_per_worker)
-    inputs: dict[str, float | None] = {"slope_per_s": None, "predicted": None, "horizon_s": horizon_s}
-    if trend is None:
-        return proposal.passed(
-            Step("queue_trend", inputs, config.queue_up, "pass: too few pulls for a trend")
-        )
-    slope, predicted = trend
-    rejected = turned_away(window.pulls, Role.PREFILL)
-    inputs |= {"slope_per_s": slope, "predicted": predicted, "rejected": rejected}
-    if rejected:
-        return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass: it falls by refusals"))
-    if slope <= 0 and predicted < config.queue_up:
-        falls = -slope * config.adjustment_interval_s
-        how = f"it falls by {falls:.2f} per interval" if falls >= 0.005 else "it is worked off"
-        left = against(max(predicted, 0.0), "<", config.queue_up)
-        detail = f"{how}: {left} in {_intervals(config.queue_buffer_intervals)}"
-        step = Step("queue_trend", inputs, config.queue_up, "hold: it drains by itself")
-        return proposal.held(Reason.PREFILL_QUEUE_FALLING, detail, step)
-    return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass"))
-
-
-def _intervals(count: int) -> str:
+def in_intervals(count: int) -> str:
+    """Return "1 interval" or "3 intervals"."""
     return f"{count} interval" if count == 1 else f"{count} intervals"
+
+
+UNHEARD_WRITES = 3
+"""Chosen: from this write in a row on, one that comes while the role is left to its writer changes nothing, so that a
+writer of every few seconds is fought again only after the whole time."""
+
+
+def is_left(role: Role, state: RoleState, config: DecideConfig) -> bool:
+    """Return whether the planner leaves a role's replicas to another writer now."""
+    return role in config.external or state.since_write < _span(state, config) - 1
+
+
+def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[Role, str]) -> str:
+    """Return whom a role's replicas are left to, in words; empty: the planner sets them."""
+    if role in config.external:
+        return writers.get(role) or "others"
+    return state.writer if state.since_write < _span(state, config) else ""
+
+
+def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
+    """Return whether one more write by somebody else changes what the planner does."""
+    return state.foreign_writes < UNHEARD_WRITES or not is_left(role, state, config)
+
+
+def written(state: RoleState, writer: str) -> RoleState:
+    """Return the state after another writer has set the role's replicas: nothing is outstanding."""
+    return replace(state, asked=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0)
+
+
+def left(
+    proposals: Sequence[RoleProposal], seen: Mapping[Role, RoleState], config: DecideConfig
+) -> list[RoleProposal]:
+    """Return the proposals, held for the roles that others scale; one of them alone keeps a graph from zero."""
+    owned = {each.role for each in proposals if is_left(each.role, seen[each.role], config)}
+    return [
+        _held(each, seen[each.role], owned)
+        if each.role in owned or (owned and each.reason is Reason.IDLE)
+        else each
+        for each in proposals
+    ]
+
+
+def _held(proposal: RoleProposal, state: RoleState, owned: set[Role]) -> RoleProposal:
+    if proposal.action is Action.HOLD:
+        return proposal
+    detail = f"{' and '.join(sorted(owned))} is scaled by {state.writer or 'others'}"
+    inputs = {"foreign_writes": state.foreign_writes, "since_write": state.since_write}
+    return proposal.held(Reason.SCALED_BY_OTHER, detail, Step("owner", inputs, None, "hold"))
+
+
+def _span(state: RoleState, config: DecideConfig) -> int:
+    if not state.foreign_writes:
+        return 0
+    intervals: int = min(2 ** min(state.foreign_writes - 1, 8), MAX_BACKOFF_INTERVALS)
+    return intervals * config.decisions_per_adjustment

@@ -26,8 +26,6 @@ class RoleState:
         failed: Replicas that the last of them asked for; None when so many were ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
         writer: Who else set the role's replicas last; empty if there was none lately.
-        foreign_writes: How often in a row.
-        since_write: Intervals since the last of these writes.
         owed: GPUs that another role gives up are reserved for this one, which grows once they are free.
     """
 
@@ -49,7 +47,6 @@ class PlannerState:
 
     Attributes:
         sequence: Decisions and withdrawals so far; the next id is made of it.
-        roles: By role; absent means `RoleState()`.
         memory: What the mode remembers besides; each mode reads and writes its own keys.
         interval_s: Simulated seconds until the next decision; None: the mode's interval.
     """

@@ -1,14 +1,16 @@
-"""What every source gives: one reading per decode worker and one for the prefill queue."""
+"""What every source gives: readings of workers and prefill queue, demand, and latency histograms for the dashboard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import lru_cache
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from penstock.api import Role
 from penstock.core.errors import PenstockError
+from penstock.core.exposition import Sample
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Reading
 from penstock.planner.targets.base import Endpoint
@@ -27,12 +29,7 @@ instead of once per pull, and one that is back is noticed within half a minute."
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to read.
-
-    Attributes:
-        endpoints: Ready workers.
-        max_age_s: Oldest fresh age in simulated seconds.
-    """
+    """What to read: of ready workers, as old as ``max_age_s`` simulated seconds at most."""
 
     endpoints: tuple[Endpoint, ...]
     max_age_s: float
@@ -59,7 +56,6 @@ class Readings:
             cannot know.
         demand: At the routers' frontends since the last pull; None where it is unknown or the source cannot know.
         worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
-        latency: Histograms since the source's start: ``ttft`` and ``itl``; for the dashboard only.
     """
 
     kv: Mapping[str, Reading]
@@ -71,11 +67,7 @@ class Readings:
 
 
 class ReadingSource(Protocol):
-    """One place to read metrics from.
-
-    Attributes:
-        counts_demand: Whether it can know the demand.
-    """
+    """One place to read metrics from; ``counts_demand``: whether it can know the demand."""
 
     counts_demand: bool
 
@@ -95,13 +87,7 @@ class ReadingSource(Protocol):
 
 @dataclass(slots=True)
 class PullBackoff:
-    """One source's or one page's failures in a row.
-
-    Attributes:
-        failures: In a row.
-        retry_at_s: Real monotonic seconds before which it is not asked.
-        why: The newest failure.
-    """
+    """One source's or one page's failures in a row; not asked before ``retry_at_s``, real monotonic seconds."""
 
     failures: int = 0
     retry_at_s: float = 0.0
@@ -123,13 +109,9 @@ class PullBackoff:
 
 
 def total_of(readings: Sequence[Reading]) -> Reading:
-    """Return the sum of readings, as old as the oldest of them.
+    """Return the sum of readings, one at least, as old as the oldest of them.
 
-    Args:
-        readings: At least one.
-
-    Returns:
-        The first reading without a value, if there is one: the sum of a part would be too small.
+    The first one without a value is returned if there is one: the sum of a part would be too small.
     """
     unknown = next((reading for reading in readings if reading.value is None), None)
     if unknown is not None:
@@ -147,3 +129,55 @@ def in_short(exc: PenstockError) -> str:
     """Return an error's first line, bounded, for a reading's ``why``."""
     lines = str(exc).splitlines()
     return lines[0][:160] if lines else type(exc).__name__
+
+
+TTFT: Final = "ttft"
+ITL: Final = "itl"
+
+
+class LatencyTotals:
+    """Histograms of several frontends as one that never falls, though frontends restart and leave."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Mapping[str, Buckets]] = {}
+        self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL)}
+
+    def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
+        """Return the sums after what each router counted since the last read."""
+        for url, latency in pages.items():
+            before = self._before.get(url, {})
+            for key, buckets in latency.items():
+                if buckets == before.get(key):
+                    continue
+                total = self._total[key]
+                for bound, count in gained(before.get(key, ()), buckets):
+                    total[bound] = total.get(bound, 0.0) + count
+        self._before = {url: pages.get(url) or self._before.get(url, {}) for url in urls}
+        return {key: tuple(sorted(total.items())) for key, total in self._total.items()}
+
+
+def buckets_of(samples: Sequence[Sample]) -> Buckets:
+    """Return the sum of a histogram's series; samples without a bound are skipped."""
+    totals: dict[float, float] = {}
+    for sample in samples:
+        try:
+            bound = _bound(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        totals[bound] = totals.get(bound, 0.0) + sample.value
+    return tuple(sorted(totals.items()))
+
+
+_bound = lru_cache(1024)(float)
+"""The same few bounds come with every page."""
+
+
+def gained(before: Buckets, after: Buckets) -> Buckets:
+    """Return the cumulative counts gained since ``before``.
+
+    A counter that fell (its process restarted) counts from 0, as in Prometheus.
+    """
+    earlier = dict(before)
+    if any(count < earlier.get(bound, 0.0) for bound, count in after):
+        return after
+    return tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in after)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from penstock.core.errors import ObservationError
 from penstock.core.logs import get_logger
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, Reading, assess, missing
+from penstock.planner.decide.reading import RANK, Quality, Reading, assess, missing
 from penstock.planner.sources.base import Buckets, PullBackoff, Query, Readings, ReadingSource, in_short
 
 Key = tuple[str, str]
@@ -40,11 +40,6 @@ class SourceChain:
         self._health = {source.name: PullBackoff() for source in sources}
         self._last: dict[Key, tuple[float, Reading]] = {}
         self._serving = sources[0].name
-
-    @property
-    def serving(self) -> str:
-        """Return the name of the source that gave the newest readings."""
-        return self._serving
 
     async def read(self, query: Query) -> Readings:
         """Return one reading for everything requested; never raises for a source's failure.
@@ -135,12 +130,11 @@ def _by_key(answer: Readings, *, is_backup: bool) -> dict[Key, Reading]:
 
 def _merge(found: dict[Key, Reading], readings: Mapping[Key, Reading], *, is_backup: bool) -> None:
     """Take over what is better than what is there: fresh over stale over missing, reasons joined."""
-    rank = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
     for key, reading in readings.items():
         before = found.get(key)
         if before is None:
             found[key] = reading
-        elif rank[reading.quality] > rank[before.quality]:
+        elif RANK[reading.quality] > RANK[before.quality]:
             source = f"{reading.source} (backup of {before.source})" if is_backup else reading.source
             why = f"{before.source}: {before.why}" + (f"; {reading.why}" if reading.why else "")
             found[key] = replace(reading, source=source, why="" if reading.is_known else why)

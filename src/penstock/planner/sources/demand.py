@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -49,13 +50,7 @@ ROUTER_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """What one frontend has counted at one moment.
-
-    Attributes:
-        counters: Since its start, by field.
-        gauges: Now, by field.
-        started_s: When the process started, Unix time; None if its page does not say.
-    """
+    """What one frontend has counted since its start, and its gauges, by field; ``started_s``: Unix time, None if unknown."""
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
@@ -74,9 +69,7 @@ _PageT = TypeVar("_PageT", bound=PageCounts)
 class CounterMeter(Generic[_PageT]):
     """Differences of the frontends' counters between two pulls at which all of them could be read.
 
-    Attributes:
-        newest: Pages of the last pull that was complete, by URL.
-        before: Of the complete pull before it.
+    ``newest`` and ``before`` are the pages of the last two pulls that were complete, by URL.
     """
 
     def __init__(self) -> None:
@@ -89,14 +82,8 @@ class CounterMeter(Generic[_PageT]):
     ) -> tuple[dict[str, float], float] | None:
         """Return what each counter gained over all frontends since the last complete pull, and the seconds since then.
 
-        Args:
-            pages: Of the frontends that could be read, by URL.
-            urls: Of all frontends.
-            now_s: Simulated seconds.
-
-        Returns:
-            None at the first pull, and at one at which a frontend is missing, has joined or left, or has
-            restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
+        None at the first pull, and at one at which a frontend of ``urls`` is missing, has joined or left, or has
+        restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
         """
         if not urls or not pages.keys() >= set(urls) or (now_s <= self._newest_s and self.newest):
             return None
@@ -120,13 +107,7 @@ class CounterMeter(Generic[_PageT]):
 
 @dataclass(frozen=True, slots=True)
 class RouterSample(PageCounts):
-    """One router's counts at one moment.
-
-    Attributes:
-        in_flight: Requests assigned to workers now, by role.
-        pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
-        turned_away: Requests that a role had no worker for, since its start.
-    """
+    """One router's counts, requests assigned by role, tokens pending by first-stage worker, and requests turned away by role."""
 
     in_flight: Mapping[Role, float]
     pending: Mapping[str, float]
@@ -173,40 +154,29 @@ class DemandMeter:
         found = self._counts.gained(frontends, routers, now_s)
         if found is None:
             return None
-        turned_away: dict[Role, float] = {}
-        for url, frontend in self._counts.newest.items():
-            for role, count in frontend.turned_away.items():
-                gain = count - self._counts.before[url].turned_away.get(role, 0.0)
-                turned_away[role] = turned_away.get(role, 0.0) + gain
-        return _demand(found[0], list(self._counts.newest.values()), turned_away, found[1])
-
-
-def _demand(
-    gained: dict[str, float],
-    frontends: Sequence[RouterSample],
-    turned_away: Mapping[Role, float],
-    period_s: float,
-) -> Demand:
-    """Return the demand of a period; requests that were never routed are as uncached as the routed ones."""
-    routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
-    unrouted = max(0.0, gained["prompt_tokens"] - routed)
-    in_flight: dict[Role, float] = {}
-    for frontend in frontends:
-        for role, count in frontend.in_flight.items():
-            in_flight[role] = in_flight.get(role, 0.0) + count
-    now = {field: sum(frontend.gauges[field] for frontend in frontends) for field in _GAUGES}
-    oldest_s = max(frontend.gauges["oldest_wait_s"] for frontend in frontends)
-    return Demand(
-        period_s=period_s,
-        turned_away=turned_away,
-        uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
-        waiting=now["waiting"],
-        waiting_tokens=now["waiting_tokens"],
-        oldest_wait_s=oldest_s if now["waiting"] else None,
-        in_flight=in_flight,
-        in_flight_tokens=sum(sum(frontend.pending.values()) for frontend in frontends),
-        prefilling_workers=len(
-            {name for frontend in frontends for name, tokens in frontend.pending.items() if tokens > 0}
-        ),
-        **gained,
-    )
+        gained, period_s = found
+        newest, before = self._counts.newest, self._counts.before
+        turned_away: Counter[Role] = Counter()
+        in_flight: Counter[Role] = Counter()
+        for url, frontend in newest.items():
+            in_flight.update(frontend.in_flight)
+            turned_away.update(frontend.turned_away)
+            turned_away.subtract(before[url].turned_away)
+        # Requests that were never routed are as uncached as the routed ones.
+        routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
+        unrouted = max(0.0, gained["prompt_tokens"] - routed)
+        now = {field: self._counts.gauge(field) for field in _GAUGES}
+        oldest_s = max(frontend.gauges["oldest_wait_s"] for frontend in newest.values())
+        pending = [each for frontend in newest.values() for each in frontend.pending.items()]
+        return Demand(
+            period_s=period_s,
+            turned_away=dict(turned_away),
+            uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
+            waiting=now["waiting"],
+            waiting_tokens=now["waiting_tokens"],
+            oldest_wait_s=oldest_s if now["waiting"] else None,
+            in_flight=dict(in_flight),
+            in_flight_tokens=sum(tokens for _, tokens in pending),
+            prefilling_workers=len({name for name, tokens in pending if tokens > 0}),
+            **gained,
+        )

@@ -23,14 +23,7 @@ _ROUTER: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class FrontendMetrics:
-    """What a source reads.
-
-    Attributes:
-        pages: Of Penstock's routers, or of a runtime's own frontends.
-        urls: Of them, asked at each read.
-        workers: Reads the workers, which not every frontend speaks for.
-        clock: Simulated time.
-    """
+    """What a source reads: pages of Penstock's routers or a runtime's own frontends, by URLs asked at each read; the workers."""
 
     pages: MetricsPages
     urls: Urls
@@ -62,15 +55,7 @@ def sources_of(
 ) -> list[ReadingSource]:
     """Return a graph's sources: the preferred one first, backed up by the others; Prometheus only if its URL is known.
 
-    Args:
-        options: Name the preferred one.
-        graph: As of `frontend_source`.
-        frontend: What they read.
-        labels: Of the graph's series in Prometheus.
-        has_router: A router's address is known.
-
-    Raises:
-        ConfigError: the preferred one cannot be read.
+    Raises `ConfigError` if the preferred one cannot be read.
     """
     known: dict[MetricsSource, ReadingSource] = {}
     if has_router:

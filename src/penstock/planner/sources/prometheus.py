@@ -30,13 +30,9 @@ usual 15 s scrape intervals; with less, most samples of a healthy server would c
 
 @dataclass(frozen=True, slots=True)
 class GraphLabels:
-    """What the series of one graph carry; two graphs may serve the same model.
+    """Labels of one graph's series; two graphs may serve the same model. None: unknown, or not asked for.
 
-    Attributes:
-        model_name: Label ``model_name``.
-        graph: Label ``graph``, as the chart's PodMonitor sets it; series without the label are asked for too, and
-            count if their ``instance`` is one of the graph's own routers or workers. None: the graph's name is unknown.
-        namespace: Label ``namespace``; None: not asked for.
+    The chart's PodMonitor sets ``graph``; series without it count if their ``instance`` is one of the graph's own processes.
     """
 
     model_name: str
@@ -55,12 +51,7 @@ class GraphLabels:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One series' newest sample.
-
-    Attributes:
-        labels: As Prometheus keeps them.
-        reading: Value and age.
-    """
+    """One series' newest sample."""
 
     labels: Mapping[str, str]
     reading: Reading
@@ -70,6 +61,11 @@ class _Series:
         """Return what identifies a counting process: its target, and its engine within that."""
         labels = self.labels
         return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
+
+    @property
+    def age_s(self) -> float:
+        """Return the sample's age; infinite where it is unknown."""
+        return math.inf if self.reading.age_s is None else self.reading.age_s
 
     def is_of(self, worker: Endpoint) -> bool:
         """Return whether the worker exports it."""
@@ -85,14 +81,6 @@ class PrometheusSource:
     def __init__(
         self, client: Any, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
     ) -> None:
-        """Build the source.
-
-        Args:
-            client: Of the server, as `connect` returns it.
-            labels: Of the graph's series.
-            clock: For ages.
-            routers: The graph's routers, asked at each read; None: it has none that is known.
-        """
         self._client = client
         self._labels = labels
         self._clock = clock
@@ -190,7 +178,9 @@ class PrometheusSource:
         max_age_s = max(max_age_s, self._clock.to_model_s(FRESH_S))
         selected = metric + self._labels.selector(extra)
         values = await self._ask(selected)
-        ages = {_key(item): _age_s(item) for item in await self._ask(f"timestamp({selected})")}
+        ages = {
+            _key(item): _number(item, 0) - _number(item) for item in await self._ask(f"timestamp({selected})")
+        }
         series = []
         for item in values:
             age_s = self._clock.to_model_s(ages.get(_key(item), math.nan))
@@ -238,33 +228,20 @@ def connect(url: str) -> Any:
 
 def _distinct(series: Sequence[_Series]) -> list[_Series]:
     """Return the youngest of each process' series: two scraping jobs may read the same page."""
-    youngest: dict[tuple[str, str], _Series] = {}
+    by_process: dict[tuple[str, str], list[_Series]] = {}
     for each in series:
-        other = youngest.get(each.process)
-        if other is None or _age_or_infinity(each.reading) < _age_or_infinity(other.reading):
-            youngest[each.process] = each
-    return list(youngest.values())
-
-
-def _age_or_infinity(reading: Reading) -> float:
-    return math.inf if reading.age_s is None else reading.age_s
+        by_process.setdefault(each.process, []).append(each)
+    return [min(found, key=lambda each: each.age_s) for found in by_process.values()]
 
 
 def _key(item: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     return frozenset((key, value) for key, value in item.get("metric", {}).items() if key != "__name__")
 
 
-def _age_s(stamp: Mapping[str, Any]) -> float:
-    """Return real seconds between a sample and the query, by Prometheus' own clock."""
+def _number(item: Mapping[str, Any], index: int = 1) -> float:
+    """Return a sample's value, or the time of the query (0) by Prometheus' own clock; NaN where there is none."""
     try:
-        return float(stamp["value"][0]) - _number(stamp)
-    except (KeyError, IndexError, TypeError, ValueError):
-        return math.nan
-
-
-def _number(item: Mapping[str, Any]) -> float:
-    try:
-        return float(item["value"][1])
+        return float(item["value"][index])
     except (KeyError, IndexError, TypeError, ValueError):
         return math.nan
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core import metric_names as names
-from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
-from penstock.planner.decide.reading import Quality, Reading, assess, missing
-from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
+from penstock.planner.decide.reading import RANK, Reading, assess
+from penstock.planner.sources.base import (
+    ITL,
+    TTFT,
+    Buckets,
+    LatencyTotals,
+    Query,
+    Readings,
+    Urls,
+    buckets_of,
+    total_of,
+)
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.planner.sources.frontend import FrontendMetrics
-from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
-from penstock.planner.sources.scrape import MetricsPages
+from penstock.planner.sources.scrape import MetricsPages, unknown_queue
 
 _LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
 _WANTED = frozenset(
@@ -27,21 +34,11 @@ _WANTED = frozenset(
         *(f"{name}_bucket" for name in _LATENCIES.values()),
     }
 )
-_RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one router reports.
-
-    Attributes:
-        kv: KV usage fraction by worker.
-        waiting: Requests that wait in each worker.
-        ages: Age of the same in simulated seconds.
-        queue: Requests that wait for prefill in this router; None if it does not say.
-        latency: Histograms since its start.
-        frontend: Its counts; None if it does not say.
-    """
+    """What one router reports, by worker: KV usage, waiting requests, age of both in simulated seconds; None: it does not say."""
 
     kv: Mapping[str, float]
     waiting: Mapping[str, float]
@@ -78,15 +75,9 @@ class RouterSource:
         Raises:
             ObservationError: there is no router, or none gives a readable answer.
         """
-        urls = tuple(self._urls())
-        if not urls:
-            raise ObservationError("no ready router")
-        now_s = self._now_s()
-        answers = dict(zip(urls, await asyncio.gather(*map(self._page, urls)), strict=True))
-        pages = {url: answer for url, answer in answers.items() if isinstance(answer, _Page)}
-        flaws = [answer for answer in answers.values() if isinstance(answer, ObservationError)]
-        if not pages:
-            raise flaws[0]
+        urls, now_s = tuple(self._urls()), self._now_s()
+        pages, flaws = await self._pages.fetch_all(urls, _page)
+        unknown = unknown_queue(len(pages), flaws, kind="router", source=self.name)
         found, max_age_s = list(pages.values()), query.max_age_s
         frontends = {url: page.frontend for url, page in pages.items() if page.frontend is not None}
         workers = [worker.name for worker in query.kv_workers]
@@ -101,30 +92,11 @@ class RouterSource:
                 )
                 for name in workers
             },
-            queue=self._queue(pages, flaws, max_age_s),
+            queue=unknown
+            or total_of([assess(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in found]),
             demand=self._demand.add(frontends, urls, now_s),
             worker_waiting=waiting if any(page.waiting for page in found) else None,
             latency=self._latency.add({url: page.latency for url, page in pages.items()}, urls),
-        )
-
-    async def _page(self, url: str) -> _Page | ObservationError:
-        try:
-            samples = parse_samples(await self._pages.fetch(url), _WANTED)
-        except ObservationError as exc:
-            return exc
-        by_name: dict[str, list[Sample]] = {}
-        for sample in samples:
-            by_name.setdefault(sample.name, []).append(sample)
-        queues = by_name.get(names.ROUTER_QUEUE_REQUESTS)
-        return _Page(
-            kv=_by_worker(by_name, names.ROUTER_WORKER_KV_USAGE),
-            waiting=_by_worker(by_name, names.ROUTER_WORKER_WAITING),
-            ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
-            queue=sum(sample.value for sample in queues) if queues else None,
-            latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
-            frontend=read_router(
-                [s for name, found in by_name.items() if name in ROUTER_NAMES for s in found]
-            ),
         )
 
     def _freshest(
@@ -145,17 +117,22 @@ class RouterSource:
             )
             for value, age_s in values
         ]
-        return max(readings, key=lambda r: (_RANK[r.quality], -(r.age_s or 0.0)))
+        return max(readings, key=lambda r: (RANK[r.quality], -(r.age_s or 0.0)))
 
-    def _queue(
-        self, pages: Mapping[str, _Page], flaws: Sequence[ObservationError], max_age_s: float
-    ) -> Reading:
-        if flaws:
-            why = f"{len(flaws)} of {len(flaws) + len(pages)} routers cannot be read: {in_short(flaws[0])}"
-            return missing(why, source=self.name)
-        return total_of(
-            [assess(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
-        )
+
+def _page(_url: str, text: str) -> _Page:
+    by_name: dict[str, list[Sample]] = {}
+    for sample in parse_samples(text, _WANTED):
+        by_name.setdefault(sample.name, []).append(sample)
+    queues = by_name.get(names.ROUTER_QUEUE_REQUESTS)
+    return _Page(
+        kv=_by_worker(by_name, names.ROUTER_WORKER_KV_USAGE),
+        waiting=_by_worker(by_name, names.ROUTER_WORKER_WAITING),
+        ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
+        queue=sum(sample.value for sample in queues) if queues else None,
+        latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
+        frontend=read_router([s for name, found in by_name.items() if name in ROUTER_NAMES for s in found]),
+    )
 
 
 def at(url: str) -> Urls:

@@ -6,7 +6,8 @@ A page that hangs is left alone for a while, so that it does not slow every pull
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
@@ -16,6 +17,8 @@ from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
 from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.sources.base import LONGEST_PAUSE_S, PullBackoff, Query, Readings, in_short, total_of
 from penstock.planner.targets.base import Endpoint
+
+PageT = TypeVar("PageT")
 
 PULL_TIMEOUT_S = 1.0
 """Real seconds for one page. Chosen: the pull interval at real time; a page takes milliseconds."""
@@ -59,6 +62,21 @@ class MetricsPages:
         self._hung.pop(url, None)
         return text
 
+    async def fetch_all(
+        self, urls: Sequence[str], read: Callable[[str, str], PageT]
+    ) -> tuple[dict[str, PageT], list[ObservationError]]:
+        """Return what ``read`` makes of each process's URL and page, and why others cannot be read."""
+
+        async def page(url: str) -> PageT | ObservationError:
+            try:
+                return read(url, await self.fetch(url))
+            except ObservationError as exc:
+                return exc
+
+        answers = dict(zip(urls, await asyncio.gather(*map(page, urls)), strict=True))
+        flaws = [each for each in answers.values() if isinstance(each, ObservationError)]
+        return {url: each for url, each in answers.items() if not isinstance(each, ObservationError)}, flaws
+
     async def _get(self, url: str) -> str:
         limits = Timeouts(
             connect_s=PULL_TIMEOUT_S,
@@ -77,6 +95,20 @@ class MetricsPages:
             # A process that has left: the time since its last request exceeds any pause.
             del self._hung[other]
         self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)
+
+
+def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, source: str) -> Reading | None:
+    """Return the queue of processes of which some cannot be read; None if all ``read`` ones are all there are.
+
+    Raises:
+        ObservationError: there is no process of the kind, or none gives a readable answer.
+    """
+    if not read:
+        raise flaws[0] if flaws else ObservationError(f"no ready {kind}")
+    if not flaws:
+        return None
+    why = f"{len(flaws)} of {len(flaws) + read} {kind}s cannot be read: {in_short(flaws[0])}"
+    return missing(why, source=source)
 
 
 class ScrapeSource:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.api import Role
+from penstock.planner.decide.observation import PoolCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,6 @@ class Endpoint:
 
     Attributes:
         name: Worker name, unique within the graph; the router uses the same.
-        role: prefill, decode or aggregated.
-        url: Base URL without a trailing slash; ``/metrics`` is below it.
     """
 
     name: str
@@ -28,44 +27,27 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState:
-    """Replicas of one role as they are now.
-
-    Attributes:
-        role: prefill, decode or aggregated.
-        ready: Passing their health check; a crashed worker that restarts is not among them.
-        starting: Asked for or restarting, not ready yet; they hold their GPUs.
-        draining: Asked to leave, still finishing; they hold their GPUs and no longer count as replicas.
-        gpus_per_replica: GPUs that one replica holds, >= 0.
-        failed: One reason per replica that was given up; those hold no GPU and are no replicas.
-    """
-
-    role: Role
-    ready: int
-    starting: int
-    draining: int
-    gpus_per_replica: int
-    failed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TargetState:
-    """One consistent snapshot of the backend.
+    """One consistent snapshot of the backend; an event of the planner's core.
 
     Attributes:
         pools: By role; only the roles that the graph has, the router's excluded.
-        adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
+        is_adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
             restarts after a crash is no adjustment.
         endpoints: Ready workers only.
         edited: Roles whose number of replicas somebody else has set since the last snapshot.
         writers: Who set each role's number of replicas last, where that is known.
+        failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
+        never_ready: Roles with a replica that counts as starting and will never become ready, and why.
     """
 
-    pools: Mapping[Role, PoolState]
-    adjusting: bool
-    endpoints: tuple[Endpoint, ...]
+    pools: Mapping[Role, PoolCounts]
+    is_adjusting: bool
+    endpoints: tuple[Endpoint, ...] = ()
     edited: frozenset[Role] = frozenset()
     writers: Mapping[Role, str] = field(default_factory=dict)
+    failures: Mapping[Role, str] = field(default_factory=dict)
+    never_ready: Mapping[Role, str] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -83,11 +65,6 @@ class Target(Protocol):
         """Ask for ``replicas`` of ``role``; returns when the desired number is recorded, not when it is fulfilled.
 
         Idempotent and level-triggered: asking twice for the same number changes nothing more.
-
-        Args:
-            role: A role that `observe` listed.
-            replicas: Wanted ready + starting replicas, >= 0; draining ones do not count.
-            decision_id: The ledger's id of the decision, for logs and events.
 
         Raises:
             ConflictError: somebody else changed the backend first; observe and decide again.

@@ -49,11 +49,7 @@ class ScaledService:
     """One worker service, its scaled part.
 
     Attributes:
-        name: Service's name; its adapter's name follows.
-        gpus: GPUs of one replica.
         replicas: Fixed number, or the first one.
-        bounds: Fewest and most replicas.
-        is_scalable: Whether it has a ScalingAdapter.
         is_external: Whether somebody other than the planner sets its number.
     """
 
@@ -133,14 +129,19 @@ class KubernetesTarget:
                 refused=refused.get(role, ""),
             )
         return TargetState(
-            pools={role: pool.state for role, pool in pools.items()},
+            pools={role: pool.counts for role, pool in pools.items()},
             # Another autoscaler's changes hold no decision about the other roles back.
-            adjusting=any(
-                pool.adjusting for role, pool in pools.items() if not self._services[role].is_external
+            is_adjusting=any(
+                pool.is_adjusting for role, pool in pools.items() if not self._services[role].is_external
             ),
             endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
             edited=frozenset(edited),
-            writers=self._writers(),
+            writers={
+                role: adapter["owner"]
+                for role, service in self._services.items()
+                if (adapter := self._adapter(service)) and adapter.get("owner")
+            },
+            failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
@@ -263,11 +264,6 @@ class KubernetesTarget:
         log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
         self._emit(_edited(role, by, f"{before} -> {desired}"))
         return service.clamp(desired), True
-
-    def _writers(self) -> dict[Role, str]:
-        """Return who set each role's number last."""
-        adapters = {role: self._adapter(service) for role, service in self._services.items()}
-        return {role: each["owner"] for role, each in adapters.items() if each and each.get("owner")}
 
     def _refused(self) -> dict[Role, str]:
         """Return the roles whose missing pods the API server has refused for long enough, and why."""

@@ -5,6 +5,7 @@ A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,8 @@ from penstock.kube.objects.names import (
     WORKER_INDEX_LABEL,
     WORKER_PORT,
 )
-from penstock.planner.targets.base import Endpoint, PoolState
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.targets.base import Endpoint
 
 SERVED_AFTER_S: Final = 5.0
 """Chosen: a Ready condition that changed this long after the kubelet first saw the pod changed because the pod
@@ -42,13 +44,8 @@ class PodFacts:
     """What the planner reads of a pod.
 
     Attributes:
-        name: Pod's name; the router calls the worker so.
         uid: Names repeat over time, uids never do.
-        role: Of its service; None if the label says nothing that is known.
-        group: Replica that it is part of.
-        is_leader: Whether it represents its replica.
         url: Base URL; None before it has an address.
-        ready: Whether its Ready condition is True.
         served: Whether it certainly was ready before.
         leaving: Terminating, or asked to drain.
         finished: Its containers are gone for good.
@@ -79,14 +76,15 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     trouble, message = _trouble(spec, status, conditions.get("PodScheduled", {}))
-    address = status.get("podIP")
+    address = status.get("podIP") or ""
+    host = f"[{address}]" if ":" in address else address
     return PodFacts(
         name=metadata["name"],
         uid=metadata.get("uid", metadata["name"]),
         role=_role(labels.get(ROLE_LABEL)),
         group=labels.get(GROUP_KEY_LABEL) or metadata["name"],
         is_leader=labels.get(WORKER_INDEX_LABEL, "0") == "0",
-        url=f"http://{_host(address)}:{WORKER_PORT}" if address else None,
+        url=f"http://{host}:{WORKER_PORT}" if host else None,
         ready=ready.get("status") == "True",
         served=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
         leaving=bool(metadata.get("deletionTimestamp")) or labels.get(SERVING_LABEL) == DRAINING,
@@ -102,29 +100,17 @@ class PodPool:
     """One role's replicas.
 
     Attributes:
-        state: For the loop.
-        adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
+        counts: For the loop.
+        is_adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
             acted on the desired number yet.
         endpoints: Of the ready ones.
+        failed: One reason per replica that was given up.
     """
 
-    state: PoolState
-    adjusting: bool
+    counts: PoolCounts
+    is_adjusting: bool
     endpoints: tuple[Endpoint, ...]
-
-
-@dataclass(slots=True)
-class _Counts:
-    ready: int = 0
-    starting: int = 0
-    restarting: int = 0
-    draining: int = 0
-    failing_bound: int = 0
-
-    @property
-    def alive(self) -> int:
-        """Replicas that are neither leaving nor given up."""
-        return self.ready + self.starting + self.restarting
+    failed: tuple[str, ...]
 
 
 def count(
@@ -139,72 +125,58 @@ def count(
 ) -> PodPool:
     """Return a role's pool.
 
-    Replicas wished for that no pod stands for yet are starting, or given up if their pods are refused; those
-    beyond the desired number are draining, because the operator is about to take them. So a desired number counts from the moment
-    it is written.
-
-    Args:
-        role: prefill, decode or aggregated.
-        pods: The role's.
-        desired: Requested replicas, within bounds.
-        gpus: GPUs of one replica.
-        served: uids of pods that were ready before.
-        failing: uids of pods that are given up, and why.
-        refused: Why the API server creates no further pod; empty if it does.
+    Replicas wished for that no pod stands for yet are starting, or given up if the API server has ``refused`` their
+    pods; those beyond the ``desired`` number, within bounds, are draining, because the operator is about to take
+    them. So a desired number counts from the moment it is written. ``served`` are uids of pods that were ready
+    before, ``failing`` of pods that are given up, with the reason.
     """
-    counts, reasons, endpoints = _Counts(), [], []
+    counts: Counter[str] = Counter()
+    reasons, endpoints = [], []
     for replica in _replicas(pods):
         leader = next((pod for pod in replica if pod.is_leader), replica[0])
         why = next((failing[pod.uid] for pod in replica if pod.uid in failing), None)
         if any(pod.leaving for pod in replica):
-            counts.draining += 1
+            counts["draining"] += 1
         elif why is not None:
             reasons.append(why)
-            counts.failing_bound += any(pod.bound for pod in replica)
+            # A pod given up on a node holds its GPUs until it has ended.
+            counts["failed"] += any(pod.bound for pod in replica)
         elif leader.ready:
-            counts.ready += 1
+            counts["ready"] += 1
             if leader.url is not None:
                 endpoints.append(Endpoint(leader.name, role, leader.url))
         elif leader.served or leader.uid in served:
-            counts.restarting += 1
+            counts["restarting"] += 1
         else:
-            counts.starting += 1
-    missing = desired - counts.alive - len(reasons)
+            counts["starting"] += 1
+    missing = desired - sum(counts[kind] for kind in _ALIVE) - len(reasons)
     if refused and missing > 0:
         reasons += [refused] * missing
-    return _against_desired(role, counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
+    return _against_desired(counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
+
+
+_ALIVE: Final = ("starting", "restarting", "ready")
+"""Replicas that are neither leaving nor given up, in the order in which a surplus is taken."""
 
 
 def _against_desired(
-    role: Role,
-    counts: _Counts,
-    reasons: Sequence[str],
-    *,
-    desired: int,
-    gpus: int,
-    endpoints: tuple[Endpoint, ...],
+    counts: Counter[str], reasons: Sequence[str], *, desired: int, gpus: int, endpoints: tuple[Endpoint, ...]
 ) -> PodPool:
-    alive = counts.alive
-    surplus = max(0, alive + len(reasons) - desired)
-    dropped = min(surplus, len(reasons))
-    surplus -= dropped
-    missing = max(0, desired - alive - len(reasons))
-    leaving = surplus
-    for name in ("starting", "restarting", "ready"):
-        taken = min(surplus, getattr(counts, name))
-        setattr(counts, name, getattr(counts, name) - taken)
+    beyond = sum(counts[kind] for kind in _ALIVE) + len(reasons) - desired
+    missing, dropped = max(0, -beyond), min(max(0, beyond), len(reasons))
+    surplus = max(0, beyond) - dropped
+    draining = counts["draining"] + surplus
+    for kind in _ALIVE:
+        taken = min(surplus, counts[kind])
+        counts[kind] -= taken
         surplus -= taken
-    draining = counts.draining + leaving
-    state = PoolState(
-        role=role,
-        ready=counts.ready,
-        starting=counts.starting + counts.restarting + missing,
-        # A pod given up on a node holds its GPUs until it has ended.
-        draining=draining + counts.failing_bound,
-        gpus_per_replica=gpus,
-        failed=tuple(reasons[: len(reasons) - dropped]),
+    starting = counts["starting"] + missing
+    return PodPool(
+        PoolCounts(counts["ready"], starting + counts["restarting"], draining + counts["failed"], gpus),
+        bool(starting or draining),
+        endpoints,
+        tuple(reasons[: len(reasons) - dropped]),
     )
-    return PodPool(state, bool(counts.starting or missing or draining), endpoints)
 
 
 def _replicas(pods: Iterable[PodFacts]) -> list[list[PodFacts]]:
@@ -245,10 +217,6 @@ def _stuck(container: Mapping[str, Any], waiting: Mapping[str, Any], restarts: i
 
 def _role(label: str | None) -> Role | None:
     return Role(label) if label in set(Role) else None
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _gap_s(earlier: object, later: object) -> float:

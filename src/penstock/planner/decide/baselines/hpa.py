@@ -37,15 +37,7 @@ UP_PODS, UP_FACTOR = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class PodMetric:
-    """One metric that each pod reports.
-
-    Attributes:
-        total: Sum over the ready pods that reported.
-        reported: How many those are.
-        missing: Ready pods that did not report.
-        unready: Pods that are not ready.
-        target: Average that is to be kept, > 0.
-    """
+    """One metric that each pod reports: sum over the ready pods that reported, how many those are, and the average to keep, > 0."""
 
     total: float
     reported: int
@@ -102,12 +94,9 @@ def combined(desired: Sequence[int | None], current: int) -> int | None:
 
 
 def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
-    """Return what stabilisation and rates leave of a number.
+    """Return what stabilisation and rates leave of a number, by the numbers of the last 300 s without this one.
 
-    Args:
-        desired: Of this synchronisation.
-        current: Replicas now.
-        recent: Numbers of the last 300 s without this one; after a start the current number replaces them.
+    After a start the current number replaces them.
     """
     held = max([desired, *recent]) if desired < current else desired
     held = min(held, current) if desired < current else held
@@ -119,12 +108,8 @@ def recommend(
 ) -> tuple[int, tuple[float, ...]]:
     """Return the stabilised number and the recommendations to remember.
 
-    Args:
-        desired: Of this synchronisation.
-        current: Replicas now.
-        now_s: Simulated seconds.
-        before: Remembered ones, as time, number, time, number, ...; empty after a start, which the current number
-            then stands for.
+    ``before`` are those remembered, as time, number, time, number, ...; empty after a start, which the current
+    number then stands for.
     """
     pairs = list(zip(before[::2], before[1::2], strict=True)) or [(now_s, float(current))]
     recent = [(at_s, number) for at_s, number in pairs if at_s > now_s - DOWN_WINDOW_S]

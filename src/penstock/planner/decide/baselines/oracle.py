@@ -10,8 +10,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.baselines.settings import Sizes
-from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig
+from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Sizes
 from penstock.planner.decide.decision import Step
 from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Window

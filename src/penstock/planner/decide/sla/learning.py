@@ -47,11 +47,7 @@ def factor(correction: Correction) -> float:
 def followed(memory: SlaMemory, pull: Pull, profile: PerformanceProfile, *, mean_rate: float) -> SlaMemory:
     """Return the memory after one pull; what the pull does not know leaves its part as it was.
 
-    Args:
-        memory: Before.
-        pull: With its demand, if that is known.
-        profile: What the workers are compared with.
-        mean_rate: Requests/s expected to arrive, before the pull; 0: not known.
+    ``mean_rate`` is the requests/s expected to arrive, before the pull; 0: not known.
     """
     demand = pull.demand
     if demand is None:
@@ -167,12 +163,7 @@ def steady_followed(rate: SteadyRate, demand: Demand) -> SteadyRate:
 
 
 def steadied(along: Forecast, rate: SteadyRate) -> Forecast:
-    """Return the mean where the trend, now and ahead, is within chance of it; else the trend.
-
-    Args:
-        along: Requests/s along the trend, with the standard error of its prediction.
-        rate: Of the last minutes.
-    """
+    """Return the mean where the trend, now and ahead, is within chance of it; else the trend."""
     if rate.seen_s <= 0:
         return along
     mean = rate.requests / rate.seen_s

@@ -21,11 +21,9 @@ class RoleNeed:
     """What one role needs, and what bounds it.
 
     Attributes:
-        role: prefill, decode or aggregated.
         needed: Replicas that hold the targets, >= 1.
         floor: Fewest that it may have, >= 1.
         most: Most that it may have; None: no such bound.
-        gpus: Of one replica, >= 0.
     """
 
     role: Role
@@ -54,15 +52,10 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
 def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
     """Return the replicas of each role within the budget: the desired number, or else the greatest `coverage`.
 
-    From the floors on, each replica goes to the role that has least of what it needs, decode on equal terms, as long as
-    one of it fits. Taking one away again would leave its role no better off than the one that has least now, so no other
-    split covers more.
-
-    Example: prefill needs 4 and decode 8, one GPU each, of 6: 2 and 4.
-
-    Args:
-        needs: One per role.
-        budget: GPUs of all roles; None: no ceiling. Floors are kept even above it.
+    From the floors, which are kept even above the budget, each replica goes to the role that has least of what it
+    needs, decode on equal terms, as long as one of it fits. Taking one away again would leave its role no better
+    off than the one that has least now, so no other split covers more. Example: prefill needs 4 and decode 8, one
+    GPU each, of 6: 2 and 4.
     """
     wanted = {each.role: each.wanted for each in needs}
     if budget is None or gpus_of(needs, wanted) <= budget:
@@ -88,7 +81,6 @@ class Limits:
     """What the roles need and may have.
 
     Attributes:
-        needs: One per role.
         allowed: Replicas within budget and bounds.
         budget: GPUs of all roles; None: no ceiling.
     """
@@ -133,14 +125,9 @@ def limited(
     gpus: int,
     rested: Collection[Role],
 ) -> list[RoleProposal]:
-    """Return the proposals within each role's share, with what binds and what to expect where demand is beyond it.
+    """Return adaptive's proposals within each role's share, with what binds and what to expect where demand is beyond it.
 
-    Args:
-        proposals: Of adaptive's rules.
-        projection: Demand at the horizon.
-        config: Bounds and budget.
-        gpus: That existing workers hold, draining ones included.
-        rested: Roles that neither grew nor shrank lately.
+    ``gpus`` counts draining workers' too; ``rested`` roles neither grew nor shrank lately.
     """
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):

@@ -19,12 +19,7 @@ POISSON = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Observed values and the profile's, both decayed alike.
-
-    Attributes:
-        expected_s: Seconds by the profile, > 0.
-        observed_s: Seconds seen.
-    """
+    """Seconds by the profile and seconds seen, both decayed alike."""
 
     expected_s: float = PRIOR_S
     observed_s: float = PRIOR_S
@@ -32,12 +27,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRate:
-    """Arrivals over the last minutes, without a slope.
-
-    Attributes:
-        requests: Decayed over time.
-        seen_s: Seconds, decayed alike.
-    """
+    """Arrivals over the last minutes, without a slope: requests and seconds, decayed alike."""
 
     requests: float = 0.0
     seen_s: float = 0.0
@@ -50,15 +40,7 @@ class SlaMemory:
     Attributes:
         arrived: Requests, decayed over minutes.
         prompt_tokens: Of them, cached ones included, decayed alike.
-        uncached_tokens: Of them, decayed alike.
-        answered: Requests answered in full, decayed alike.
-        output_tokens: Of them, decayed alike.
         variability: Ca2 + Cs2 of arrivals and their tokens together.
-        running: Requests at the workers that decode, over the last seconds.
-        prefill: Seconds of computing prompts.
-        ttft: Seconds to first tokens.
-        itl: Seconds between tokens.
-        steady: Arrivals of the last minutes.
     """
 
     arrived: float = 0.0

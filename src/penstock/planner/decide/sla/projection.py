@@ -19,12 +19,7 @@ REPLICAS_MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The targets' figures on a number of replicas.
-
-    Attributes:
-        numbers: By name with unit, for the record; None where they grow without end.
-        words: For people.
-    """
+    """The targets' figures on a number of replicas, None where they grow without end."""
 
     numbers: dict[str, float | None]
     words: str
@@ -35,7 +30,6 @@ class Projection:
     """Demand at the horizon on the workers of the profile.
 
     Attributes:
-        workers: By their profile, corrected.
         kv: KV load so far, for decode before the first answer was complete.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
         service_s: Corrected time that a worker computes at the mean prompt, > 0.

@@ -28,8 +28,6 @@ class ProfiledAnswers:
 
     Attributes:
         tokens_per_s: Answer tokens/s expected at the horizon, >= 0.
-        running: Requests in flight over the last seconds.
-        row: The profile at their context.
         variability: Ca2 + Cs2: by how much more their tokens vary than a constant number each would.
         factor: By which the observed ITL exceeds the profile's.
         sigmas: Standard deviations of the requests in flight that are counted in, from the attainment.
@@ -107,13 +105,7 @@ almost any fleet."""
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWorkers:
-    """Implements `penstock.planner.decide.adaptive.workers.Workers`.
-
-    Attributes:
-        profile: Of one engine that prefills and one that decodes.
-        learnt: What was observed so far.
-        config: Targets.
-    """
+    """The workers of one profile, corrected by what was learnt."""
 
     profile: PerformanceProfile
     learnt: SlaMemory
