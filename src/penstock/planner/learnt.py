@@ -217,7 +217,7 @@ def _parsed(text: str, origin: str) -> Learnt:
 
 def _by_floor(past: Hindsight) -> Iterator[tuple[float, ...]]:
     yield past.idle_s
-    for fleets in (past.prompt, past.patient):
+    for fleets in past.fleets.values():
         yield from (fleets.started_s, fleets.backlogs, fleets.late, fleets.replica_s)
 
 

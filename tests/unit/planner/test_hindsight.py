@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Hindsight, Load, Objective
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)
@@ -67,7 +67,7 @@ def test_a_floor_that_is_no_longer_needed_is_left():
 
 def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
-    known = hindsight.followed(Hindsight(is_patient=True), _load(3.0))
+    known = hindsight.followed(Hindsight(growth=Growth.PATIENT), _load(3.0))
     for _ in range(44):
         known = hindsight.followed(known, _load(3.0))
     assert known.lasting(STARTUP_S) == 0
@@ -78,6 +78,13 @@ def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     for _ in range(60):
         known = hindsight.followed(known, _load(0.0))
     assert known.is_idle(2, hold_s=10.0)
+
+
+def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
+    """Ten minutes at most of what two do, ten below: each crest would have started a third that no request needed."""
+    known = _served(([1.9 * 2.0] * 300 + [1.5] * 300) * 18)
+    assert (known.floor, known.growth) == (2, Growth.FIXED)
+    assert "none above it" in hindsight.in_words(known, 1)
 
 
 def test_nothing_is_chosen_from_a_handful_of_requests():
@@ -113,27 +120,28 @@ def _hold_bound(rates, objective):
     known, paid, changes, dearest_pull, arrived = Hindsight(), 0.0, 0, 0.0, 0.0
     # All sizes from the first pull on, and long enough to be judged, so that every fleet has seen everything.
     known = hindsight.followed(known, _load(16.0, dt_s=objective.unused_s))
-    begin = {kind: _costs(known, kind, objective) for kind in ("prompt", "patient")}
+    begin = {growth: _costs(known, growth, objective) for growth in Growth}
     for rate in rates:
         before = known
         known = hindsight.followed(known, _load(rate))
         if before.floor:
-            kind = "patient" if before.is_patient else "prompt"
-            place = before.floor - 1
-            paid += _costs(known, kind, objective)[place] - _costs(before, kind, objective)[place]
+            growth, place = before.growth, before.floor - 1
+            paid += _costs(known, growth, objective)[place] - _costs(before, growth, objective)[place]
         steps = [
             now - then
-            for kind in ("prompt", "patient")
-            for now, then in zip(_costs(known, kind, objective), _costs(before, kind, objective), strict=True)
+            for growth in Growth
+            for now, then in zip(
+                _costs(known, growth, objective), _costs(before, growth, objective), strict=True
+            )
         ]
         dearest_pull = max(dearest_pull, *steps)
         arrived += 2.0 * rate
         known = hindsight.chosen(known, objective)
-        changes += (known.floor, known.is_patient) != (before.floor, before.is_patient)
+        changes += (known.floor, known.growth) != (before.floor, before.growth)
     best = min(
         now - then
-        for kind in ("prompt", "patient")
-        for now, then in zip(_costs(known, kind, objective), begin[kind], strict=True)
+        for growth in Growth
+        for now, then in zip(_costs(known, growth, objective), begin[growth], strict=True)
     )
     dearest_change = hindsight.change_gpu_s(known.sizes, objective)
     allowed = objective.price_gpu_s * (1.0 - objective.in_time) * (arrived + 16.0 * objective.unused_s)
@@ -141,8 +149,8 @@ def _hold_bound(rates, objective):
     assert paid <= best + (1 + changes) * (dearest_change + dearest_pull + allowed) + first + 1e-6
 
 
-def _costs(known, kind, objective):
-    fleets = getattr(known, kind)
+def _costs(known, growth, objective):
+    fleets = known.fleets[growth]
     return [hindsight.cost_of(fleets, place, objective) for place in range(known.sizes)]
 
 
@@ -152,7 +160,7 @@ def test_late_requests_are_the_excess_or_all_behind_it(in_time_first, late):
     known = Hindsight()
     for rate in [4.0] * 30 + [1.0] * 30:
         known = hindsight.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
-    assert known.prompt.late[0] / known.arrivals == pytest.approx(late, abs=0.1)
+    assert known.fleets[Growth.PROMPT].late[0] / known.arrivals == pytest.approx(late, abs=0.1)
 
 
 def test_counts_have_few_digits_and_fade():
@@ -161,6 +169,6 @@ def test_counts_have_few_digits_and_fade():
     for step in range(3600):
         known = hindsight.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
     assert known.seen_s < hindsight.MEMORY_S + 30
-    for fleets in (known.prompt, known.patient):
+    for fleets in known.fleets.values():
         for values in (fleets.started_s, fleets.late, fleets.replica_s):
             assert values == tuple(hindsight.counted(each) for each in values)

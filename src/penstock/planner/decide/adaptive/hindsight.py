@@ -1,9 +1,9 @@
 """Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
 
-Two fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
-one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none. Each pull adds the
-replica-seconds that a fleet would have held and the requests that it would have served late. The planner keeps to one of
-them and changes only when another would have cost less by more than the change does:
+Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
+one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *fixed*
+one never does. Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
+late. The planner keeps to one of them and changes only when another would have cost less by more than the change does:
 
     cost = GPU-seconds + price x late requests,
     what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
@@ -15,8 +15,9 @@ tests/unit/planner/test_hindsight.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 MEMORY_S = 6 * 3600.0
 """Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
@@ -28,8 +29,19 @@ PARTS = 16
 LEAST_ARRIVED = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
+FIXED_AFTER_S = 3600.0
+"""Chosen: a fleet that never grows is kept to once an hour has been followed; of a quiet start it would be the cheapest."""
+
 SIZES_MOST = 64
 """Chosen: floors above this are not followed; each size costs a microsecond a pull."""
+
+
+class Growth(StrEnum):
+    """When a fleet starts a replica above its floor."""
+
+    PROMPT = "prompt"
+    PATIENT = "patient"
+    FIXED = "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +67,25 @@ class Hindsight:
 
     Attributes:
         floor: Kept to; 0: nothing chosen yet.
-        is_patient: The patient fleet of that floor is.
+        growth: Of the fleet of that floor that is kept to.
         seen_s: Seconds followed; this and all that is counted is halved once it is `MEMORY_S`.
         arrivals: Requests.
         gpu_s: GPU-seconds that all roles held.
         needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
         idle_s: For how long one fewer than n would have been enough.
-        prompt: Fleets that react at once.
-        patient: Fleets that wait for a start-up's time.
+        fleets: By when they grow.
     """
 
     floor: int = 0
-    is_patient: bool = False
+    growth: Growth = Growth.PROMPT
     seen_s: float = 0.0
     arrivals: float = 0.0
     gpu_s: float = 0.0
     needed_s: tuple[float, ...] = ()
     idle_s: tuple[float, ...] = ()
-    prompt: ShadowFleets = field(default_factory=ShadowFleets)
-    patient: ShadowFleets = field(default_factory=ShadowFleets)
+    fleets: Mapping[Growth, ShadowFleets] = field(
+        default_factory=lambda: dict.fromkeys(Growth, ShadowFleets())
+    )
 
     @property
     def sizes(self) -> int:
@@ -85,18 +97,22 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica is not needed: patient fleets let its hold time expire.
+        """Return whether the n-th replica, above the floor, is not needed: patient fleets let its hold time expire.
 
         One above all sizes, which nothing has asked for, goes with the largest.
         """
         place = min(replica, self.sizes) - 1
-        if place < 0:
+        if place < 0 or self.growth is Growth.FIXED:
             return True
-        return self.needed_s[place] <= 0 if self.is_patient else self.idle_s[place] >= hold_s
+        return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the fleets of the chosen kind, and the place of the chosen floor."""
-        return (self.patient if self.is_patient else self.prompt), self.floor - 1
+        """Return the fleets that grow as the chosen one, and the place of the chosen floor."""
+        return self.fleets[self.growth], self.floor - 1
+
+    def each(self, made: Callable[[ShadowFleets], ShadowFleets]) -> Mapping[Growth, ShadowFleets]:
+        """Return what is made of the fleets, by when they grow."""
+        return {growth: made(fleets) for growth, fleets in self.fleets.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +162,7 @@ def carried(known: Hindsight) -> Hindsight:
     def at_rest(fleets: ShadowFleets) -> ShadowFleets:
         return replace(fleets, started_s=still, backlogs=still)
 
-    return replace(
-        known, needed_s=still, idle_s=still, prompt=at_rest(known.prompt), patient=at_rest(known.patient)
-    )
+    return replace(known, needed_s=still, idle_s=still, fleets=known.each(at_rest))
 
 
 def followed(known: Hindsight, load: Load) -> Hindsight:
@@ -175,12 +189,18 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
     )
 
     hold_s, startup_s = load.hold_s, load.startup_s
-    prompt = ([load.grows_at > index for index in range(known.sizes)], [each < hold_s for each in idle])
-    patient = ([each >= startup_s for each in needed], [each > 0 for each in needed])
+    never = [False] * known.sizes
+    kept = {
+        Growth.PROMPT: (
+            [load.grows_at > index for index in range(known.sizes)],
+            [each < hold_s for each in idle],
+        ),
+        Growth.PATIENT: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
+        Growth.FIXED: (never, never),
+    }
     return replace(
         known,
-        prompt=_worked(known.prompt, load, *prompt),
-        patient=_worked(known.patient, load, *patient),
+        fleets={growth: _worked(fleets, load, *kept[growth]) for growth, fleets in known.fleets.items()},
     )
 
 
@@ -201,8 +221,7 @@ def _faded(known: Hindsight) -> Hindsight:
         seen_s=seen_s,
         arrivals=arrivals,
         gpu_s=gpu_s,
-        prompt=fleets(known.prompt),
-        patient=fleets(known.patient),
+        fleets=known.each(fleets),
     )
 
 
@@ -227,8 +246,7 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
         known,
         needed_s=known.needed_s + (0.0,) * more,
         idle_s=known.idle_s + (0.0,) * more,
-        prompt=fleets(known.prompt),
-        patient=fleets(known.patient),
+        fleets=known.each(fleets),
     )
 
 
@@ -300,15 +318,16 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
     is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
     best, most = None, 0.0
-    for is_patient in (False, True):
-        others = known.patient if is_patient else known.prompt
+    for growth, others in known.fleets.items():
+        if growth is Growth.FIXED and known.seen_s < FIXED_AFTER_S:
+            continue
         for index in range(least - 1, known.sizes):
             if is_good and others.replica_s[index] >= held_s:
                 continue
             gain = cost - cost_of(others, index, objective) - change_gpu_s(index - place, objective)
             if gain > most:
-                best, most = (index + 1, is_patient), gain
-    return known if best is None else replace(known, floor=best[0], is_patient=best[1])
+                best, most = (index + 1, growth), gain
+    return known if best is None else replace(known, floor=best[0], growth=best[1])
 
 
 def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
@@ -319,6 +338,13 @@ def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
 def change_gpu_s(replicas: int, objective: Objective) -> float:
     """Return the GPU-seconds that changing by so many replicas may waste; at least one."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
+
+
+_GROWTH_WORDS = {
+    Growth.PROMPT: "",
+    Growth.PATIENT: ", started once demand has lasted a start-up",
+    Growth.FIXED: ", none above it",
+}
 
 
 def in_words(known: Hindsight, gpus: float) -> str:
@@ -332,8 +358,7 @@ def in_words(known: Hindsight, gpus: float) -> str:
     ]
     if other < known.sizes:
         words.append(f"at {other + 1}: {_share_and_cost(known, fleets, other, gpus)}")
-    patience = ", started once demand has lasted a start-up" if known.is_patient else ""
-    return "; ".join(words) + patience
+    return "; ".join(words) + _GROWTH_WORDS[known.growth]
 
 
 def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:

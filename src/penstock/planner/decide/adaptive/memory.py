@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Hindsight, ShadowFleets
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, ShadowFleets
 from penstock.planner.decide.state import Memory
 
 MadeT = TypeVar("MadeT")
@@ -182,8 +182,8 @@ def read(plain: Memory) -> AdaptiveMemory:
 
 
 def _hindsight(plain: Mapping[str, Any]) -> Hindsight:
-    prompt, patient = (_made(ShadowFleets, plain[kind]) for kind in ("prompt", "patient"))
-    return _made(Hindsight, plain, prompt=prompt, patient=patient)
+    fleets = {growth: _made(ShadowFleets, plain["fleets"][growth]) for growth in Growth}
+    return _made(Hindsight, plain, growth=Growth(plain["growth"]), fleets=fleets)
 
 
 def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
@@ -203,7 +203,10 @@ def write(memory: AdaptiveMemory) -> Memory:
     plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
     plain["hindsight"] = {role.value: _shallow(each) for role, each in memory.hindsight.items()}
     for each in plain["hindsight"].values():
-        each |= {"prompt": _shallow(each["prompt"]), "patient": _shallow(each["patient"])}
+        each |= {
+            "growth": each["growth"].value,
+            "fleets": {growth.value: _shallow(fleets) for growth, fleets in each["fleets"].items()},
+        }
     return {"adaptive": plain}
 
 

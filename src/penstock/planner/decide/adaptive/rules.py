@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight, supply
-from penstock.planner.decide.adaptive.hindsight import Hindsight
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.kv import FULL, KvView, light_of
 from penstock.planner.decide.adaptive.work import WorkView
 from penstock.planner.decide.adaptive.workers import GapsView, Workers
@@ -95,9 +95,11 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether hindsight has it that demand must last for a start-up before it starts a replica, and it has not."""
+        """Whether hindsight has it that present demand is no reason to start a replica."""
         known = self.hindsight
-        return known is not None and known.is_patient and known.lasting(self.horizon_s) <= self.pool.replicas
+        if known is None or known.growth is Growth.PROMPT:
+            return False
+        return known.growth is Growth.FIXED or known.lasting(self.horizon_s) <= self.pool.replicas
 
 
 def lacks(case: Case) -> list[RoleFinding]:
@@ -180,7 +182,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
     inputs: dict[str, float | int | str | None] = {
         "workers": case.pool.replicas,
         "floor": known.floor,
-        "patient": str(known.is_patient).lower(),
+        "growth": known.growth.value,
     }
     step = Step(
         "hindsight", inputs, known.floor, grows(case.pool.replicas < known.floor) + (words and f": {words}")
@@ -328,8 +330,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     rate = _kept_rate(work, kept.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
-    is_patient = case.hindsight is not None and case.hindsight.is_patient
-    most = (case.workers.busy_most if is_patient else case.workers.busy_after)(case.role, workers)
+    is_prompt = case.hindsight is None or case.hindsight.growth is Growth.PROMPT
+    most = (case.workers.busy_after if is_prompt else case.workers.busy_most)(case.role, workers)
     applies = busy <= most
     inputs = {
         "workers_after": workers,
