@@ -171,10 +171,11 @@ def read(plain: Memory) -> AdaptiveMemory:
         work=_made(Work, work, rate=Trend(**work["rate"])),
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
+        # Floors of a version with other fleets are learnt again.
         hindsight={
-            # A memory from before each role had its own has the sum at the top.
-            Role(role): _hindsight({"gpu_s": data.get("gpu_s", 0.0), **plain})
+            Role(role): _hindsight(plain)
             for role, plain in data.get("hindsight", {}).items()
+            if "fleets" in plain
         },
         quiet_since_s=data.get("quiet_since_s"),
         unserved_s=data.get("unserved_s"),
