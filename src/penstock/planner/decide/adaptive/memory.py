@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, ShadowFleets
+from penstock.planner.decide.adaptive.recurrence import Recurrence
 from penstock.planner.decide.state import Memory
 
 MadeT = TypeVar("MadeT")
@@ -175,7 +176,7 @@ def read(plain: Memory) -> AdaptiveMemory:
         hindsight={
             Role(role): _hindsight(plain)
             for role, plain in data.get("hindsight", {}).items()
-            if "fleets" in plain
+            if "recurrence" in plain
         },
         quiet_since_s=data.get("quiet_since_s"),
         unserved_s=data.get("unserved_s"),
@@ -184,7 +185,8 @@ def read(plain: Memory) -> AdaptiveMemory:
 
 def _hindsight(plain: Mapping[str, Any]) -> Hindsight:
     fleets = {growth: _made(ShadowFleets, plain["fleets"][growth]) for growth in Growth}
-    return _made(Hindsight, plain, growth=Growth(plain["growth"]), fleets=fleets)
+    recurrence = _made(Recurrence, plain["recurrence"])
+    return _made(Hindsight, plain, growth=Growth(plain["growth"]), fleets=fleets, recurrence=recurrence)
 
 
 def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
@@ -206,6 +208,7 @@ def write(memory: AdaptiveMemory) -> Memory:
     for each in plain["hindsight"].values():
         each |= {
             "growth": each["growth"].value,
+            "recurrence": _shallow(each["recurrence"]),
             "fleets": {growth.value: _shallow(fleets) for growth, fleets in each["fleets"].items()},
         }
     return {"adaptive": plain}

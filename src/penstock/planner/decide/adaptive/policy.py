@@ -128,9 +128,7 @@ def _looked_back(
         if known.arrivals > 0:
             gpus = max(1, config.engine_gpus(role, case.pool.gpus))
             price = config.gpu_percent_per_point * known.gpu_s / known.arrivals
-            objective = Objective(
-                config.in_time, price, gpus, load.startup_s + load.hold_s, config.floor(role, gpus)
-            )
+            objective = Objective(config.in_time, price, gpus, load.startup_s + load.hold_s)
             known = hindsight.chosen(known, objective)
         found[role] = known
     return replace(memory, hindsight=found)
@@ -169,6 +167,7 @@ def _load(
         startup_s=math.ceil(case.horizon_s),
         hold_s=math.ceil(supply.hold_s(case.horizon_s)),
         sizes=max(1, most),
+        least=config.floor(case.role, gpus),
         served_at_once_by=case.pool.ready if is_idle_somewhere else None,
     )
 

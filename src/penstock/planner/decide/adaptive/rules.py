@@ -181,14 +181,17 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
     words = hindsight.in_words(known, case.pool.gpus or 1)
     inputs: dict[str, float | int | str | None] = {
         "workers": case.pool.replicas,
-        "floor": known.floor,
+        "floor": known.floor_now,
         "growth": known.growth.value,
     }
     step = Step(
-        "hindsight", inputs, known.floor, grows(case.pool.replicas < known.floor) + (words and f": {words}")
+        "hindsight",
+        inputs,
+        known.floor_now,
+        grows(case.pool.replicas < known.floor_now) + (words and f": {words}"),
     )
     return RoleFinding(
-        case.pool.replicas < known.floor, Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step
+        case.pool.replicas < known.floor_now, Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step
     )
 
 
@@ -196,9 +199,9 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     """Keep the floor that would have been best, and above it the recent need."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, supply.hold_s(case.horizon_s))
-    applies = workers > known.floor and is_idle
+    applies = workers > known.floor_now and is_idle
     idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
-    inputs = {"floor": known.floor, "idle_s": idle_s, "hold_s": supply.hold_s(case.horizon_s)}
+    inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": supply.hold_s(case.horizon_s)}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
 
