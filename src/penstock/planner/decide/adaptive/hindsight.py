@@ -292,7 +292,7 @@ def _supply(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many replicas of each floor's fleet are ready, and how many hold GPUs."""
     floors = range(1, len(started_s) + 1)
-    if growth is Growth.FIXED or (growth is Growth.RECURRING and not recurrence.period):
+    if growth is Growth.FIXED or (growth is Growth.RECURRING and not recurrence.is_known):
         return floors, floors
     if growth is Growth.RECURRING:
         between = [min(load.least, floor) for floor in floors]

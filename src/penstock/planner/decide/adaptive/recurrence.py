@@ -19,6 +19,10 @@ AGREES_LEAST = 0.8
 again."""
 
 
+FALLS_TO = 0.5
+"""Chosen: demand that is there for over half of the time has no period that would save much."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recurrence:
     """When more than the least floor was asked for.
@@ -40,35 +44,41 @@ class Recurrence:
     due_s: float = 0.0
 
     @property
+    def is_known(self) -> bool:
+        """Whether it is known when more is asked for: by a period, or because nothing ever was; else it may be due at any time."""
+        return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
+
+    @property
     def is_between(self) -> bool:
-        """Whether something comes again and is not due; while nothing is known it may be due at any time."""
-        return bool(self.period) and not self.due_s
+        """Whether it is known that no more is due."""
+        return self.is_known and not self.due_s
 
 
 def followed(known: Recurrence, is_asked: bool, dt_s: float, startup_s: float) -> Recurrence:  # noqa: FBT001 - a reading
     """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
     known = replace(known, slot_s=known.slot_s + dt_s, is_asked=known.is_asked or is_asked)
     while known.slot_s >= SLOT_S:
+        left_s = known.slot_s - SLOT_S
         bits = (int(known.asked, 16) << 1 | known.is_asked) & ((1 << SLOTS_MOST) - 1)
         slots = min(known.slots + 1, SLOTS_MOST)
         known = replace(
             known,
             asked=f"{bits:x}",
             slots=slots,
-            slot_s=known.slot_s - SLOT_S,
-            is_asked=is_asked,
+            slot_s=left_s,
+            is_asked=is_asked and left_s > 0,
             period=period_of(bits, slots),
         )
     return replace(known, due_s=known.due_s + dt_s if _is_due(known, startup_s) else 0.0)
 
 
 def period_of(asked: int, slots: int) -> int:
-    """Return the shortest of the periods that agree best with what was asked for, in slots; 0: none does.
+    """Return the shortest period that agrees with what was asked for, in slots; 0: none does.
 
-    Of those that agree as well within a slot the one is taken that agrees best to the slot.
+    What lasts agrees with itself a moment later: only what comes after less agreement is a period.
     """
     near = _near(asked)
-    best, most = 0, (AGREES_LEAST, 0.0)
+    best, most, has_fallen = 0, -1, False
     for period in range(2, slots // TURNS_LEAST + 1):
         all_since = (1 << (slots - period)) - 1
         came, expected = asked & all_since, (asked >> period) & all_since
@@ -76,9 +86,15 @@ def period_of(asked: int, slots: int) -> int:
             continue
         recall = (came & (near >> period)).bit_count() / came.bit_count()
         precision = (expected & near).bit_count() / expected.bit_count()
-        agrees = round(min(recall, precision), 2), (came & expected).bit_count() / came.bit_count()
-        if agrees > most:
-            best, most = period, agrees
+        agrees = min(recall, precision)
+        has_fallen = has_fallen or agrees < FALLS_TO
+        if has_fallen and agrees >= AGREES_LEAST:
+            # Its neighbours agree within a slot, too: the one that agrees best to the slot.
+            together = (came & expected).bit_count()
+            if together > most:
+                best, most = period, together
+        elif best:
+            break
     return best
 
 
