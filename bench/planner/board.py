@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from cells import later
 from reference import EQUAL, HINDSIGHT
 from split import is_tuned_seed
 from workloads import Case
@@ -13,9 +14,6 @@ from workloads import Case
 ORACLE, ONE_STEP = "oracle", "oracle-one-step"
 FIXED = (EQUAL, HINDSIGHT)
 REFERENCES = (*FIXED, ONE_STEP, ORACLE)
-LATER_BIN = 24
-"""Of five minutes: what a planner may learn from ends after two hours."""
-LEAST_LATER_BINS = 6
 
 TIE = 0.005
 """Chosen: half a per cent of the requests, or of the GPU-hours, is a tie; seeds differ by more."""
@@ -104,16 +102,5 @@ def _mean_row(rows: Sequence[Row]) -> Row:
     mean["seeds"] = len(rows)
     mean["fleet"] = rows[0]["fleet"]
     mean["bins"] = rows[0]["bins"]
-    mean["later"] = _later(rows)
+    mean["later"] = later([row["bins"] for row in rows])
     return mean
-
-
-def _later(rows: Sequence[Row]) -> Row | None:
-    """Return the share in time and the GPU-hours after the first two hours; None of a run that is too short."""
-    if len(rows[0]["bins"]["requests"]) < LATER_BIN + LEAST_LATER_BINS:
-        return None
-    requests, good, hours = (
-        sum(sum(row["bins"][name][LATER_BIN:]) for row in rows)
-        for name in ("requests", "in_time", "gpu_hours")
-    )
-    return {"in_time": {"both": good / requests}, "gpu_hours": hours / len(rows)}

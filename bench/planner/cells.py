@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from penstock.simulator.workload import prepare
 
 BIN_S = 300
 """Chosen: cumulative figures are kept by five minutes."""
+
+LATER_BIN = 24
+"""What a planner may learn from ends after two hours."""
+LEAST_LATER_BINS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,22 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "peak_gpus": max(sample.gpus for sample in recording.samples),
         "bins": _bins(recording, scenario_of(cell)),
         **measures(recording, scenario_of(cell)),
+    }
+
+
+def later(bins: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any] | None:
+    """Return the share in time, the GPU-hours and the mean GPUs of runs after the first two hours; None of short ones."""
+    number = len(bins[0]["requests"]) - LATER_BIN
+    if number < LEAST_LATER_BINS:
+        return None
+    requests, good, hours = (
+        sum(sum(each[name][LATER_BIN:]) for each in bins) for name in ("requests", "in_time", "gpu_hours")
+    )
+    gpu_hours = hours / len(bins)
+    return {
+        "in_time": {"both": good / requests},
+        "gpu_hours": gpu_hours,
+        "mean_gpus": gpu_hours * 3600 / (number * BIN_S),
     }
 
 

@@ -7,13 +7,7 @@ from reference import EQUAL
 
 MARGIN = 0.01
 """Chosen: a point less than the fixed fleet is as good."""
-ALLOWED: dict[str, float] = {
-    "aggregated-sine": 0.03,
-    "flash": 0.275,
-    "mooncake": 0.035,
-    "recurring": 0.025,
-    "sine": 0.045,
-}
+ALLOWED: dict[str, float] = {"flash": 0.275, "mooncake": 0.035}
 """Where the default is known to serve less than a fixed fleet of its cost: by how much of the requests it may."""
 SLACK = 0.02
 """Chosen: from here on an allowance that is not used any more is to be lowered."""
@@ -51,13 +45,15 @@ def table(board: Board, before: Board | None) -> list[str]:
 
 def _gaps(board: Board) -> dict[str, tuple[Row, Row, float]]:
     """Return the default, the fixed fleet and the share by which it serves more, by case."""
-    pairs = {case.name: (board.of(case, board.default), board.of(case, EQUAL)) for case in board.cases}
-    return {
-        name: (own, fixed, fixed["in_time"]["both"] - own["in_time"]["both"])
-        for name, (own, fixed) in pairs.items()
-        if own is not None and fixed is not None
-    }
+    gaps = {}
+    for case in board.cases:
+        own, fixed = board.of(case, board.default), board.of(case, EQUAL)
+        if own is not None and fixed is not None:
+            share, other = ((row["later"] or row)["in_time"]["both"] for row in (own, fixed))
+            gaps[case.name] = own, fixed, other - share
+    return gaps
 
 
 def _figures(row: Row) -> str:
-    return f"{100 * row['in_time']['both']:.1f}% for {row['gpu_hours']:.2f}"
+    shown = row["later"] or row
+    return f"{100 * shown['in_time']['both']:.1f}% for {shown['gpu_hours']:.2f}"

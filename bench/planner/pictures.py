@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from board import LATER_BIN, REFERENCES, Board, Row
-from cells import BIN_S, Cell, record
+from board import REFERENCES, Board, Row
+from cells import BIN_S, LATER_BIN, Cell, record
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from reference import HINDSIGHT

@@ -20,7 +20,7 @@ import conformance
 import orjson
 import reference
 from board import Board
-from cells import Cell, run_cell
+from cells import Cell, later, run_cell
 from choice import chosen_cases, chosen_policies, known_cases, options_of, seeds_of
 from gate import gate
 from pictures import draw
@@ -117,7 +117,7 @@ def _references(
         own = [row for row in rows if row["case"] == case.name and row["policy"] == default]
         if not reference.is_complete(found) or not own:
             continue
-        mean_gpus = sum(row["mean_gpus"] for row in own) / len(own)
+        mean_gpus = sum((later([row["bins"]]) or row)["mean_gpus"] for row in own) / len(own)
         for seed in range(seeds_of(case, options)):
             cells += reference.static_cells(case, seed, found, mean_gpus)
             if not options.quick:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 LOOKED_AT = frozenset(
-    ("poisson", "sine", "constant-0.90", "long-short", "flash", "bursts", "mooncake", "aggregated-sine")
+    ("poisson", "sine", "long-short", "flash", "bursts", "mooncake", "aggregated-sine")
 )
 """Policies were made on these before there was a rule."""
 

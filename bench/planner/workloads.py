@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from split import is_tuned
@@ -47,7 +47,8 @@ class Case:
         cold_start_cv: How much that differs; log-normal.
         failures: Deaths of workers.
         faults: What else goes wrong.
-        kind: ``load``, ``start-up`` or ``fault``: which table it is in.
+        kind: ``load``, ``short``, ``start-up`` or ``fault``: which table it is in; goals are of loads and start-ups, which last for
+            hours.
         is_quick: Part of ``--quick``.
         needs_data: It needs a trace file that is not packaged.
         search: Requests that oracles are searched on, where all would take too long.
@@ -97,9 +98,12 @@ CHAT = "input_tokens=8000,output_tokens=300,max_tokens=24000"
 """Log-normal with a CV of 1; cut at 24,000 tokens, which take 2.2 s by themselves, so that every request can be in time."""
 
 
-SINE = f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}"
+HOURS_S = 6 * 3600
+SINE = f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s={HOURS_S},{CHAT}"
 FLASH = f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}"
-RECURRING = f"step:rate=0.1,peak=30,step_s=600,step_length_s=90,every_s=900,duration_s=10800,{CHAT}"
+RECURRING = f"step:rate=0.1,peak=30,step_s=600,step_length_s=90,every_s=900,duration_s={HOURS_S},{CHAT}"
+DAY = "input_tokens=14000,output_tokens=300,length_cv=0.3,max_tokens=24000"
+CYCLES = f"day:rate=0.08,peak=10,period_s=3600,step_length_s=600,duration_s={HOURS_S},{DAY}"
 
 
 def cases(data: Path | None) -> list[Case]:
@@ -117,11 +121,9 @@ def _synthetic() -> list[Case]:
 
 
 def _short() -> list[Case]:
+    """Return the cases that end before a planner has seen what comes again."""
     long_short = "input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000"
-    return [
-        _case("poisson", "3.2/s, 8,000/300 tokens", f"poisson:rate=3.2,duration_s=1200,{CHAT}"),
-        _case("sine", "2.4/s +- 70% in 600 s", SINE, is_quick=True),
-        _case("constant-0.90", "equal gaps, prefill at 0.90 of 3 workers", _constant(0.90), fleet=(3, 2)),
+    loads = [
         _case("long-short", "12,000/20 tokens at 2/s", f"poisson:rate=2,duration_s=900,{long_short}"),
         _case(
             "short-long",
@@ -136,10 +138,9 @@ def _short() -> list[Case]:
             "shift_input=0.125,shift_output=8",
         ),
         _case("flash", "0.6/s, x 10 for two minutes", FLASH, is_quick=True),
-        _case("bursts", "on and off, CV 13, 1.5/s", f"bursts:rate=1.5,peak=6,cv=13,duration_s=1800,{CHAT}"),
-        _case("aggregated-sine", "aggregated, 2.4/s +- 70%", SINE, fleet=(2,), is_quick=True),
         _case("aggregated-flash", "aggregated, 0.6/s, x 10 for two minutes", FLASH, fleet=(2,)),
     ]
+    return [replace(case, kind="short") for case in loads]
 
 
 def _hours(name: str, about: str, source: str, **options: object) -> Case:
@@ -151,11 +152,17 @@ def _long() -> list[Case]:
     """Return the cases of hours, in which a planner can learn what comes again."""
     shared = "share=0.9,prefixes=6,prefix_tokens=16384,input_tokens=20000,output_tokens=200,length_cv=0.2"
     return [
+        _hours("poisson", "3.2/s, 8,000/300 tokens", f"poisson:rate=3.2,duration_s={HOURS_S},{CHAT}"),
+        _hours("sine", "2.4/s +- 70% in 600 s", SINE),
+        _hours("aggregated-sine", "aggregated, 2.4/s +- 70%", SINE, fleet=(2,)),
+        _hours(
+            "bursts", "on and off, CV 13, 1.5/s", f"bursts:rate=1.5,peak=6,cv=13,duration_s={HOURS_S},{CHAT}"
+        ),
         _hours("recurring", "0.1/s, x 30 for 90 s every 15 minutes", RECURRING, is_quick=True),
         _hours(
             "regimes",
             "random levels of 0.1/s to 1.2/s, 15 minutes each in the mean; 12,000/300, 14B",
-            "regimes:rate=0.1,peak=12,step_length_s=900,duration_s=10800,input_tokens=12000,output_tokens=300,"
+            f"regimes:rate=0.1,peak=12,step_length_s=900,duration_s={HOURS_S},input_tokens=12000,output_tokens=300,"
             "length_cv=0.3,max_tokens=24000",
             profile=A100_14B,
             budget=16,
@@ -163,15 +170,14 @@ def _long() -> list[Case]:
         _hours(
             "tenants",
             "ten heavy-tailed tenants, each on an eighth of the time, 0.3/s; 14,000/300, 14B",
-            "tenants:rate=0.3,tenants=10,peak=8,step_length_s=300,duration_s=10800,input_tokens=14000,"
-            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            f"tenants:rate=0.3,tenants=10,peak=8,step_length_s=300,duration_s={HOURS_S},{DAY}",
             profile=A100_14B,
             budget=8,
         ),
         _hours(
             "code",
             "code completion: 20 tenants on a sixth of the time, 8,000/28 at 0.7/s, Llama 70B on two H100 each",
-            "tenants:rate=0.7,tenants=20,peak=6,step_length_s=120,duration_s=10800,input_tokens=8000,"
+            f"tenants:rate=0.7,tenants=20,peak=6,step_length_s=120,duration_s={HOURS_S},input_tokens=8000,"
             "output_tokens=28,length_cv=0.7,max_tokens=16000",
             profile=H100_70B,
             gpus=2,
@@ -182,22 +188,27 @@ def _long() -> list[Case]:
         _hours(
             "shared",
             "random levels of 0.2/s to 2.4/s; 20,000 tokens, of which 16,384 are one of six prefixes",
-            f"regimes:rate=0.2,peak=12,step_length_s=600,duration_s=10800,{shared}",
+            f"regimes:rate=0.2,peak=12,step_length_s=600,duration_s={HOURS_S},{shared}",
             budget=16,
         ),
         _hours(
             "monday",
-            "0.08/s to 0.8/s within two hours; 14,000/300, 14B",
-            "ramp:rate=0.08,peak=10,step_s=1800,step_length_s=7200,duration_s=10800,input_tokens=14000,"
-            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            "0.08/s for two hours and a half, then to 0.8/s within an hour and a half; 14,000/300, 14B",
+            f"ramp:rate=0.08,peak=10,step_s=9000,step_length_s=5400,duration_s={HOURS_S},{DAY}",
             profile=A100_14B,
             is_quick=True,
         ),
         _hours(
             "cycles",
-            "three days of an hour, 0.08/s to 0.8/s; 14,000/300, 14B",
-            "day:rate=0.08,peak=10,period_s=3600,step_length_s=600,duration_s=10800,input_tokens=14000,"
-            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            "six days of an hour, 0.08/s to 0.8/s; 14,000/300, 14B",
+            CYCLES,
+            profile=A100_14B,
+            is_quick=True,
+        ),
+        _hours(
+            "days",
+            "two days of three hours, 0.08/s to 0.8/s; 14,000/300, 14B",
+            f"day:rate=0.08,peak=10,period_s=10800,step_length_s=1800,duration_s={HOURS_S},{DAY}",
             profile=A100_14B,
         ),
     ]
@@ -205,7 +216,7 @@ def _long() -> list[Case]:
 
 def _published() -> Case:
     """Return the one that Dynamo publishes figures of."""
-    return _case(
+    case = _case(
         "dynamo-sine",
         "Dynamo's published case: 25/s +- 80% in 600 s, 3,000/300, TTFT 0.2 s, ITL 10 ms",
         f"{PUBLISHED},duration_s=600",
@@ -217,11 +228,7 @@ def _published() -> Case:
         itl_slo_s=0.01,
         seeds=1,
     )
-
-
-def _constant(share: float) -> str:
-    """Return equal gaps that load three prefill workers to a share: an 8,000-token prompt takes one 0.551 s."""
-    return f"constant:rate={3 * share / 0.551:.4f},duration_s=1200,input_tokens=8000,output_tokens=300,length_cv=0"
+    return replace(case, kind="short")
 
 
 def _traces(data: Path | None) -> list[Case]:
@@ -239,6 +246,7 @@ def _traces(data: Path | None) -> list[Case]:
             qps=0.7,
             budget=8,
             is_quick=True,
+            kind="short",
         ),
         Case(
             "conversation",
@@ -248,6 +256,7 @@ def _traces(data: Path | None) -> list[Case]:
             budget=24,
             fleet=(4, 2),
             needs_data=True,
+            kind="short",
             seeds=1,
         ),
         Case(
@@ -257,6 +266,7 @@ def _traces(data: Path | None) -> list[Case]:
             qps=2.0,
             budget=16,
             needs_data=True,
+            kind="short",
         ),
         Case(
             "azure",
@@ -269,6 +279,7 @@ def _traces(data: Path | None) -> list[Case]:
             slo_s=2.0,
             itl_slo_s=0.05,
             needs_data=True,
+            kind="short",
             seeds=1,
         ),
         Case(
@@ -281,6 +292,7 @@ def _traces(data: Path | None) -> list[Case]:
             fleet=(2, 1),
             slo_s=2.0,
             needs_data=True,
+            kind="short",
             seeds=1,
         ),
         _hours(
@@ -289,6 +301,7 @@ def _traces(data: Path | None) -> list[Case]:
             "day:rate=0.04,peak=16,period_s=14400,step_length_s=3600,duration_s=28800,requests=mooncake,max_tokens=24000",
             profile=A100_14B,
             budget=16,
+            is_quick=True,
         ),
     ]
 
@@ -299,12 +312,13 @@ def _start_ups() -> list[Case]:
             f"{name}-start-{suffix}",
             f"{name} with {suffix} s to start",
             WorkloadSpec(source),
+            search=WorkloadSpec(source, limit=1200),
             kind="start-up",
             seeds=1,
-            **options,
+            **(options | ({"profile": A100_14B} if name == "cycles" else {})),
         )  # type: ignore[arg-type]  # as the caller says
 
-    loads = (("sine", SINE), ("flash", FLASH), ("recurring", RECURRING))
+    loads = (("sine", SINE), ("cycles", CYCLES), ("recurring", RECURRING))
     return [
         *(
             case(name, source, str(start_up_s), cold_start_s=float(start_up_s))

@@ -20,7 +20,7 @@ from penstock.core.validation import findings
 from penstock.planner.core.following import restore
 from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
-from penstock.planner.decide.adaptive.hindsight import Hindsight
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.by_demand import MEMORIES, carried, resumed
 from penstock.planner.decide.codec import config_from, state_from, to_plain
@@ -29,7 +29,7 @@ from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock.planner.options import PlannerOptions
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised when a reader of the old version would misunderstand the file."""
 
 LEARNING: Final = READ_IN_MODES["memory"]
@@ -58,7 +58,7 @@ class Learnt(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: str
     profile: str = ""
     gpus: Mapping[Role, Annotated[int, Field(ge=0)]]
@@ -206,9 +206,10 @@ def _parsed(text: str, origin: str) -> Learnt:
     except ValidationError as exc:
         raise ConfigError(f"{origin}: {findings(exc, root='file', most=1)}; export it again") from exc
     for role, past in memories.adaptive.hindsight.items():
-        if any(len(each) != past.sizes for each in _by_floor(past)) or past.floor > past.sizes:
+        is_complete = past.fleets.keys() == set(Growth) and past.floor <= past.sizes
+        if not is_complete or any(len(each) != past.sizes for each in _by_floor(past)):
             raise ConfigError(
-                f"{origin}: memory.adaptive.hindsight.{role.value} has lists of different lengths; export it again"
+                f"{origin}: memory.adaptive.hindsight.{role.value} lacks fleets, or has lists of different lengths; export it again"
             )
     if any(number < 0 or not math.isfinite(number) for number in _numbers(carried(known.memory))):
         raise ConfigError(f"{origin}: has a number below 0; export it again")
@@ -217,7 +218,7 @@ def _parsed(text: str, origin: str) -> Learnt:
 
 def _by_floor(past: Hindsight) -> Iterator[tuple[float, ...]]:
     yield past.idle_s
-    for fleets in (past.prompt, past.patient):
+    for fleets in past.fleets.values():
         yield from (fleets.started_s, fleets.backlogs, fleets.late, fleets.replica_s)
 
 
@@ -227,7 +228,7 @@ def _numbers(plain: Any) -> Iterator[float]:
     if isinstance(plain, tuple | list):
         for each in plain:
             yield from _numbers(each)
-    elif plain is not None:
+    elif isinstance(plain, int | float):
         yield plain
 
 

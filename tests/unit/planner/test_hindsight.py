@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Hindsight, Load, Objective
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)
@@ -54,20 +54,20 @@ def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
 
 
 def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
-    """0.3 requests/s for an hour, then 6 for an hour: a floor that carries both would idle half of the time."""
-    rates = [0.3 + 5.7 * min(1.0, max(0.0, (step % 3600 - 600) / 1200)) for step in range(4 * 3600)]
+    """0.3 requests/s rise to 6 within an hour, twice: a floor that carries both would idle half of the time."""
+    rates = [0.3 + 5.7 * min(1.0, max(0.0, (step % 3600 - 600) / 1200)) for step in range(2 * 3600)]
     assert _served(rates).floor <= 2
 
 
 def test_a_floor_that_is_no_longer_needed_is_left():
     """Bursts for two hours, then none: after eight one worker is enough."""
     known = _served([0.3] * 1800 * 8, _served(_bursts(2)))
-    assert known.floor == 1
+    assert known.floor_now == 1
 
 
 def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
-    known = hindsight.followed(Hindsight(is_patient=True), _load(3.0))
+    known = hindsight.followed(Hindsight(growth=Growth.PATIENT), _load(3.0))
     for _ in range(44):
         known = hindsight.followed(known, _load(3.0))
     assert known.lasting(STARTUP_S) == 0
@@ -78,6 +78,13 @@ def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     for _ in range(60):
         known = hindsight.followed(known, _load(0.0))
     assert known.is_idle(2, hold_s=10.0)
+
+
+def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
+    """Ten minutes of almost what two do, ten of a little less: each crest would have started a third that no request needed."""
+    known = _served(([3.8] * 300 + [2.2] * 300) * 18)
+    assert (known.floor, known.growth) == (2, Growth.FIXED)
+    assert "none above it" in hindsight.in_words(known, 1)
 
 
 def test_nothing_is_chosen_from_a_handful_of_requests():
@@ -91,6 +98,28 @@ def test_a_floor_keeps_within_what_may_be_had():
     for rate in _bursts(1):
         known = hindsight.chosen(hindsight.followed(known, _load(rate, sizes=2)), OBJECTIVE)
     assert (known.floor, known.sizes) == (2, 2)
+
+
+def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
+    """Every quarter of an hour: two workers more are held from a start-up before until it is over, not in between."""
+    known, held_s, ready = Hindsight(), 0, []
+    for step, rate in enumerate(_bursts(4)):
+        known = hindsight.chosen(hindsight.followed(known, _load(rate)), OBJECTIVE)
+        if step >= 3 * 1800:
+            held_s += 2 * (known.floor_now > 1)
+            if rate > 1 and step % 450 == 150:
+                ready.append(known.floor_now > 1 and known.recurrence.due_s >= STARTUP_S)
+    assert known.growth is Growth.RECURRING
+    assert ready == [True] * 4
+    assert held_s < 0.4 * 3600
+    assert "held while it is due" in hindsight.in_words(known, 1)
+
+
+def test_what_does_not_come_again_any_more_is_not_waited_for():
+    """The bursts stop: a day later nothing is held for them, and nothing that demand asks for is held back."""
+    known = _served([0.3] * 1800 * 12, _served(_bursts(4)))
+    assert known.floor_now == 1
+    assert not known.recurrence.period
 
 
 @given(
@@ -113,27 +142,28 @@ def _hold_bound(rates, objective):
     known, paid, changes, dearest_pull, arrived = Hindsight(), 0.0, 0, 0.0, 0.0
     # All sizes from the first pull on, and long enough to be judged, so that every fleet has seen everything.
     known = hindsight.followed(known, _load(16.0, dt_s=objective.unused_s))
-    begin = {kind: _costs(known, kind, objective) for kind in ("prompt", "patient")}
+    begin = {growth: _costs(known, growth, objective) for growth in Growth}
     for rate in rates:
         before = known
         known = hindsight.followed(known, _load(rate))
         if before.floor:
-            kind = "patient" if before.is_patient else "prompt"
-            place = before.floor - 1
-            paid += _costs(known, kind, objective)[place] - _costs(before, kind, objective)[place]
+            growth, place = before.growth, before.floor - 1
+            paid += _costs(known, growth, objective)[place] - _costs(before, growth, objective)[place]
         steps = [
             now - then
-            for kind in ("prompt", "patient")
-            for now, then in zip(_costs(known, kind, objective), _costs(before, kind, objective), strict=True)
+            for growth in Growth
+            for now, then in zip(
+                _costs(known, growth, objective), _costs(before, growth, objective), strict=True
+            )
         ]
         dearest_pull = max(dearest_pull, *steps)
         arrived += 2.0 * rate
         known = hindsight.chosen(known, objective)
-        changes += (known.floor, known.is_patient) != (before.floor, before.is_patient)
+        changes += (known.floor, known.growth) != (before.floor, before.growth)
     best = min(
         now - then
-        for kind in ("prompt", "patient")
-        for now, then in zip(_costs(known, kind, objective), begin[kind], strict=True)
+        for growth in Growth
+        for now, then in zip(_costs(known, growth, objective), begin[growth], strict=True)
     )
     dearest_change = hindsight.change_gpu_s(known.sizes, objective)
     allowed = objective.price_gpu_s * (1.0 - objective.in_time) * (arrived + 16.0 * objective.unused_s)
@@ -141,8 +171,8 @@ def _hold_bound(rates, objective):
     assert paid <= best + (1 + changes) * (dearest_change + dearest_pull + allowed) + first + 1e-6
 
 
-def _costs(known, kind, objective):
-    fleets = getattr(known, kind)
+def _costs(known, growth, objective):
+    fleets = known.fleets[growth]
     return [hindsight.cost_of(fleets, place, objective) for place in range(known.sizes)]
 
 
@@ -152,7 +182,7 @@ def test_late_requests_are_the_excess_or_all_behind_it(in_time_first, late):
     known = Hindsight()
     for rate in [4.0] * 30 + [1.0] * 30:
         known = hindsight.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
-    assert known.prompt.late[0] / known.arrivals == pytest.approx(late, abs=0.1)
+    assert known.fleets[Growth.PROMPT].late[0] / known.arrivals == pytest.approx(late, abs=0.1)
 
 
 def test_counts_have_few_digits_and_fade():
@@ -161,6 +191,6 @@ def test_counts_have_few_digits_and_fade():
     for step in range(3600):
         known = hindsight.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
     assert known.seen_s < hindsight.MEMORY_S + 30
-    for fleets in (known.prompt, known.patient):
+    for fleets in known.fleets.values():
         for values in (fleets.started_s, fleets.late, fleets.replica_s):
             assert values == tuple(hindsight.counted(each) for each in values)

@@ -1,9 +1,10 @@
 """Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
 
-Two fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
-one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none. Each pull adds the
-replica-seconds that a fleet would have held and the requests that it would have served late. The planner keeps to one of
-them and changes only when another would have cost less by more than the change does:
+Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
+one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *fixed*
+one never does; a *recurring* one neither, and holds its floor only while more than the least is due, as it came before
+(`recurrence`). Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
+late. The planner keeps to one of them and changes only when another would have cost less by more than the change does:
 
     cost = GPU-seconds + price x late requests,
     what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
@@ -15,8 +16,12 @@ tests/unit/planner/test_hindsight.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from penstock.planner.decide.adaptive import recurrence as recurring
+from penstock.planner.decide.adaptive.recurrence import Recurrence
 
 MEMORY_S = 6 * 3600.0
 """Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
@@ -28,8 +33,23 @@ PARTS = 16
 LEAST_ARRIVED = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
+FIXED_AFTER_S = 3600.0
+"""Chosen: a fleet that never grows is kept to once an hour has been followed; of a quiet start it would be the cheapest."""
+
 SIZES_MOST = 64
 """Chosen: floors above this are not followed; each size costs a microsecond a pull."""
+
+
+class Growth(StrEnum):
+    """When a fleet starts a replica above its floor."""
+
+    PROMPT = "prompt"
+    PATIENT = "patient"
+    FIXED = "fixed"
+    RECURRING = "recurring"
+
+
+_NEVER_GROW = frozenset((Growth.FIXED, Growth.RECURRING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +75,62 @@ class Hindsight:
 
     Attributes:
         floor: Kept to; 0: nothing chosen yet.
-        is_patient: The patient fleet of that floor is.
+        growth: Of the fleet of that floor that is kept to.
         seen_s: Seconds followed; this and all that is counted is halved once it is `MEMORY_S`.
         arrivals: Requests.
         gpu_s: GPU-seconds that all roles held.
         needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
         idle_s: For how long one fewer than n would have been enough.
-        prompt: Fleets that react at once.
-        patient: Fleets that wait for a start-up's time.
+        fleets: By when they grow.
+        recurrence: When more than the least floor is asked for.
+        least: Smallest floor, >= 1.
     """
 
     floor: int = 0
-    is_patient: bool = False
+    growth: Growth = Growth.PROMPT
     seen_s: float = 0.0
     arrivals: float = 0.0
     gpu_s: float = 0.0
     needed_s: tuple[float, ...] = ()
     idle_s: tuple[float, ...] = ()
-    prompt: ShadowFleets = field(default_factory=ShadowFleets)
-    patient: ShadowFleets = field(default_factory=ShadowFleets)
+    fleets: Mapping[Growth, ShadowFleets] = field(
+        default_factory=lambda: dict.fromkeys(Growth, ShadowFleets())
+    )
+    recurrence: Recurrence = field(default_factory=Recurrence)
+    least: int = 1
 
     @property
     def sizes(self) -> int:
         """Return the largest floor that is followed."""
         return len(self.needed_s)
 
+    @property
+    def floor_now(self) -> int:
+        """Return the floor to hold now: the least one between two turns of what comes again."""
+        is_between = self.growth is Growth.RECURRING and self.recurrence.is_between
+        return self.least if is_between else self.floor
+
     def lasting(self, startup_s: float) -> int:
         """Return how many replicas demand has asked for as long as a start-up takes."""
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica is not needed: patient fleets let its hold time expire.
+        """Return whether the n-th replica, above the floor, is not needed: patient fleets let its hold time expire.
 
         One above all sizes, which nothing has asked for, goes with the largest.
         """
         place = min(replica, self.sizes) - 1
-        if place < 0:
+        if place < 0 or self.growth in _NEVER_GROW:
             return True
-        return self.needed_s[place] <= 0 if self.is_patient else self.idle_s[place] >= hold_s
+        return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the fleets of the chosen kind, and the place of the chosen floor."""
-        return (self.patient if self.is_patient else self.prompt), self.floor - 1
+        """Return the fleets that grow as the chosen one, and the place of the chosen floor."""
+        return self.fleets[self.growth], self.floor - 1
+
+    def each(self, made: Callable[[ShadowFleets], ShadowFleets]) -> Mapping[Growth, ShadowFleets]:
+        """Return what is made of the fleets, by when they grow."""
+        return {growth: made(fleets) for growth, fleets in self.fleets.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +150,7 @@ class Load:
         startup_s: From asked for to ready.
         hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that may be chosen, >= 1.
+        least: Smallest one, >= 1.
         served_at_once_by: No request was seen to wait in a fleet of this many or more; None: unknown.
     """
 
@@ -130,6 +165,7 @@ class Load:
     startup_s: float
     hold_s: float
     sizes: int
+    least: int = 1
     served_at_once_by: int | None = None
     is_in_time_first: bool = False
 
@@ -142,13 +178,12 @@ def counted(value: float) -> float:
 def carried(known: Hindsight) -> Hindsight:
     """Return what another graph starts from: what the fleets cost, without what they are doing now."""
     still = (0.0,) * known.sizes
+    known = replace(known, recurrence=Recurrence())
 
     def at_rest(fleets: ShadowFleets) -> ShadowFleets:
         return replace(fleets, started_s=still, backlogs=still)
 
-    return replace(
-        known, needed_s=still, idle_s=still, prompt=at_rest(known.prompt), patient=at_rest(known.patient)
-    )
+    return replace(known, needed_s=still, idle_s=still, fleets=known.each(at_rest))
 
 
 def followed(known: Hindsight, load: Load) -> Hindsight:
@@ -165,8 +200,11 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         # Longer than it takes to let a replica go need not be known.
         idle_s = min(known.idle_s[index] + dt_s, load.hold_s) if load.shrinks_at <= index else 0.0
         idle.append(idle_s)
+    recurrence = recurring.followed(known.recurrence, load.grows_at > load.least, dt_s, load.startup_s)
     known = replace(
         known,
+        recurrence=recurrence,
+        least=load.least,
         seen_s=known.seen_s + dt_s,
         arrivals=known.arrivals + load.arrivals,
         gpu_s=known.gpu_s + dt_s * load.gpus,
@@ -175,13 +213,21 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
     )
 
     hold_s, startup_s = load.hold_s, load.startup_s
-    prompt = ([load.grows_at > index for index in range(known.sizes)], [each < hold_s for each in idle])
-    patient = ([each >= startup_s for each in needed], [each > 0 for each in needed])
-    return replace(
-        known,
-        prompt=_worked(known.prompt, load, *prompt),
-        patient=_worked(known.patient, load, *patient),
-    )
+    kept = {
+        Growth.PROMPT: (
+            [load.grows_at > index for index in range(known.sizes)],
+            [each < hold_s for each in idle],
+        ),
+        Growth.PATIENT: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
+    }
+    fleets = {}
+    for growth, before in known.fleets.items():
+        started_s = before.started_s
+        if growth in kept:
+            started_s = _started(started_s, *kept[growth], load)
+        ready, held = _supply(growth, started_s, recurrence, load)
+        fleets[growth] = _worked(replace(before, started_s=started_s), ready, held, load)
+    return replace(known, fleets=fleets)
 
 
 def _faded(known: Hindsight) -> Hindsight:
@@ -201,8 +247,7 @@ def _faded(known: Hindsight) -> Hindsight:
         seen_s=seen_s,
         arrivals=arrivals,
         gpu_s=gpu_s,
-        prompt=fleets(known.prompt),
-        patient=fleets(known.patient),
+        fleets=known.each(fleets),
     )
 
 
@@ -227,45 +272,67 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
         known,
         needed_s=known.needed_s + (0.0,) * more,
         idle_s=known.idle_s + (0.0,) * more,
-        prompt=fleets(known.prompt),
-        patient=fleets(known.patient),
+        fleets=known.each(fleets),
     )
 
 
-def _worked(fleets: ShadowFleets, load: Load, starts: Sequence[bool], stays: Sequence[bool]) -> ShadowFleets:
-    """Let every fleet of a kind start and release replicas, take the pull's arrivals and work for its length."""
-    dt_s, count, work_s, startup_s = load.dt_s, load.arrivals, load.work_s, load.startup_s
-    ages = [
+def _started(
+    started_s: Sequence[float], starts: Sequence[bool], stays: Sequence[bool], load: Load
+) -> tuple[float, ...]:
+    """Return for how long each replica above a floor has been there, after those that start and leave."""
+    dt_s, startup_s = load.dt_s, load.startup_s
+    return tuple(
         (age_s + dt_s if age_s < startup_s else startup_s) if (stay if age_s > 0 else start) else 0.0
-        for age_s, start, stay in zip(fleets.started_s, starts, stays, strict=True)
-    ]
-    backlogs, late, replica_s = ([0.0] * len(ages) for _ in range(3))
+        for age_s, start, stay in zip(started_s, starts, stays, strict=True)
+    )
+
+
+def _supply(
+    growth: Growth, started_s: Sequence[float], recurrence: Recurrence, load: Load
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return how many replicas of each floor's fleet are ready, and how many hold GPUs."""
+    floors = range(1, len(started_s) + 1)
+    if growth is Growth.FIXED or (growth is Growth.RECURRING and not recurrence.is_known):
+        return floors, floors
+    if growth is Growth.RECURRING:
+        between = [min(load.least, floor) for floor in floors]
+        is_ready = recurrence.due_s >= load.startup_s
+        return (floors if is_ready else between), (between if recurrence.is_between else floors)
+    ready, held = [0] * len(floors), [0] * len(floors)
     above = ready_above = 0
-    for index in range(len(ages) - 1, -1, -1):
-        ready = index + 1 + ready_above
+    for index in range(len(floors) - 1, -1, -1):
+        ready[index], held[index] = index + 1 + ready_above, index + 1 + above
+        if started_s[index] > 0:
+            above += 1
+            ready_above += started_s[index] >= load.startup_s
+    return ready, held
+
+
+def _worked(fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], load: Load) -> ShadowFleets:
+    """Let every fleet of a kind take the pull's arrivals and work for its length."""
+    dt_s, count, work_s = load.dt_s, load.arrivals, load.work_s
+    backlogs, late, replica_s = ([0.0] * len(ready) for _ in range(3))
+    for index, workers in enumerate(ready):
         if work_s is None:
-            missed = count if load.held > ready else 0.0
+            missed = count if load.held > workers else 0.0
         else:
-            done_s = ready * dt_s
+            done_s = workers * dt_s
             backlog_s = fleets.backlogs[index]
             left_s = max(0.0, backlog_s + work_s - done_s)
-            most_left_s = load.may_wait_s * ready if load.is_in_time_first else left_s
+            most_left_s = load.may_wait_s * workers if load.is_in_time_first else left_s
             # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
             is_late = (
-                not load.is_in_time_first and backlog_s + (work_s - done_s) / 2 > load.may_wait_s * ready
+                not load.is_in_time_first and backlog_s + (work_s - done_s) / 2 > load.may_wait_s * workers
             )
             backlogs[index], missed = left_s, count if is_late else 0.0
             if left_s > most_left_s:
                 backlogs[index] = most_left_s
                 missed = counted(count * min(1.0, (left_s - most_left_s) / work_s)) if work_s else 0.0
-            if load.served_at_once_by is not None and ready >= load.served_at_once_by:
+            if load.served_at_once_by is not None and workers >= load.served_at_once_by:
                 missed = 0.0
         late[index] = fleets.late[index] + missed
-        replica_s[index] = fleets.replica_s[index] + (index + 1 + above) * dt_s
-        if ages[index] > 0:
-            above += 1
-            ready_above += ages[index] >= startup_s
-    return ShadowFleets(tuple(ages), tuple(backlogs), tuple(late), tuple(replica_s))
+        replica_s[index] = fleets.replica_s[index] + held[index] * dt_s
+    return ShadowFleets(fleets.started_s, tuple(backlogs), tuple(late), tuple(replica_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,19 +344,17 @@ class Objective:
         price_gpu_s: GPU-seconds that one late request may cost, > 0.
         gpus: Of one replica.
         unused_s: How long a replica that was not needed holds its GPUs: start-up plus drain.
-        least: Smallest floor, >= 1.
     """
 
     in_time: float
     price_gpu_s: float
     gpus: float
     unused_s: float
-    least: int = 1
 
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     """Return it with the floor to keep to: another one only where it would have saved more than the change costs."""
-    least = max(1, min(objective.least, known.sizes))
+    least = min(known.least, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
     # A replica started at the first pull must have had the time to be of use.
@@ -300,15 +365,16 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
     is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
     best, most = None, 0.0
-    for is_patient in (False, True):
-        others = known.patient if is_patient else known.prompt
+    for growth, others in known.fleets.items():
+        if growth in _NEVER_GROW and known.seen_s < FIXED_AFTER_S:
+            continue
         for index in range(least - 1, known.sizes):
             if is_good and others.replica_s[index] >= held_s:
                 continue
             gain = cost - cost_of(others, index, objective) - change_gpu_s(index - place, objective)
             if gain > most:
-                best, most = (index + 1, is_patient), gain
-    return known if best is None else replace(known, floor=best[0], is_patient=best[1])
+                best, most = (index + 1, growth), gain
+    return known if best is None else replace(known, floor=best[0], growth=best[1])
 
 
 def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
@@ -319,6 +385,14 @@ def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
 def change_gpu_s(replicas: int, objective: Objective) -> float:
     """Return the GPU-seconds that changing by so many replicas may waste; at least one."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
+
+
+_GROWTH_WORDS = {
+    Growth.PROMPT: "",
+    Growth.PATIENT: ", started once demand has lasted a start-up",
+    Growth.FIXED: ", none above it",
+    Growth.RECURRING: ", held while it is due as it came before",
+}
 
 
 def in_words(known: Hindsight, gpus: float) -> str:
@@ -332,8 +406,7 @@ def in_words(known: Hindsight, gpus: float) -> str:
     ]
     if other < known.sizes:
         words.append(f"at {other + 1}: {_share_and_cost(known, fleets, other, gpus)}")
-    patience = ", started once demand has lasted a start-up" if known.is_patient else ""
-    return "; ".join(words) + patience
+    return "; ".join(words) + _GROWTH_WORDS[known.growth]
 
 
 def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:

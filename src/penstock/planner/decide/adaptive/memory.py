@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Hindsight, ShadowFleets
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, ShadowFleets
+from penstock.planner.decide.adaptive.recurrence import Recurrence
 from penstock.planner.decide.state import Memory
 
 MadeT = TypeVar("MadeT")
@@ -171,10 +172,11 @@ def read(plain: Memory) -> AdaptiveMemory:
         work=_made(Work, work, rate=Trend(**work["rate"])),
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
+        # Floors of a version with other fleets are learnt again.
         hindsight={
-            # A memory from before each role had its own has the sum at the top.
-            Role(role): _hindsight({"gpu_s": data.get("gpu_s", 0.0), **plain})
+            Role(role): _hindsight(plain)
             for role, plain in data.get("hindsight", {}).items()
+            if "recurrence" in plain
         },
         quiet_since_s=data.get("quiet_since_s"),
         unserved_s=data.get("unserved_s"),
@@ -182,8 +184,9 @@ def read(plain: Memory) -> AdaptiveMemory:
 
 
 def _hindsight(plain: Mapping[str, Any]) -> Hindsight:
-    prompt, patient = (_made(ShadowFleets, plain[kind]) for kind in ("prompt", "patient"))
-    return _made(Hindsight, plain, prompt=prompt, patient=patient)
+    fleets = {growth: _made(ShadowFleets, plain["fleets"][growth]) for growth in Growth}
+    recurrence = _made(Recurrence, plain["recurrence"])
+    return _made(Hindsight, plain, growth=Growth(plain["growth"]), fleets=fleets, recurrence=recurrence)
 
 
 def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
@@ -203,7 +206,11 @@ def write(memory: AdaptiveMemory) -> Memory:
     plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
     plain["hindsight"] = {role.value: _shallow(each) for role, each in memory.hindsight.items()}
     for each in plain["hindsight"].values():
-        each |= {"prompt": _shallow(each["prompt"]), "patient": _shallow(each["patient"])}
+        each |= {
+            "growth": each["growth"].value,
+            "recurrence": _shallow(each["recurrence"]),
+            "fleets": {growth.value: _shallow(fleets) for growth, fleets in each["fleets"].items()},
+        }
     return {"adaptive": plain}
 
 

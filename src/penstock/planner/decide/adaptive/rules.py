@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight, supply
-from penstock.planner.decide.adaptive.hindsight import Hindsight
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.kv import FULL, KvView, light_of
 from penstock.planner.decide.adaptive.work import WorkView
 from penstock.planner.decide.adaptive.workers import GapsView, Workers
@@ -95,9 +95,11 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether hindsight has it that demand must last for a start-up before it starts a replica, and it has not."""
+        """Whether hindsight has it that present demand is no reason to start a replica."""
         known = self.hindsight
-        return known is not None and known.is_patient and known.lasting(self.horizon_s) <= self.pool.replicas
+        if known is None or known.growth is Growth.PROMPT:
+            return False
+        return known.growth is Growth.FIXED or known.lasting(self.horizon_s) <= self.pool.replicas
 
 
 def lacks(case: Case) -> list[RoleFinding]:
@@ -179,14 +181,17 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
     words = hindsight.in_words(known, case.pool.gpus or 1)
     inputs: dict[str, float | int | str | None] = {
         "workers": case.pool.replicas,
-        "floor": known.floor,
-        "patient": str(known.is_patient).lower(),
+        "floor": known.floor_now,
+        "growth": known.growth.value,
     }
     step = Step(
-        "hindsight", inputs, known.floor, grows(case.pool.replicas < known.floor) + (words and f": {words}")
+        "hindsight",
+        inputs,
+        known.floor_now,
+        grows(case.pool.replicas < known.floor_now) + (words and f": {words}"),
     )
     return RoleFinding(
-        case.pool.replicas < known.floor, Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step
+        case.pool.replicas < known.floor_now, Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step
     )
 
 
@@ -194,9 +199,9 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     """Keep the floor that would have been best, and above it the recent need."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, supply.hold_s(case.horizon_s))
-    applies = workers > known.floor and is_idle
+    applies = workers > known.floor_now and is_idle
     idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
-    inputs = {"floor": known.floor, "idle_s": idle_s, "hold_s": supply.hold_s(case.horizon_s)}
+    inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": supply.hold_s(case.horizon_s)}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
 
@@ -328,8 +333,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     rate = _kept_rate(work, kept.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
-    is_patient = case.hindsight is not None and case.hindsight.is_patient
-    most = (case.workers.busy_most if is_patient else case.workers.busy_after)(case.role, workers)
+    is_prompt = case.hindsight is None or case.hindsight.growth is Growth.PROMPT
+    most = (case.workers.busy_after if is_prompt else case.workers.busy_most)(case.role, workers)
     applies = busy <= most
     inputs = {
         "workers_after": workers,

@@ -1,0 +1,116 @@
+"""When demand above the least floor comes again: a period found in what was asked for, and whether it is due."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+SLOT_S = 30.0
+"""Chosen: fine enough for a burst of a minute, a fourth of a start-up of two."""
+
+SLOTS_MOST = 1440
+"""Chosen: twelve hours; four of a period's turns are known after twelve hours of one of three."""
+
+TURNS_LEAST = 3
+"""Chosen: a period is believed once it has been seen for this many turns."""
+
+AGREES_LEAST = 0.8
+"""Chosen: of what was asked for so much came a period after the same was asked for, within a slot, and of that so much came
+again."""
+
+
+FALLS_TO = 0.5
+"""Chosen: demand that is there for over half of the time has no period that would save much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """When more than the least floor was asked for.
+
+    Attributes:
+        asked: One bit a slot, the newest lowest, in hexadecimal.
+        slots: So many are known.
+        slot_s: For how long the present slot has lasted.
+        is_asked: More was asked for in it.
+        period: In slots; 0: nothing comes again.
+        due_s: For how long more has been due within a start-up, by the period; 0: it is not.
+    """
+
+    asked: str = "0"
+    slots: int = 0
+    slot_s: float = 0.0
+    is_asked: bool = False
+    period: int = 0
+    due_s: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known when more is asked for: by a period, or because nothing ever was; else it may be due at any time."""
+        return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
+
+    @property
+    def is_between(self) -> bool:
+        """Whether it is known that no more is due."""
+        return self.is_known and not self.due_s
+
+
+def followed(known: Recurrence, is_asked: bool, dt_s: float, startup_s: float) -> Recurrence:  # noqa: FBT001 - a reading
+    """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
+    known = replace(known, slot_s=known.slot_s + dt_s, is_asked=known.is_asked or is_asked)
+    while known.slot_s >= SLOT_S:
+        left_s = known.slot_s - SLOT_S
+        bits = (int(known.asked, 16) << 1 | known.is_asked) & ((1 << SLOTS_MOST) - 1)
+        slots = min(known.slots + 1, SLOTS_MOST)
+        known = replace(
+            known,
+            asked=f"{bits:x}",
+            slots=slots,
+            slot_s=left_s,
+            is_asked=is_asked and left_s > 0,
+            period=period_of(bits, slots),
+        )
+    return replace(known, due_s=known.due_s + dt_s if _is_due(known, startup_s) else 0.0)
+
+
+def period_of(asked: int, slots: int) -> int:
+    """Return the shortest period that agrees with what was asked for, in slots; 0: none does.
+
+    What lasts agrees with itself a moment later: only what comes after less agreement is a period.
+    """
+    near = _near(asked)
+    best, most, has_fallen = 0, -1, False
+    for period in range(2, slots // TURNS_LEAST + 1):
+        all_since = (1 << (slots - period)) - 1
+        came, expected = asked & all_since, (asked >> period) & all_since
+        if not came or not expected:
+            continue
+        recall = (came & (near >> period)).bit_count() / came.bit_count()
+        precision = (expected & near).bit_count() / expected.bit_count()
+        agrees = min(recall, precision)
+        has_fallen = has_fallen or agrees < FALLS_TO
+        if has_fallen and agrees >= AGREES_LEAST:
+            # Its neighbours agree within a slot, too: the one that agrees best to the slot.
+            together = (came & expected).bit_count()
+            if together > most:
+                best, most = period, together
+        elif best:
+            break
+    return best
+
+
+def _is_due(known: Recurrence, startup_s: float) -> bool:
+    """Return whether more was asked for a period or two before any time from now to a start-up from now."""
+    if not known.period:
+        return False
+    near = _near(int(known.asked, 16))
+    ahead = math.ceil(startup_s / SLOT_S)
+    window = (1 << (ahead + 1)) - 1
+    return any(
+        (near >> shift if shift >= 0 else near << -shift) & window
+        for shift in (turns * known.period - 1 - ahead for turns in (1, 2))
+    )
+
+
+def _near(asked: int) -> int:
+    """Return the slots in which, or next to which, more was asked for."""
+    return asked | asked << 1 | asked >> 1

@@ -1,0 +1,77 @@
+"""When demand comes again: a period is believed once it was seen, and forgotten when it is not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.planner.decide.adaptive import recurrence
+from penstock.planner.decide.adaptive.recurrence import SLOT_S, Recurrence
+
+STARTUP_S = 120.0
+
+
+def _followed(asked, known=None, dt_s=SLOT_S):
+    known = known or Recurrence()
+    for each in asked:
+        known = recurrence.followed(known, each, dt_s, STARTUP_S)
+    return known
+
+
+def _turns(period, length, turns):
+    return ([False] * (period - length) + [True] * length) * turns
+
+
+@pytest.mark.parametrize(("period", "length"), [(10, 2), (30, 3), (120, 40)])
+def test_a_period_is_found_after_three_turns(period, length):
+    """Not after two; whatever its length, and whatever share of it is busy."""
+    assert _followed(_turns(period, length, 2)).period == 0
+    assert _followed(_turns(period, length, 4)).period == period
+
+
+def test_a_slot_early_or_late_is_the_same_turn():
+    """Bursts every quarter of an hour, give or take half a minute."""
+    randomly = random.Random(3)
+    slots = [False] * 300
+    for turn in range(10):
+        start = 30 * turn + 10 + randomly.choice((-1, 0, 1))
+        slots[start : start + 3] = [True] * 3
+    assert _followed(slots).period in {29, 30, 31}
+
+
+def test_chance_has_no_period():
+    """Bursts at random over half a day."""
+    randomly = random.Random(5)
+    slots = [False] * 1200
+    for start in randomly.sample(range(1190), 40):
+        slots[start : start + 3] = [True] * 3
+    assert _followed(slots).period == 0
+
+
+def test_it_is_due_a_start_up_before_and_until_it_is_over():
+    """A burst of three slots in thirty: due within a start-up and two slots before, and a slot or two after."""
+    known = _followed(_turns(30, 3, 5))
+    due = []
+    for slot in range(30):
+        known = recurrence.followed(known, slot >= 27, SLOT_S, STARTUP_S)
+        due.append(known.due_s > 0)
+    first = due.index(True, 5)
+    assert 27 * SLOT_S - (STARTUP_S + 3 * SLOT_S) <= first * SLOT_S <= 27 * SLOT_S - STARTUP_S
+    assert all(due[first:])
+    assert known.due_s >= STARTUP_S
+
+
+def test_a_period_that_ended_is_forgotten():
+    """Three days of nothing after six turns: nothing is due."""
+    known = _followed([False] * 8640, _followed(_turns(30, 3, 6)))
+    assert (known.period, known.due_s, known.is_between) == (0, 0.0, True)
+
+
+def test_pulls_of_any_length_make_the_same_slots():
+    """Of two seconds, or of a minute after a gap."""
+    slots = _turns(30, 4, 4)
+    fine = _followed([each for each in slots for _ in range(15)], dt_s=2.0)
+    coarse = _followed(slots[::2], dt_s=60.0)
+    assert fine.period == 30
+    assert coarse.period == 30
