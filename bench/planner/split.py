@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-LOOKED_AT = frozenset(
-    ("poisson", "sine", "long-short", "flash", "bursts", "mooncake", "aggregated-sine")
-)
+LOOKED_AT = frozenset(("poisson", "sine", "long-short", "flash", "bursts", "mooncake", "aggregated-sine"))
 """Policies were made on these before there was a rule."""
 
 
