@@ -23,7 +23,6 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.client_connection import ClientConnection
-from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.core.tracing import Tracing
@@ -178,16 +177,8 @@ async def _microseconds(
 ) -> float:
     """Return the CPU microseconds of a request: the fastest of ``batches``."""
     server = _router(ANSWERS[kind], all_on=all_on, traced=traced)
-    limits = ServerLimits()
-    http = cast("Any", server)._http  # noqa: SLF001 - the server itself would listen
-    shared = ServerContext(
-        http._handler,  # noqa: SLF001
-        limits,
-        asyncio.get_running_loop(),
-        bound=connections_within_files(limits),
-        is_vital=lambda _: False,
-        wants_body=http._wants_body,  # noqa: SLF001
-    )
+    shared: ServerContext = cast("Any", server)._http._shared  # noqa: SLF001 - the server itself would listen
+    shared.loop, shared.bound = asyncio.get_running_loop(), shared.limits.max_connections
     client = _Client(shared, _request(stream=kind == "streamed"))
     fastest = float("inf")
     for _ in range(batches):

@@ -9,7 +9,8 @@ server sends: size line in lower-case hex, body, CR LF, alone in one read.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import httptools
 
@@ -87,16 +88,6 @@ class StaleConnection(Exception):  # noqa: N818 - never leaves the client
         super().__init__(sent)
 
 
-class PoolSide(Protocol):
-    """What a connection needs from its pool."""
-
-    def connection_free(self, connection: ClientConnection) -> None:
-        """Keep the connection for the next request."""
-
-    def connection_gone(self, connection: ClientConnection) -> None:
-        """Forget the connection."""
-
-
 class _ParserTarget:
     """What the parser calls; ``on_body`` is a list's append, so that a chunk costs no Python frame."""
 
@@ -125,11 +116,11 @@ class ClientConnection(asyncio.Protocol):
         "_informational",
         "_keep",
         "_loop",
-        "_method",
         "_next_chunk_at",
+        "_on_free",
+        "_on_gone",
         "_parser",
         "_parts",
-        "_pool",
         "_reading_paused",
         "_repeats",
         "_response",
@@ -145,9 +136,17 @@ class ClientConnection(asyncio.Protocol):
         "reused",
     )
 
-    def __init__(self, pool: PoolSide, origin: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        origin: tuple[str, int],
+        loop: asyncio.AbstractEventLoop,
+        on_free: Callable[[ClientConnection], None],
+        on_gone: Callable[[ClientConnection], None],
+    ) -> None:
+        """Prepare; ``on_free`` and ``on_gone`` are called when the connection can be used again, and when it is closed."""
         self._loop = loop
+        self._on_free = on_free
+        self._on_gone = on_gone
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._parser: Any = None
@@ -158,7 +157,6 @@ class ClientConnection(asyncio.Protocol):
         self._sent_s = 0.0
         self._touched_s = 0.0
         self._reading_paused = False
-        self._method = ""
         self._discarded = False
         self._reset()
         self.origin = origin
@@ -200,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
         return f"{self.origin[0]}:{self.origin[1]}"
 
     async def exchange(
-        self, method: str, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
+        self, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
     ) -> StreamingResponse:
         """Send a request and return its response as soon as the head has arrived.
 
@@ -215,7 +213,6 @@ class ClientConnection(asyncio.Protocol):
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(_ParserTarget(self, self._parts))
         self._reset()
-        self._method = method
         self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
         response = self._response = StreamingResponse(self)
         started: asyncio.Future[StreamingResponse] = self._loop.create_future()
@@ -255,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
         self._discarded = True
         if self._transport is not None:
             self._transport.abort()
-        self._pool.connection_gone(self)
+        self._on_gone(self)
 
     def cut(self, reason: str) -> None:
         """Break the current round trip, if any, and close the socket."""
@@ -363,7 +360,7 @@ class ClientConnection(asyncio.Protocol):
         """End a response that is delimited by close; anything else under way is broken."""
         response, self._transport = self._response, None
         self._parser = None  # it refers back to this object
-        self._pool.connection_gone(self)
+        self._on_gone(self)
         if response is None:
             return
         if exc is None and self._until_close and self._head_done:
@@ -410,22 +407,17 @@ class ClientConnection(asyncio.Protocol):
         if response is None:
             return
         response.status, response.headers = status, headers
-        bodyless = self._method == "HEAD" or status in {204, 304}
         coding = headers.get(b"transfer-encoding")
         self._chunked = coding is not None and coding.lower().endswith(b"chunked")
-        self._until_close = b"content-length" not in headers and not self._chunked and not bodyless
+        has_length = b"content-length" in headers or self._chunked or status in {204, 304}
+        self._until_close = not has_length
         started, self._started = self._started, None
         if started is not None and not started.done():
             started.set_result(response)
-        if self._method == "HEAD":
-            # The parser would wait for the body that content-length announces.
-            self._complete = True
-            self._keep = self._parser.should_keep_alive()
-            self._parser = None
 
     def on_message_complete(self) -> None:
         """Note the end; it is acted on when the bytes of this read have been delivered."""
-        if not self._informational and self._parser is not None:
+        if not self._informational:
             self._complete = True
             self._keep = self._parser.should_keep_alive()
 
@@ -438,7 +430,7 @@ class ClientConnection(asyncio.Protocol):
         if self._keep and transport is not None and not transport.get_write_buffer_size():
             self.resume_reading()
             self.idle_since_s = self._touched_s
-            self._pool.connection_free(self)
+            self._on_free(self)
         elif transport is not None:
             transport.close()
         response.finish()
