@@ -88,11 +88,7 @@ def flags(model: Any) -> dict[str, Flag]:
 
 
 def check_bounds(settings: Any) -> None:
-    """Refuse a number that its flag does not allow.
-
-    Raises:
-        ConfigError: it is out of bounds, or not finite.
-    """
+    """Refuse a number that its flag does not allow."""
     for name, each in flags(settings).items():
         given = getattr(settings, name)
         for value in given if isinstance(given, tuple) else (given,):

@@ -12,23 +12,13 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def findings(error: ValidationError, *, root: str, most: int | None = None) -> str:
-    """Return findings as ``key: what is wrong``, joined by semicolons.
-
-    Args:
-        error: Has one finding at least.
-        root: Name of the text itself, for what is wrong with all of it.
-        most: How many to return; None: all.
-    """
+    """Return findings as ``key: what is wrong``, joined by semicolons."""
     found = error.errors(include_url=False, include_input=False)[:most]
     return "; ".join(f"{'.'.join(map(str, each['loc'])) or root}: {each['msg']}" for each in found)
 
 
 def read_json_flag(model: type[_Model], text: str, flag: str) -> _Model:
-    """Return what the JSON of a command line's flag says.
-
-    Raises:
-        ConfigError: it is not JSON, or a key is unknown or out of its bounds; each is named.
-    """
+    """Return what the JSON of a command line's flag says."""
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:

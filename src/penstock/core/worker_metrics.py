@@ -103,12 +103,6 @@ class EngineProgress:
         A core that hung before it saw a request reports none, so what the caller knows to be there counts too. An
         engine that stalled and lost its requests is given another chance after twice the limit: one that was only
         slow may have had nothing to change its figures with since.
-
-        Args:
-            reading: The newest one.
-            now_s: When it was made.
-            inflight_requests: Requests that the caller knows to be there.
-            limit_s: How long figures may stand still while there are requests.
         """
         is_busy = reading.running > 0 or (inflight_requests > 0 and not reading.is_deferred)
         if not reading.figures or reading.figures != self.figures:

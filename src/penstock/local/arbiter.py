@@ -55,11 +55,7 @@ class Watchdog:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it.
-
-        Raises:
-            OSError: it cannot be forked.
-        """
+        """Start it."""
         self._close_pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
             [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor],
@@ -110,14 +106,7 @@ _STRAY_GRACE_S = 1.0
 
 
 def claim(store: StateStore, state: StateFile) -> StateFile:
-    """Write the statefile with this process as its arbiter.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ConfigError: another arbiter of the namespace runs.
-    """
+    """Write the statefile with this process as its arbiter."""
     private.make_folder(store.path.parent)
     owned = _owned(store, state)
     try:
@@ -133,10 +122,6 @@ def resume(store: StateStore) -> StateFile:
 
     Returns:
         What was written.
-
-    Raises:
-        NotFoundError: there is no file, so the graph was stopped.
-        PenstockError: its arbiter runs, or the file could not be read or written in time.
     """
     made: list[str] = []
 

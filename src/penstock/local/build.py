@@ -36,11 +36,7 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def ports_for(entry: ProcessEntry, entries: Iterable[ProcessEntry]) -> dict[str, int]:
-    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it.
-
-    Raises:
-        ClusterError: no port is free.
-    """
+    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it."""
     taken = {port for other in entries for port in other.ports.values()}
     ports: dict[str, int] = {}
     for placeholder in entry.placeholders:
@@ -70,10 +66,6 @@ def visible_devices(gpus: tuple[int, ...], inherited: str | None) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for ids of the allocator.
 
     The ids count the devices that the arbiter itself may see, so an inherited list is indexed.
-
-    Args:
-        gpus: Allocated ids.
-        inherited: The arbiter's own variable, or None when it sees every device.
     """
     labels = [label.strip() for label in inherited.split(",") if label.strip()] if inherited else []
     return ",".join(labels[gpu] if gpu < len(labels) else str(gpu) for gpu in gpus)
@@ -83,11 +75,7 @@ _MAKE = "`penstock make-model` makes a small one (docs/vllm.md)"
 
 
 def check_model(spec: GraphSpec) -> None:
-    """Refuse a model that is written as a path and is no folder: its workers would end at their start.
-
-    Raises:
-        InvalidSpecError: it is not there; the message says how to make one.
-    """
+    """Refuse a model that is written as a path and is no folder: its workers would end at their start."""
     name = spec.model.name
     if _is_absent(spec) and name.startswith(("/", "./", "../")):
         raise InvalidSpecError(
@@ -113,11 +101,7 @@ DEFAULT_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The options of the command line, whose help is that of the fields.
-
-    Attributes:
-        planner: Options of `penstock planner run` by their names; they win over the graph's.
-    """
+    """The options of the command line, whose help is that of the fields."""
 
     namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
     speed: float = time_scale(more=", for simulated workers")
@@ -144,18 +128,7 @@ def initial_state(
     log_dir: Path,
     environment: Mapping[str, str],
 ) -> StateFile:
-    """Return the first statefile of a graph: all replicas requested, their GPUs allocated.
-
-    Args:
-        graph: A valid graph.
-        options: Of the command line.
-        context: Where interpreter, manifest and statefile are.
-        log_dir: Folder of all logs.
-        environment: The caller's environment, for variables that Kubernetes would fill from a Secret.
-
-    Raises:
-        ConfigError: the graph needs something that one machine cannot give; the message has the remedy.
-    """
+    """Return the first statefile of a graph: all replicas requested, their GPUs allocated."""
     specs = [
         spec for spec in process_specs(graph, context) if spec.role != PLANNER_ROLE or options.with_planner
     ]

@@ -64,12 +64,7 @@ class Launcher:
     __slots__ = ("_adopted", "_arbiter", "_context", "_ended", "_orphaned", "_processes")
 
     def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
-        """Prepare circus inside the running asyncio loop.
-
-        Args:
-            endpoint: Where circus' controller listens (zmq), a Unix socket.
-            pubsub_endpoint: Where circus publishes events (zmq), likewise.
-        """
+        """Prepare circus inside the running asyncio loop."""
         self._ended: list[Ended] = []
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
@@ -90,11 +85,7 @@ class Launcher:
             signal.signal(number, handler)
 
     async def open(self, on_quit: Callable[[], None]) -> None:
-        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end.
-
-        Raises:
-            ClusterError: an endpoint cannot be bound.
-        """
+        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end."""
         try:
             await self._arbiter.start()
         except zmq.ZMQError as exc:
@@ -102,12 +93,7 @@ class Launcher:
         self._arbiter.on_quit = on_quit
 
     async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
-        """Start one process that writes to ``log``.
-
-        Raises:
-            ClusterError: it cannot be forked.
-            ConflictError: circus is busy with a command; try again.
-        """
+        """Start one process that writes to ``log``."""
         child = ["-I", "-S", exec_child.__file__, str(log), *argv]
         try:
             watcher = self._arbiter.add_watcher(
@@ -183,11 +169,7 @@ class Launcher:
         return True
 
     async def forget(self, name: str) -> None:
-        """Remove the watcher of a process that has ended.
-
-        Raises:
-            ConflictError: circus is busy with a command; try again.
-        """
+        """Remove the watcher of a process that has ended."""
         with contextlib.suppress(KeyError):
             self._watcher(name)
             try:

@@ -163,12 +163,7 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
 
 
 def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
-    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that.
-
-    Args:
-        processes: Each is signalled only while it, or the group that it led, is still there.
-        grace_s: How long SIGTERM may take, real seconds.
-    """
+    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that."""
     remaining = [process for process in processes if group_of(process)]
     steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
         (lambda process: send(process, signal.SIGTERM), grace_s),
@@ -220,21 +215,11 @@ def _start_of(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None if _BOOT_ID.exists() else _start_without_proc(pid)
+        return None
     fields = text[text.rindex(")") + 1 :].split()  # a command may hold spaces and brackets
     if fields[0] in _DEAD_STATES:
         return None
     return f"{_boot_id()}/{fields[_START_FIELD - _AFTER_COMMAND - 1]}"
-
-
-def _start_without_proc(pid: int) -> str | None:
-    """Return the start as other systems keep it: the kernel wrote it once, and setting a clock does not move it."""
-    try:
-        process = psutil.Process(pid)
-        is_dead = process.status() == psutil.STATUS_ZOMBIE
-        return None if is_dead else f"{_boot_id()}/{process.create_time()}"
-    except psutil.Error:
-        return None
 
 
 @functools.cache

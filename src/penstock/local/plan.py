@@ -168,13 +168,7 @@ class ObservedProcess:
 
 
 def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float) -> tuple[Action, ...]:
-    """Return at most one action per name, in the file's order, strangers last.
-
-    Args:
-        state: The desired state, as just read.
-        observed: What is known of each name's process; a name never started may be absent.
-        now_s: Real monotonic seconds.
-    """
+    """Return at most one action per name, in the file's order, strangers last."""
     speed = state.arbiter.speed
     actions = [
         _next(name, entry, observed.get(name, ObservedProcess()), now_s, speed)
@@ -286,12 +280,6 @@ def plan_stop(
 
     The planner goes first, so that nothing is scaled any more; then the router, which takes no new request
     and finishes its streams; the workers only when the router is gone, because its streams come from them.
-
-    Args:
-        state: For roles and grace periods; processes that are in `observed` only are stopped with the workers.
-        observed: What is known of each process.
-        now_s: Real monotonic seconds.
-        force: SIGTERM to all at once, and SIGKILL after the floor.
     """
     running = {name: known for name, known in observed.items() if known.pid is not None}
 

@@ -216,11 +216,7 @@ class Frontend(Protocol):
         ...
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
-        """Return what the frontend reports of workers.
-
-        Args:
-            entries: At least those that the caller wants to know of.
-        """
+        """Return what the frontend reports of workers."""
         ...
 
 

@@ -22,15 +22,6 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
     Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
-
-    Args:
-        needed: GPUs of one replica, >= 0.
-        in_use: Ids held by any process that still exists, draining ones included.
-        gpus: GPUs of the host; ids are 0 to gpus - 1.
-        budget: Most ids in use at once, >= 0.
-
-    Returns:
-        Exactly ``needed`` ids, ascending, or the refusal with its reason.
     """
     if needed <= 0:
         return ()
@@ -66,11 +57,7 @@ WITHDRAWN = "withdrawn before it was ready"
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutcome:
-    """What one scaling step made of the file.
-
-    Attributes:
-        withdrawn: Names of replicas on their way out.
-    """
+    """What one scaling step made of the file."""
 
     state: StateFile
     added: tuple[str, ...] = ()
@@ -93,11 +80,7 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
 
 
 def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
-    """Add one ``requested`` entry with its own GPUs.
-
-    Returns:
-        The new file and the entry's name, or the allocator's refusal.
-    """
+    """Add one ``requested`` entry with its own GPUs."""
     name = free_name(state, base.service)
     gpus = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
@@ -125,10 +108,6 @@ def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mappi
 
     One that does not serve yet goes first (requested before starting), then the one with the fewest
     tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
-
-    Args:
-        candidates: Replicas of one pool, at least one.
-        inflight_tokens: Tokens in flight by name, as the router counts them; absent means unknown.
     """
 
     def cost(name: str) -> tuple[int, float, int]:
@@ -152,14 +131,7 @@ def withdraw(state: StateFile, name: str) -> StateFile:
 
 
 def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
-    """Bring the pool of ``role`` to ``replicas``; asking twice changes nothing more.
-
-    Args:
-        state: The file, read under its lock.
-        role: prefill, decode or aggregated.
-        replicas: Wanted number, >= 0; draining and failed workers are not replicas.
-        inflight_tokens: See `choose_victim`.
-    """
+    """Bring the pool of ``role`` to ``replicas``, draining and failed ones not counted; twice changes nothing more."""
     base = template(state, role)
     added: list[str] = []
     withdrawn: list[str] = []

@@ -224,11 +224,7 @@ def to_json(state: StateFile) -> dict[str, Any]:
 
 
 def from_json(data: object, *, source: str) -> StateFile:
-    """Read the file; unknown keys are ignored and missing ones get their defaults.
-
-    Raises:
-        ConfigError: the file is not a statefile; the message says what is wrong and how to go on.
-    """
+    """Read the file; unknown keys are ignored and missing ones get their defaults."""
     if not isinstance(data, dict) or not isinstance(data.get(ARBITER_KEY), dict):
         raise ConfigError(
             f"{source}: not a statefile: key {ARBITER_KEY!r} is missing; delete the file and run `penstock up`"

@@ -69,11 +69,7 @@ _PULL: Final = b'{"type":"pull"'
 
 @dataclass(frozen=True, slots=True)
 class DecisionStatus:
-    """One role's part of a recorded decision.
-
-    Attributes:
-        at_s: Simulated seconds since the planner's first start.
-    """
+    """One role's part of a recorded decision."""
 
     id: str
     at_s: float
@@ -101,11 +97,7 @@ class HeldDecisions:
 
 
 class LedgerTail:
-    """Follows a planner's ledger without its lock.
-
-    Attributes:
-        held: What followed the newest decision shown; None: nothing.
-    """
+    """Follows a planner's ledger without its lock."""
 
     __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged", "held")
 
@@ -171,11 +163,7 @@ def _status(role: Mapping[str, Any], decision_id: str, at_s: float) -> DecisionS
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process.
-
-    Attributes:
-        state: As the supervisor has it, or as the router sees it when that is worse.
-    """
+    """One process."""
 
     name: str
     role: str
@@ -272,11 +260,7 @@ class StatusReader:
     """Reads the status of one namespace again and again over kept connections."""
 
     def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
-        """Read ``namespace`` of the configured state folder.
-
-        Raises:
-            ConfigError: the namespace cannot be a file name.
-        """
+        """Read ``namespace`` of the configured state folder."""
         self._store = StateStore.of(namespace)
         self._probes = Probes()
         self._with_unchanged = with_unchanged
@@ -289,12 +273,7 @@ class StatusReader:
         await self._probes.close()
 
     async def read(self) -> LocalGraphStatus:
-        """Return the graph as it is now.
-
-        Raises:
-            NotFoundError: there is no such graph.
-            ConfigError: its statefile cannot be read.
-        """
+        """Return the graph as it is now."""
         state = self._store.read()
         if state is None:
             name = self._store.path.stem

@@ -62,11 +62,7 @@ class StateStore:
 
     @classmethod
     def of(cls, namespace: str) -> StateStore:
-        """Return the store of ``namespace`` in the configured folder.
-
-        Raises:
-            ConfigError: the namespace is not a DNS label, so it cannot be a file name.
-        """
+        """Return the store of ``namespace`` in the configured folder."""
         if _NAMESPACE.fullmatch(namespace) is None:
             raise ConfigError(
                 f"--namespace: {namespace!r} must be 1 to 63 lower-case letters, digits or dashes, "
@@ -75,11 +71,7 @@ class StateStore:
         return cls(state_dir() / f"{namespace}.json")
 
     def read(self) -> StateFile | None:
-        """Return the file's content, or None when there is none.
-
-        Raises:
-            ConfigError: it cannot be read as a statefile.
-        """
+        """Return the file's content, or None when there is none."""
         self.check_folder()
         try:
             content = private.read(self.path)
@@ -98,26 +90,15 @@ class StateStore:
         return from_json(data, source=str(self.path))
 
     def check_folder(self) -> None:
-        """Refuse a state folder that another user owns or may write in; one that is not there is fine.
-
-        Raises:
-            ConfigError: it is such a folder.
-        """
+        """Refuse a state folder that another user owns or may write in; one that is not there is fine."""
         with contextlib.suppress(FileNotFoundError):
             private.check(self.path.parent, self.path.parent.stat())
 
     def update(self, change: Callable[[StateFile], tuple[StateFile, _T]]) -> _T:
-        """Apply ``change`` to the current file under the lock, write the result, return the rest.
+        """Apply ``change`` to the current file under the lock, write the result if it differs, return the rest.
 
-        Args:
-            change: Pure; gets the file, returns the new file and a result for the caller.
-                An unchanged file is not written.
-
-        Raises:
-            NotFoundError: there is no file.
-            ConflictError: another process held the lock for too long.
-            UnwritableError: the result cannot be written; ``change`` was called.
-            ConfigError: the file cannot be read.
+        Raises NotFoundError without a file, UnwritableError where the result cannot be written, ConflictError where
+        another process held the lock for too long.
         """
         with self.locked():
             state = self.read()
@@ -129,22 +110,12 @@ class StateStore:
             return answer
 
     def write(self, state: StateFile) -> None:
-        """Replace the file atomically, under the lock.
-
-        Raises:
-            UnwritableError: the folder cannot be written.
-            ConflictError: another process held the lock for too long.
-        """
+        """Replace the file atomically, under the lock."""
         with self.locked():
             self._replace(state)
 
     def claim(self, state: StateFile) -> None:
-        """Write the file as its new owner, over a stale one at most.
-
-        Raises:
-            ConfigError: the arbiter of the present file runs.
-            ConflictError: another process held the lock for too long.
-        """
+        """Write the file as its new owner, over a stale one at most."""
         with self.locked():
             self.refuse_running()
             shutil.rmtree(self.discovery_folder, ignore_errors=True)
@@ -182,11 +153,7 @@ class StateStore:
         return []
 
     def refuse_running(self) -> None:
-        """Refuse to go on over a graph that runs.
-
-        Raises:
-            ConfigError: the arbiter of the present file runs, or the folder is not this user's alone.
-        """
+        """Refuse to go on over a graph that runs."""
         self.check_folder()
         state = self.running()
         for unrecorded in self.unrecorded_arbiters() if state is None else ():
@@ -218,12 +185,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds.
-
-        Raises:
-            ConflictError: the wait was too long.
-            ConfigError: the lock file cannot be made.
-        """
+        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             descriptor = self._open_lock()

@@ -169,13 +169,7 @@ class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
     def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
-        """Take charge of a statefile that has just been written.
-
-        Args:
-            store: The file.
-            launcher: Starts and signals processes.
-            state: What was written.
-        """
+        """Take charge of a statefile that has just been written."""
         self._record = Record(store, state)
         self._launcher = launcher
         self._observed: dict[str, ObservedProcess] = {}

@@ -45,13 +45,7 @@ _WITHDRAW_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class StartedGraph:
-    """A graph that serves.
-
-    Attributes:
-        ready_s: How long it took, real seconds.
-        recovered: What a killed arbiter had left and was cleaned up, as text.
-        arbiter: The background process, a child of this one.
-    """
+    """A graph that serves."""
 
     state: StateFile
     statefile: Path
@@ -65,15 +59,7 @@ Progress = Callable[[StateFile, str], None]
 
 
 def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
-    """Check everything that can be checked before a process is started.
-
-    Returns:
-        The namespace's store and the first content of its statefile.
-
-    Raises:
-        InvalidSpecError: the manifest has problems, or needs an optional package that is not installed.
-        ConfigError: an option is out of bounds, the namespace is taken, or the GPUs do not suffice.
-    """
+    """Check everything that can be checked before a process is started."""
     graph = _planned_as(load_graph(file), options.planner)
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
@@ -145,11 +131,6 @@ def _context(
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
     """Start a graph and return when it serves.
-
-    Args:
-        file: The manifest.
-        options: The options of the command line.
-        progress: Receives the progress every tenth of a second.
 
     Raises:
         InvalidSpecError: the manifest has problems.

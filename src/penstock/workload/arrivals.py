@@ -47,13 +47,6 @@ def spread(
     """Return the requests with each batch spread over its interval, in order of arrival.
 
     A batch is a run of rows with one and the same time; a row alone keeps its time under EVEN and NONE.
-
-    Args:
-        requests: Arrivals never decrease.
-        how: See `Spread`.
-        rng: Drawn from by POISSON only.
-        interval_s: Length of a batch's interval in seconds, > 0; it ends early where the next batch
-            begins, so that batches never mix.
     """
     if how is Spread.NONE:
         return list(requests)

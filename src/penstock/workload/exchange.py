@@ -61,12 +61,7 @@ class ClientStreamMeter:
         self.is_done = False
 
     def feed(self, now_s: float, data: bytes) -> int:
-        """Take one read and return how many token events it completed.
-
-        Raises:
-            StreamError: the stream carries an error object; the message is the server's.
-            StreamBroken: an event is not a JSON object, or has no end.
-        """
+        """Take one read and return how many token events it completed."""
         tokens = 0
         for raw in self._splitter.feed(data):
             content = payload(raw)
@@ -163,15 +158,7 @@ class TargetEndpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """How requests are sent.
-
-    Attributes:
-        url: Server's address without a path.
-        timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
-        api_key: Sent as a bearer token; None sends none.
-        admin_key: Sent with the request for a router's workers; None sends none.
-        tier_header: Names the tier of a request that has one.
-    """
+    """How requests are sent."""
 
     url: str
     model: str

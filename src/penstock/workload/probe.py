@@ -37,12 +37,7 @@ class ListedWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """A router's ``/workers``.
-
-    Attributes:
-        speed: The graph's time scale; None: it does not say.
-        workers: Those whose addresses it shows; it shows them to admins only.
-    """
+    """A router's ``/workers``."""
 
     speed: float | None
     workers: tuple[ListedWorker, ...]
@@ -151,9 +146,6 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
 
     Asks the router, every worker whose address it lists, or the simulated worker that answers at ``url``
     itself. Other servers run in real time and do not say so: they are not checked.
-
-    Raises:
-        ConfigError: one of them runs at another speed than ``speed``.
     """
     pages = ServerPages(pool, url, _TIMEOUTS, admin_key=admin_key)
     listed = await pages.workers()

@@ -143,11 +143,7 @@ class Replayer:
         )
 
     async def run(self, requests: Sequence[TraceRequest], *, stop: asyncio.Event) -> None:
-        """Send all requests and wait for their ends, or cut everything off when ``stop`` is set.
-
-        Raises:
-            PenstockError: a result could not be kept; the rest was cut off.
-        """
+        """Send all requests and wait for their ends, or cut everything off when ``stop`` is set."""
         self._planned = len(requests)
         present = {request.tier for request in requests}
         self._tiers = {tier: TierProgress() for tier in Tier if tier in present}

@@ -79,11 +79,7 @@ async def measure_capacity(
     concurrency: int,
     stop: asyncio.Event,
 ) -> Capacity:
-    """Keep ``concurrency`` requests in flight for a while and return how many were answered per second.
-
-    Raises:
-        PenstockError: too few answers came to measure a rate.
-    """
+    """Keep ``concurrency`` requests in flight for a while and return how many were answered per second."""
     count = concurrency * _REQUESTS_PER_SLOT
     sample = [
         replace(requests[at % len(requests)], arrival_s=0.0, line=at + 1, tier=None) for at in range(count)
@@ -207,11 +203,7 @@ class LoadPlan:
 
 
 def plan_load(config: LoadConfig) -> LoadPlan:
-    """Read the trace and shape it: spread, then select, then scale the rate.
-
-    Raises:
-        ConfigError: the trace, the selection or the rate is wrong.
-    """
+    """Read the trace and shape it: spread, then select, then scale the rate."""
     trace = _read(config)
     default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
     how = default if config.spread is None else config.spread
@@ -240,12 +232,7 @@ def describe_plan(plan: LoadPlan) -> dict[str, Any]:
 async def run_load(
     plan: LoadPlan, *, stop: asyncio.Event, on_start: Callable[[Replayer], None] | None = None
 ) -> dict[str, Any]:
-    """Replay a plan and return its summary, which is also written when there is an output directory.
-
-    Raises:
-        UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
-        ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
-    """
+    """Replay a plan and return its summary, which is also written when there is an output directory."""
     config = plan.config
     clock = SimulatedClock(config.speed)
     pool = ConnectionPool()

@@ -97,16 +97,7 @@ class _RowError(ValueError):
 
 
 def load_trace(source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE) -> Trace:
-    """Read a trace by built-in name or path.
-
-    Args:
-        source: A key of `BUILT_IN`, or a file.
-        on_bad_row: REFUSE stops at unreadable rows and names them; SKIP leaves them out and lists them.
-
-    Raises:
-        ConfigError: no such file, empty, not UTF-8, an unknown layout, bad rows under REFUSE, or no
-            usable row at all.
-    """
+    """Read a trace by built-in name or path."""
     data = _read_bytes(source)
     lines = _decode(source, data).splitlines()
     first = next((line for line in lines if line.strip()), None)

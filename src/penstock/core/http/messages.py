@@ -47,14 +47,7 @@ def error_body(
     code: str | int | None = None,
     param: str | None = None,
 ) -> bytes:
-    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it.
-
-    Args:
-        message: What is wrong, with the bound and the remedy.
-        kind: The ``type`` field.
-        code: Stable machine-readable word, or the HTTP status as vLLM has it.
-        param: The field that is wrong.
-    """
+    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it."""
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 

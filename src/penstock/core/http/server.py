@@ -59,12 +59,7 @@ class HttpServer:
         self._port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns.
-
-        Raises:
-            PortInUseError: another process listens there.
-            ConfigError: the address cannot be bound.
-        """
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns."""
         shared = self._shared
         shared.loop = loop = asyncio.get_running_loop()
         shared.bound = shared.limits.connections_within_files()
