@@ -1,8 +1,7 @@
-"""Reads the Prometheus text format; every source and the router's scraper call `parse_samples`.
+"""Reads the Prometheus text format.
 
-Only the given names are decoded, because a planner reads thousands of pages a second
-and a vLLM page holds hundreds of series it never reads. Series come back unchanged with every page, so
-their names and labels are decoded once and remembered.
+Only the given names are decoded, because a planner reads thousands of pages a second and a vLLM page holds hundreds of
+other series. Names and labels come back unchanged with every page, so they are decoded once and remembered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a worker's page says by vLLM's names: the requests that wait in it, and whether its engine gets on with its own.
 
-An engine whose core hangs answers /health all the same. The router's watch, the local supervisor and the planner's sources
-ask this, each of what it reads itself. Pure.
+An engine whose core hangs answers /health all the same. Pure.
 """
 
 from __future__ import annotations
@@ -86,9 +85,7 @@ class EngineProgress:
     """How an engine gets on; times are real seconds of a monotonic clock.
 
     Attributes:
-        figures: Of the newest reading.
         since_s: When they last changed, or when it last had nothing to do.
-        is_stalled: It hangs: it had requests for too long, and nothing changed.
     """
 
     figures: tuple[float, ...]

@@ -1,12 +1,8 @@
 """The background process of one running graph: ``python -m penstock.local.arbiter STATEFILE``.
 
-Reads the initial statefile from stdin, claims the namespace, and supervises until it is asked to stop:
-SIGTERM or SIGINT drain and stop, a second one (or SIGQUIT) stops at once. However the loop ends, the
-children are ended and the statefile is removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next
-arbiter, ``--resume``, which takes over the file and the processes that still run.
-
-circus runs on tornado, tornado on asyncio: the running asyncio loop is handed to circus, whose arbiter then
-neither starts nor stops it.
+Reads the first statefile from stdin, claims the namespace, and supervises until it is asked to stop: SIGTERM or SIGINT
+drain and stop, a second one (or SIGQUIT) stops at once. However that ends, the children are ended and the statefile is
+removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next arbiter, ``--resume``.
 """
 
 from __future__ import annotations
@@ -118,11 +114,7 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
 
 
 def resume(store: StateStore) -> StateFile:
-    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it.
-
-    Returns:
-        What was written.
-    """
+    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it."""
     made: list[str] = []
 
     def take(state: StateFile) -> tuple[StateFile, StateFile]:

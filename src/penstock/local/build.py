@@ -1,8 +1,4 @@
-"""A graph becomes the statefile that its arbiter starts from, and an entry the command, ports and environment of a process.
-
-Pure but for asking whether a port is free and a model's folder there. GPUs of the first replicas are allocated here;
-everything later goes through `replicas`.
-"""
+"""A graph becomes the statefile that its arbiter starts from, and an entry the command, ports and environment of a process."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""Thin adapter over circus: starts, signals and reaps one process per watcher; adopts those of a killed arbiter.
+"""Thin adapter over circus, which it alone imports: starts, signals and reaps one process per watcher; adopts others.
 
-The only module that imports circus. circus owns the fork, the session of each child, the reaping and the
-control endpoint (`circusctl` shows the watchers); when to start and stop is decided in `plan`. Of circus itself
-
-- ``respawn`` is off: it starts again at once, without pause or end, at the same port, and says nothing of why;
-- its own stop is not used: it holds circus' one command lock for the grace, so nothing else starts meanwhile, and it
-  knows no process that a killed arbiter started;
-- its periodic check is off: it would compete for the same lock;
-- its streams are not used: they are pipes into the arbiter, and break with it under processes that live on.
+circus owns the fork, the session of each child, the reaping and the control endpoint (`circusctl` shows the watchers). Of
+circus itself ``respawn`` is off, because it starts again at once, at the same port; so are its own stop, which holds its
+one command lock for the grace, its periodic check, which competes for that lock, and its streams, which are pipes that
+break with the arbiter under processes that live on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Is a recorded process still that process, and how is it ended: by pid together with its start.
 
-A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
-every process does that circus starts; it counts as ended only when the entire group is empty, because the
-children of an engine hold GPU memory after their leader is gone.
+A recorded process leads a group; it counts as ended only when the entire group is empty, because the children of an
+engine hold GPU memory after their leader is gone.
 """
 
 from __future__ import annotations
@@ -149,10 +148,6 @@ def _running(is_meant: Callable[[psutil.Process], bool]) -> list[ProcessId]:
 
 def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
     """Return what still belongs to a statefile: recorded processes whose group is not empty, and marked ones.
-
-    Args:
-        state: Its content, or None when it is missing or unreadable; then only marks count.
-        statefile: Its path.
 
     Returns:
         Leaders of groups, a leader itself perhaps gone, and processes outside these groups.

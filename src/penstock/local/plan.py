@@ -1,8 +1,7 @@
 """What the supervisor does next: a pure function of the statefile, the processes observed and the time.
 
-Level-triggered: every tick decides from the complete state, so a lost event costs one tick.
-All times here are real seconds of a monotonic clock, because processes live in real time; the
-manifest's simulated durations are divided by the speed and have a real floor.
+Level-triggered: a lost event costs one tick. Times are real seconds of a monotonic clock; the manifest's simulated
+durations are divided by the speed and have a real floor.
 """
 
 from __future__ import annotations
@@ -103,11 +102,7 @@ def startup_s(entry: ProcessEntry, speed: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How a process ended.
-
-    Attributes:
-        reason: Exit code or signal, with the last lines of its log.
-    """
+    """How a process ended."""
 
     at_s: float
     reason: str
@@ -118,7 +113,6 @@ class Drain:
     """How far a drain has come.
 
     Attributes:
-        since_s: When the supervisor first saw the entry ``draining``.
         acknowledged: The router confirmed that it sends nothing new.
         router_away: Nothing listens at the router's address, so nothing can confirm, and nothing is sent.
         idle: The newest answer on whether anything is in flight; None before the first.
@@ -149,9 +143,7 @@ class ObservedProcess:
     Attributes:
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
-        fault: What the newest check found besides the health check, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
-        verdict: Why the supervisor itself killed it, or None.
     """
 
     pid: int | None = None

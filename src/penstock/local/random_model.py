@@ -1,8 +1,4 @@
-"""Writes a small Llama with random weights, so that real engines can be tried without a download.
-
-The files are those of a Hugging Face model: configuration, weights in the safetensors format, byte-level BPE tokenizer
-and chat template. Equal arguments give equal files.
-"""
+"""Writes a small Llama with random weights in Hugging Face's files, so that real engines can be tried without a download."""
 
 from __future__ import annotations
 

@@ -29,19 +29,11 @@ class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
-        gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
         budget: Most GPUs that workers may hold at once, <= gpus.
-        pid: Process id; 0 until the arbiter has written itself.
         started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
-        endpoint: circus' controller (zmq), a Unix socket that only its owner reaches.
-        pubsub_endpoint: circus' event publisher (zmq), likewise.
-        graph: Path of the manifest.
-        model: Name under which the model is served.
-        speed: Time scale: simulated seconds per real second.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
-        restarts: How often the arbiter was started again after it was killed.
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
     """
 
@@ -70,17 +62,11 @@ class ProcessEntry:
     """One process: the desired state, and what the supervisor has observed of it.
 
     Attributes:
-        service: The graph's service that it is a replica of; ``planner`` for the planner.
-        role: router, prefill, decode, aggregated or planner.
         cmd: Arguments with placeholders such as ``{port}``.
         env: Variables on top of the arbiter's own, with placeholders.
-        url: Address, or None for a process that does not listen.
         placeholders: Names of the ports that ``cmd`` and ``env`` want filled in.
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
-        started: When that process started (`liveness.ProcessId`).
-        gpus: Exclusive GPU ids.
-        gpus_per_replica: How many GPU ids a replica of this service needs.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.

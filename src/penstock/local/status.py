@@ -102,12 +102,7 @@ class LedgerTail:
     __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged", "held")
 
     def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
-        """Name the planner's folder.
-
-        Args:
-            folder: None while there is no planner.
-            with_unchanged: Keep decisions that changed nothing, too.
-        """
+        """Name the planner's folder."""
         self._lines = (
             None
             if folder is None
@@ -196,7 +191,6 @@ class PlannerView:
     Attributes:
         phase: observing, adjusting or target_unavailable.
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
-        lag_p99_s: How late its ticks start, simulated seconds, or None.
     """
 
     phase: str
@@ -209,12 +203,8 @@ class LocalGraphStatus:
     """One graph at one moment.
 
     Attributes:
-        planner_log_dir: For ``tensorboard --logdir``; None without a planner.
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
-        planner: None while there is none, or it has not written of itself.
-        lag_p99_s: How late each process that says so runs, simulated seconds, by name.
-        decisions: Those that changed replicas, or all if requested; the newest last.
         held: What the planner has decided since without a change; None: nothing.
     """
 

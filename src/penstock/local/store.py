@@ -1,7 +1,6 @@
 """The statefile on disk: where it lies, its lock, and its atomic replacement.
 
-Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
-take none, because the file is replaced in one step and is never half written.
+Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers take none.
 """
 
 from __future__ import annotations

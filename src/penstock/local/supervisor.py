@@ -84,11 +84,7 @@ class Record:
         self._edit(lambda state: replace(state, arbiter=replace(state.arbiter, stopping=True)))
 
     def claim_start(self, name: str) -> ProcessEntry | None:
-        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since.
-
-        Raises:
-            ClusterError: no port is free.
-        """
+        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since."""
         entries = self.state.entries
         if name in entries:
             ports = ports_for(entries[name], entries.values())

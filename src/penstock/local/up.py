@@ -130,13 +130,7 @@ def _context(
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
-    """Start a graph and return when it serves.
-
-    Raises:
-        InvalidSpecError: the manifest has problems.
-        ConfigError: nothing was started; the message says what to change.
-        ClusterError: it was started and did not come to serve; everything was stopped again.
-    """
+    """Start a graph and return when it serves."""
     store, state = prepare(file, options)
     recovered = recover(store)
     if not is_free(options.port):

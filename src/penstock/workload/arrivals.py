@@ -1,8 +1,4 @@
-"""Shapes a trace: spreads Mooncake's three-second batches, selects requests, sets the mean rate and draws tiers.
-
-Pure: the random generator is an argument. Called by the command line before a replay; every choice is
-recorded in the results.
-"""
+"""Shapes a trace: spreads batches, selects requests, sets the mean rate and draws tiers. Pure."""
 
 from __future__ import annotations
 

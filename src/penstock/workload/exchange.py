@@ -1,8 +1,4 @@
-"""Sends one request and measures its stream; `replay` starts one of these per arrival.
-
-A request is one task that sleeps until its stream ends: the tokens come through a callback, because a
-task switch per token would cost more than reading it.
-"""
+"""Sends one request and measures its stream, by callbacks: a task switch per token would cost more than reading it."""
 
 from __future__ import annotations
 
@@ -43,11 +39,8 @@ class ClientStreamMeter:
     in one event, and then the gaps are gaps between such events.
 
     Attributes:
-        first_s: Time of the first token event, or None before it.
-        last_s: Time of the newest token event.
         gaps_s: Seconds between successive token events, as 32-bit floats: 4 bytes a token.
         prompt_tokens, output_tokens, cached_tokens: From ``usage``; None when it does not say.
-        is_done: Whether ``[DONE]`` came.
     """
 
     def __init__(self) -> None:

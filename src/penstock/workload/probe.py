@@ -1,8 +1,4 @@
-"""What servers say of themselves: checked before a replay, and during it their lag behind their own schedules.
-
-A Penstock router lists its workers, and every Penstock process exports its speed and lag; of other servers there is
-nothing to say. Lag is polled, because a worker that is scaled down takes its figure with it.
-"""
+"""What servers say of themselves: checked before a replay, and during it their lag behind their own schedules."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One load run from configuration to summary: the body of `penstock load`.
-
-`plan_load` reads and shapes the trace and touches no network; `run_load` probes, replays and writes the
-files. The command line and the demo call both.
-"""
+"""One load run from configuration to summary: the body of `penstock load`."""
 
 from __future__ import annotations
 

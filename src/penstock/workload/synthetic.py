@@ -1,8 +1,4 @@
-"""Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
-
-Pure except for reading a trace: the random generator is an argument. Results carry
-`SyntheticSpec.name`, so that they are not taken for a trace's.
-"""
+"""Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic. Pure."""
 
 from __future__ import annotations
 
@@ -42,13 +38,9 @@ def ramp(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
 
 
 def regimes(rate: float, *, peak: float, hold_s: float, rng: np.random.Generator) -> Rate:
-    """Return a rate that jumps to levels between ``rate`` and ``rate * peak``, each held for a random time.
+    """Return a rate that jumps to levels between ``rate`` and ``rate * peak``, each held for an exponential time.
 
-    Args:
-        rate: The lowest level, requests/s; the logarithm of the levels is uniform.
-        peak: The largest factor on it, > 0.
-        hold_s: Mean length of a level, exponential.
-        rng: Drawn from twice for every level.
+    The logarithm of the levels is uniform.
     """
     ends: list[float] = []
     levels: list[float] = []
@@ -90,17 +82,11 @@ def thinned(rate: Rate, top: float, rng: np.random.Generator) -> Iterator[float]
 def bursts(rate: float, *, peak: float, cv: float, rng: np.random.Generator) -> Iterator[float]:
     """Yield the arrivals of an interrupted Poisson process: on at ``rate * peak``, off without any.
 
-    On and off times are exponential. The share of time on is p = 1 / peak, and with the switching rates' sum
-    s the gaps have CV^2 = 1 + 2 * rate * peak * (1 - p) / s, which gives s. Source: Heffes and Lucantoni's
+    On and off times are exponential. The share of time on is p = 1 / peak, peak > 1, and with the switching rates' sum s the
+    gaps, whose CV is above 1, have CV^2 = 1 + 2 * rate * peak * (1 - p) / s, which gives s. Source: Heffes and Lucantoni's
     moments of an interrupted Poisson process.
 
     Example: rate 2, peak 10, CV 13: bursts of 20/s for 5.2 s on average, every 52 s.
-
-    Args:
-        rate: Mean arrivals, requests/s.
-        peak: Factor on the rate while on, > 1.
-        cv: Coefficient of variation of the gaps, > 1.
-        rng: Drawn from for every gap and switch.
     """
     share_on = 1 / peak
     switching = 2 * rate * peak * (1 - share_on) / (cv**2 - 1)
@@ -115,12 +101,7 @@ def tenants(
 ) -> Iterator[float]:
     """Yield the arrivals of tenants that are on and off for heavy-tailed times (Pareto of shape 1.5).
 
-    Args:
-        rate: Mean arrivals of all together, requests/s.
-        number: Of tenants, each with an equal share.
-        peak: Factor on a tenant's rate while it is on, > 1; it is on 1 / ``peak`` of the time.
-        on_s: Mean length of a time on.
-        rng: Each tenant gets a generator of its own from it.
+    Each has an equal share of ``rate``, and is on 1 / ``peak`` of the time, ``peak`` > 1.
     """
 
     def one(own: np.random.Generator) -> Iterator[float]:

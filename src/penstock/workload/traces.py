@@ -1,8 +1,4 @@
-"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`.
-
-Called by the command line; `selection` and `arrivals` work on what comes out of here. A file is read
-entirely (the largest public traces are a few megabytes), so that its sha256 can name it in the results.
-"""
+"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`."""
 
 from __future__ import annotations
 
@@ -50,12 +46,8 @@ class TraceRequest:
     """One request of a trace.
 
     Attributes:
-        arrival_s: Seconds since the trace's zero, >= 0.
-        input_tokens: Prompt length in tokens, >= 1.
-        output_tokens: Generated length in tokens, >= 1.
         block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
         line: 1-based line in the file; names the request for good, whatever is selected.
-        tier: Priority tier that it asks for; None: it asks for none.
     """
 
     arrival_s: float
@@ -76,14 +68,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace as read, in the file's order.
-
-    Attributes:
-        name: As the user gave it: a built-in name or a path; of a synthetic one what it was made with.
-        sha256: Of the file's bytes, or of the synthetic one's name.
-        requests: At least one; arrivals never decrease.
-        skipped: Rows that could not be read, by line.
-    """
+    """A trace as read, in the file's order."""
 
     name: str
     format: TraceFormat

@@ -1,8 +1,7 @@
-"""HTTP/1.1 client with keep-alive pools, for router, planner, load generator and workers.
+"""HTTP/1.1 client with keep-alive pools.
 
-Requests are never repeated, with one exception: a kept-alive connection that the peer had closed, on
-which an idempotent request was tried, is replaced once. Everything that sockets and the parser raise is
-mapped to ``penstock.core.errors`` here or in ``client_connection``.
+Requests are never repeated, but where a kept-alive connection was closed by the peer before an idempotent one. All that
+sockets and the parser raise is mapped to ``penstock.core.errors`` here or in ``client_connection``.
 """
 
 from __future__ import annotations
@@ -165,13 +164,7 @@ class ConnectionPool:
             self._idle.clear()
 
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
-        """Break every round trip to a URL's host and port, as if that process had died; return how many.
-
-        Args:
-            url: Names the host and port.
-            reason: For the errors.
-            silent_s: Break none if one of them has received a byte for less than this, real seconds.
-        """
+        """Break every round trip to a URL's host and port, as if that process had died; return how many."""
         origin = parse_http_url(url).origin
         found = [each for each in self._open if each.origin == origin and each.busy]
         since_s = asyncio.get_running_loop().time() - silent_s
@@ -260,11 +253,7 @@ class ConnectionPool:
 
 @lru_cache(maxsize=4096)
 def parse_http_url(url: str) -> _Target:
-    """Split a plain http URL.
-
-    Raises:
-        ConfigError: another scheme, no host, a bad port, or characters that cannot be sent.
-    """
+    """Split a plain http URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80

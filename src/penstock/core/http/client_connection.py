@@ -1,9 +1,7 @@
 """One connection to an upstream and the response that streams over it.
 
-Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits, and a response can
-be relayed by callbacks alone (``StreamingResponse.set_sink``). Reads that are exactly one chunk are recognised, so that a
-relay can pass them on as they came: the parser is spared the chunks in the middle of a body that have the one form every
-server sends: size line in lower-case hex, body, CR LF, alone in one read.
+Nothing here starts a task or a timer. Reads that are exactly one chunk, of the form every server sends, go to a relay as
+they came: the parser is spared those in the middle of a body.
 """
 
 from __future__ import annotations
@@ -77,11 +75,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class StaleConnection(Exception):  # noqa: N818 - never leaves the client
-    """A connection was closed by the peer before it answered a byte.
-
-    Attributes:
-        sent: The request had been handed to the kernel.
-    """
+    """A connection was closed by the peer before it answered a byte."""
 
     def __init__(self, *, sent: bool) -> None:
         self.sent = sent

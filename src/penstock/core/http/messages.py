@@ -125,9 +125,7 @@ class Responder:
     the event loop, in the order of the events.
 
     Attributes:
-        disconnected: The client went away before the response was complete.
         status: Status sent, or 0.
-        task: Answers the request.
     """
 
     __slots__ = (
@@ -338,11 +336,7 @@ class Responder:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return ``name: value`` lines.
-
-    Raises:
-        ValueError: a name or value carries a line break or NUL, which would split the message.
-    """
+    """Return ``name: value`` lines."""
     lines = b""
     for each in headers:
         lines += b"%b: %b\r\n" % each

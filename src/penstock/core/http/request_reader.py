@@ -1,8 +1,4 @@
-"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock.
-
-Used by ``server_connection``. Every bound is on what the client has sent, so that a client can make the
-server hold or do only a small multiple of it.
-"""
+"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock."""
 
 from __future__ import annotations
 
@@ -53,7 +49,6 @@ class RequestReader:
     """Reads the requests of one connection, one behind the other.
 
     Attributes:
-        phase: Where the parser stands.
         begun: Requests begun so far; it changes where a new one has.
     """
 
@@ -90,15 +85,10 @@ class RequestReader:
         wants_body: Callable[[Request], bool],
         hold: Callable[[int], bool],
     ) -> None:
-        """Prepare.
+        """Prepare; a request whose body ``wants_body`` does not want is answered from its head.
 
-        Args:
-            limits: Bounds of head and body.
-            peer: ``host:port`` of the client, for its requests.
-            on_request: Takes each complete request, or returns why not.
-            on_expect: Called when a client waits for ``100 Continue`` before it sends its body.
-            wants_body: Whether a request's body is to be read; else its head is all that is read of it.
-            hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
+        ``on_request`` takes each complete request or returns why not, ``on_expect`` is called when a client waits for ``100
+        Continue``, ``hold`` counts bytes of all connections' bodies and returns whether there is room for them.
         """
         self._limits = limits
         self._max_head_bytes = limits.max_header_bytes

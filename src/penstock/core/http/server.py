@@ -1,8 +1,4 @@
-"""The HTTP/1.1 server of the router, the simulated worker and the planner.
-
-A handler gets each complete request and writes its response; see ``messages``. One timer per server looks
-over all connections for the time limits, so that no request costs a timer.
-"""
+"""The HTTP/1.1 server of the router, the simulated worker and the planner; one timer looks over all connections."""
 
 from __future__ import annotations
 
@@ -45,12 +41,8 @@ class HttpServer:
     ) -> None:
         """Prepare; nothing listens yet.
 
-        Args:
-            handler: Answers each request.
-            limits: Of connections and requests.
-            is_vital: Whether a request, such as a probe's, is served even when all connections are in use.
-            wants_body: Whether a request's body is read; else the handler answers from its head, with an empty body,
-                and the connection ends.
+        A request that ``is_vital``, such as a probe's, is served even when all connections are in use. One whose body
+        ``wants_body`` does not want is handled with an empty body, and its connection ends.
         """
         self._shared = ServerContext(handler, limits, is_vital, wants_body)
         self._server: asyncio.Server | None = None

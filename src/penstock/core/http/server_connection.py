@@ -1,7 +1,6 @@
 """One accepted connection: queues the requests of its reader, guards limits, reports disconnects.
 
-Used only by ``server``. Responses leave in the order of their requests: the next handler starts when the
-response before it is complete. Every request ends in an answer or a close, whatever its handler does.
+Responses leave in the order of their requests. Every request ends in an answer or a close, whatever its handler does.
 """
 
 from __future__ import annotations

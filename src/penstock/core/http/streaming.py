@@ -123,12 +123,7 @@ class StreamingResponse:
             self._wake()
 
     async def read(self, *, limit_bytes: int) -> bytes:
-        """Return the rest of the body.
-
-        Raises:
-            StreamBroken: the stream broke, or the body is longer than ``limit_bytes``.
-            UpstreamTimeout: the upstream fell silent or took too long in all.
-        """
+        """Return the rest of the body."""
         parts: list[bytes] = []
         size = 0
         async for part in self:
@@ -223,12 +218,8 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
 
     A slow client pauses the upstream; a client that leaves aborts it; a cancelled caller aborts it.
 
-    Args:
-        upstream: Response whose head has been looked at.
-        responder: Started response.
-        observe: Sees each read and returns what to send in its place, usually the same object, which is cheapest: body
-            bytes and 0, or one complete chunk as it came and where its body begins. An exception it raises aborts the
-            upstream and comes out of this call.
+    ``observe`` sees each read and returns what to send in its place, usually the same object, which is cheapest: body bytes
+    and 0, or one complete chunk as it came and where its body begins. What it raises aborts the upstream and comes out.
 
     Raises:
         ClientDisconnected: the client left first.
