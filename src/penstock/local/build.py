@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,14 +9,12 @@ from pathlib import Path
 from penstock.api import GatewayFailureMode, GraphDeployment, GraphSpec, Role
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
-from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
+from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE
-from penstock.local.ports import LAST_PORT, choose_port, is_free
-from penstock.local.private import SOCKET_PATH_BYTES
+from penstock.local.ports import choose_port, is_free
 from penstock.local.replicas import GpuRefusal, request_replica
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
 from penstock.runtimes import (
-    KV_EVENTS_PORT,
     PLANNER_ROLE,
     PORT,
     ProcessSpec,
@@ -26,7 +23,6 @@ from penstock.runtimes import (
     process_specs,
     runtime_of,
 )
-from penstock.runtimes.engine_flags import kv_events_endpoint
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -214,13 +210,6 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
     place = f"{graph}: spec.services.{spec.service}"
     if spec.nodes > 1:
         raise ConfigError(f"{place}.nodesPerReplica: {spec.nodes}, but this is one machine; set 1")
-    socket = kv_events_endpoint([fill(each, {KV_EVENTS_PORT: LAST_PORT}) for each in spec.argv]) or ""
-    path = socket.removeprefix("ipc://")
-    if socket != path and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"{graph}: spec.router.kvEventsPort: {path}: {len(os.fsencode(path))} bytes, but a Unix socket's path has at "
-            f"most {SOCKET_PATH_BYTES}; set {STATE_DIR_VARIABLE} to a shorter path"
-        )
     for source in spec.env_sources:
         if source.name not in environment:
             raise ConfigError(

@@ -32,8 +32,6 @@ def render(status: LocalGraphStatus) -> RenderableType:
         parts.append(_traffic(status.traffic))
     if status.decisions:
         parts.append(_decisions(status.decisions))
-    if status.held is not None:
-        parts.append(Text(str(status.held), style="dim"))
     return Group(*parts)
 
 

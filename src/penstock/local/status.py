@@ -80,26 +80,10 @@ class DecisionStatus:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeldDecisions:
-    """Decisions since the newest change that changed nothing."""
-
-    count: int
-    at_s: float
-    sentences: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return it in words."""
-        sentences = "; ".join(self.sentences)
-        return (
-            f"decisions since without a change: {self.count:,}, the newest at {self.at_s:,.0f} s: {sentences}"
-        )
-
-
 class LedgerTail:
     """Follows a planner's ledger without its lock."""
 
-    __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged", "held")
+    __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged")
 
     def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
         """Name the planner's folder."""
@@ -111,7 +95,6 @@ class LedgerTail:
         self._with_unchanged = with_unchanged
         self._origin_s: float | None = None
         self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
-        self.held: HeldDecisions | None = None
 
     def newest(self) -> tuple[DecisionStatus, ...]:
         """Return the newest decisions, oldest first; none while there is no ledger."""
@@ -134,14 +117,7 @@ class LedgerTail:
             return
         at_s = float(record.get("at_s", 0.0)) - (self._origin_s or 0.0)
         roles = [_status(role, str(decision.get("id", "")), at_s) for role in decision.get("roles", ())]
-        shown = [each for each in roles if self._with_unchanged or each.current != each.desired]
-        self._decisions.extend(shown)
-        if shown:
-            self.held = None
-        else:
-            before = 0 if self.held is None else self.held.count
-            counted = int(record.get("held", 0))
-            self.held = HeldDecisions(before + counted + 1, at_s, tuple(each.sentence for each in roles))
+        self._decisions.extend(each for each in roles if self._with_unchanged or each.current != each.desired)
 
 
 def _status(role: Mapping[str, Any], decision_id: str, at_s: float) -> DecisionStatus:
@@ -225,7 +201,6 @@ class LocalGraphStatus:
     planner: PlannerView | None
     lag_p99_s: Mapping[str, float]
     decisions: tuple[DecisionStatus, ...]
-    held: HeldDecisions | None
 
 
 def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
@@ -279,7 +254,6 @@ class StatusReader:
             router=None if isinstance(view, NoAnswer) else view,
             planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
             decisions=self._ledger.newest(),
-            held=self._ledger.held,
         )
 
 
@@ -290,7 +264,6 @@ def summarise(
     router: RouterView | None,
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
-    held: HeldDecisions | None = None,
 ) -> LocalGraphStatus:
     """Combine the readings; pure."""
     arbiter = state.arbiter
@@ -321,7 +294,6 @@ def summarise(
         planner=planner,
         lag_p99_s=lags,
         decisions=decisions,
-        held=held,
     )
 
 

@@ -17,7 +17,6 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.http.client import ConnectionPool
 from penstock.workload.arrivals import (
-    Selected,
     Selection,
     Spread,
     TierMix,
@@ -193,7 +192,9 @@ class LoadPlan:
 
     config: LoadConfig
     trace: Trace
-    selected: Selected
+    requests: tuple[TraceRequest, ...]
+    truncated: int
+    dropped: int
     spread: Spread
     rate_factor: float
 
@@ -204,10 +205,10 @@ def plan_load(config: LoadConfig) -> LoadPlan:
     default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
     how = default if config.spread is None else config.spread
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
-    selected = select(placed, config.selection, seed=config.seed)
-    scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
+    selected, truncated, dropped = select(placed, config.selection, seed=config.seed)
+    scaled, factor = rescale(selected, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
     shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
-    return LoadPlan(config, trace, replace(selected, requests=shaped), how, factor)
+    return LoadPlan(config, trace, shaped, truncated, dropped, how, factor)
 
 
 def _read(config: LoadConfig) -> Trace:
@@ -258,7 +259,7 @@ async def run_load(
             )
             if on_start is not None:
                 on_start(replayer)
-            await replayer.run(plan.selected.requests, stop=stop)
+            await replayer.run(plan.requests, stop=stop)
             summary = _summary(plan, replayer, writer.results, model=model)
             if capacity is not None:
                 summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
@@ -272,7 +273,7 @@ async def _overloaded(
     plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
 ) -> tuple[LoadPlan, Capacity | None]:
     """Return the plan at the requested multiple of capacity, and the capacity; unchanged without one."""
-    config, requests = plan.config, plan.selected.requests
+    config, requests = plan.config, plan.requests
     if config.overload is None:
         return plan, None
     capacity = await measure_capacity(
@@ -285,9 +286,7 @@ async def _overloaded(
         stop=stop,
     )
     scaled, factor = rescale(requests, rate_rps=config.overload * capacity.rps)
-    return replace(
-        plan, selected=replace(plan.selected, requests=tuple(scaled)), rate_factor=factor
-    ), capacity
+    return replace(plan, requests=tuple(scaled), rate_factor=factor), capacity
 
 
 def _summary(
@@ -339,7 +338,7 @@ def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
 
 
 def _trace(plan: LoadPlan) -> dict[str, Any]:
-    requests = plan.selected.requests
+    requests = plan.requests
     rate = mean_rate(requests)
     return {
         "name": plan.trace.name,
@@ -347,8 +346,8 @@ def _trace(plan: LoadPlan) -> dict[str, Any]:
         "sha256": plan.trace.sha256,
         "rows": len(plan.trace.requests) + len(plan.trace.skipped),
         "skipped_rows": [f"line {row.line}: {row.reason}" for row in plan.trace.skipped],
-        "truncated_prompts": plan.selected.truncated,
-        "dropped_prompts": plan.selected.dropped,
+        "truncated_prompts": plan.truncated,
+        "dropped_prompts": plan.dropped,
         "mean_rate_rps": None if rate is None else round(rate, 6),
         "span_s": round(requests[-1].arrival_s, 6),
         "input_tokens": sum(request.input_tokens for request in requests),

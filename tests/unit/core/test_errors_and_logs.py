@@ -51,7 +51,7 @@ def test_json_logs_hold_event_and_bound_keys(stderr):
     """A log line is one JSON object whose event text is constant."""
     logs.configure("info", as_json=True)
 
-    logs.get_logger("penstock.test").bind(worker="w").info("worker ready", port=1)
+    logs.get_logger("penstock.test").info("worker ready", worker="w", port=1)
 
     line = json.loads(stderr())
     assert (line["event"], line["worker"], line["port"], line["level"]) == ("worker ready", "w", 1, "info")

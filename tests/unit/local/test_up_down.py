@@ -88,23 +88,6 @@ def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
         prepare(path, UpOptions())
 
 
-def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, state_folder, monkeypatch):
-    """A Unix socket's path is bounded; the remedy is the variable that moves it."""
-    program = tmp_path / "venv" / "bin" / "vllm"
-    program.parent.mkdir(parents=True)
-    program.write_text("")
-    program.chmod(0o700)
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / ("deep" * 30)))
-    path = tmp_path / "vllm.yaml"
-    settings = f"engine: {{pythonEnvironment: {tmp_path}/venv}}\n  router: {{kvEventsPort: 5557}}"
-    path.write_text(GRAPH.replace("runtime: simulated", f"runtime: vllm\n  {settings}"))
-
-    with pytest.raises(
-        ConfigError, match=r"kvEventsPort: .* bytes.* at most 107; set PENSTOCK_LOCAL_STATE_DIR"
-    ):
-        prepare(path, UpOptions())
-
-
 def test_a_gateway_asks_the_local_router(tmp_path, state_folder):
     """By its port; what an InferencePool alone could say is refused with the reason."""
     path = tmp_path / "gateway.yaml"

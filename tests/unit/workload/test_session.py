@@ -37,10 +37,7 @@ def test_a_synthetic_process_is_sent_as_it_is_simulated():
     """The same requests for the same seed, and a name that no reader takes for a trace's."""
     plan = plan_load(LoadConfig(trace="sine:rate=2,count=30,input_tokens=100", seed=4))
 
-    assert (
-        plan.selected.requests
-        == prepare(WorkloadSpec("sine:rate=2,count=30,input_tokens=100"), seed=4).requests
-    )
+    assert plan.requests == prepare(WorkloadSpec("sine:rate=2,count=30,input_tokens=100"), seed=4).requests
     assert plan.trace.name.startswith("synthetic sine")
     assert plan.trace.format is TraceFormat.SYNTHETIC
 
