@@ -11,10 +11,14 @@ from penstock.core.errors import ConfigError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def findings(error: ValidationError, *, root: str, most: int | None = None) -> str:
-    """Return findings as ``key: what is wrong``, joined by semicolons."""
-    found = error.errors(include_url=False, include_input=False)[:most]
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or root}: {each['msg']}" for each in found)
+def findings(error: ValidationError, *, root: str, most: int | None = None, with_values: bool = False) -> str:
+    """Return findings as ``key: what is wrong``, joined by semicolons, or as ``key: value: what is wrong``."""
+    found = []
+    for each in error.errors(include_url=False)[:most]:
+        is_shown = with_values and each["type"] not in {"missing", "json_invalid"}
+        value = f"{each['input']!r}: " if is_shown else ""
+        found.append(f"{'.'.join(map(str, each['loc'])) or root}: {value}{each['msg']}")
+    return "; ".join(found)
 
 
 def read_json_flag(model: type[_Model], text: str, flag: str) -> _Model:

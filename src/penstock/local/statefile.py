@@ -14,6 +14,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from penstock.api import WORKER_ROLES
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
+from penstock.core.validation import findings
 from penstock.core.worker_metrics import STALL_REAL_S
 from penstock.runtimes import LIVENESS_S, PORT
 
@@ -236,7 +237,4 @@ def _validated(adapter: TypeAdapter[_T], fields: Mapping[str, Any], place: str) 
     try:
         return adapter.validate_python(fields)
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        what = "missing" if first["type"] == "missing" else f"{first['input']!r}: {first['msg']}"
-        raise ConfigError(f"{place}.{key}: {what}; {_REMEDY}") from exc
+        raise ConfigError(f"{place}.{findings(exc, root='', most=1, with_values=True)}; {_REMEDY}") from exc

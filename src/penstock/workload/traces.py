@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
-import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.api import Tier
 from penstock.core.errors import ConfigError
+from penstock.core.validation import findings
 
 BLOCK_TOKENS: Final = 512
 """Tokens that one hash id of a Mooncake trace stands for; stated by the trace's authors."""
@@ -142,6 +143,9 @@ def _parse(lines: list[str], parser: _MooncakeRows | _AzureRows) -> tuple[list[T
     for number, text in _rows(lines, skip_header=parser.has_header):
         try:
             request = _in_order(parser.parse(text, number), newest_s)
+        except ValidationError as exc:
+            bad.append(BadRow(number, findings(exc, root="row", most=1, with_values=True)))
+            continue
         except _RowError as exc:
             bad.append(BadRow(number, str(exc)))
             continue
@@ -166,29 +170,34 @@ def _rows(lines: list[str], *, skip_header: bool) -> Iterator[tuple[int, str]]:
         yield number, text
 
 
+class _MooncakeRow(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    timestamp: float = Field(ge=0, allow_inf_nan=False)
+    input_length: int = Field(ge=1)
+    output_length: int = Field(ge=1)
+    hash_ids: tuple[Annotated[int, Field(ge=0)], ...]
+
+
 class _MooncakeRows:
     """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`` a line."""
 
     has_header = False
 
     def parse(self, text: str, line: int) -> TraceRequest:
-        try:
-            row = orjson.loads(text)
-        except orjson.JSONDecodeError as exc:
-            raise _RowError(f"not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise _RowError(f"must be a JSON object, is a {type(row).__name__}")
-        timestamp = row.get("timestamp")
-        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp < 0:
-            raise _RowError(f"timestamp: {timestamp!r} must be milliseconds >= 0")
-        tokens = _integer("input_length", row.get("input_length"))
-        return TraceRequest(
-            arrival_s=timestamp / 1000,
-            input_tokens=tokens,
-            output_tokens=_integer("output_length", row.get("output_length")),
-            block_ids=_block_ids(row.get("hash_ids"), tokens),
-            line=line,
-        )
+        row = _MooncakeRow.model_validate_json(text)
+        needed = -(-row.input_length // BLOCK_TOKENS)
+        if len(row.hash_ids) != needed:
+            raise _RowError(
+                f"hash_ids: {len(row.hash_ids)} ids for {row.input_length} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
+            )
+        return TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids, line)
+
+
+class _AzureRow(BaseModel):
+    at: datetime = Field(alias="TIMESTAMP")
+    input_tokens: int = Field(alias="ContextTokens", ge=1)
+    output_tokens: int = Field(alias="GeneratedTokens", ge=1)
 
 
 class _AzureRows:
@@ -197,50 +206,21 @@ class _AzureRows:
     has_header = True
 
     def __init__(self, header: str) -> None:
-        self._columns = [name.strip().lower() for name in header.split(",")]
+        known = {name.lower(): name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")}
+        self._columns = [known.get(name.strip().lower(), name) for name in header.split(",")]
         self._zero: datetime | None = None
 
     def parse(self, text: str, line: int) -> TraceRequest:
         cells = text.split(",")
         if len(cells) != len(self._columns):
             raise _RowError(f"{len(cells)} columns, the header has {len(self._columns)}")
-        row = dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
-        tokens = _integer("ContextTokens", _digits(row.get("contexttokens")))
-        output_tokens = _integer("GeneratedTokens", _digits(row.get("generatedtokens")))
-        at = _timestamp(row.get("timestamp", ""))
-        if self._zero is None:
-            self._zero = at
-        arrival_s = (at - self._zero).total_seconds()
-        return TraceRequest(arrival_s, tokens, output_tokens, None, line)
-
-
-def _timestamp(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise _RowError(f"TIMESTAMP: {text!r} is not a date and time") from exc
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-
-
-def _digits(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
-
-
-def _integer(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _RowError(f"{key}: {value!r} must be a whole number >= 1")
-    return value
-
-
-def _block_ids(ids: Any, tokens: int) -> tuple[int, ...]:
-    if not isinstance(ids, list) or any(type(item) is not int or item < 0 for item in ids):
-        raise _RowError("hash_ids: must be a list of whole numbers >= 0")
-    needed = -(-tokens // BLOCK_TOKENS)
-    if len(ids) != needed:
-        raise _RowError(
-            f"hash_ids: {len(ids)} ids for {tokens} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
+        row = _AzureRow.model_validate(
+            dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
         )
-    return tuple(ids)
+        at = row.at.replace(tzinfo=UTC) if row.at.tzinfo is None else row.at
+        self._zero = self._zero or at
+        arrival_s = (at - self._zero).total_seconds()
+        return TraceRequest(arrival_s, row.input_tokens, row.output_tokens, None, line)
 
 
 def _listing(source: str, bad: list[BadRow]) -> str:

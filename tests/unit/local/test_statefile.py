@@ -93,7 +93,7 @@ GOOD = {"service": "b", "role": "decode"}
         ({}, "'arbiter' is missing"),
         ({"arbiter": {"speed": -1}}, "arbiter.speed: -1"),
         ({"arbiter": {}, "a_b": 3}, "a_b: must be an object"),
-        ({"arbiter": {}, "a_b": {"role": "decode"}}, "a_b.service: missing"),
+        ({"arbiter": {}, "a_b": {"role": "decode"}}, "a_b.service: Field required"),
         (
             {"arbiter": {}, "a_b": {"service": "b", "role": "r", "state": "odd"}},
             "a_b.state: 'odd': .*'requested'",

@@ -48,8 +48,8 @@ GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ('{"timestamp": 1, "input_length"', "not JSON"),
-        ("[1]", "is a list"),
+        ('{"timestamp": 1, "input_length"', "Invalid JSON"),
+        ("[1]", "row: [1]: Input should be an object"),
         ('{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: -1"),
         ('{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: 'x'"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 5, "hash_ids": []}', "input_length: 0"),
@@ -58,9 +58,12 @@ GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}
             '{"timestamp": 1, "input_length": 5, "output_length": true, "hash_ids": [0]}',
             "output_length: True",
         ),
-        ('{"timestamp": 1, "output_length": 5, "hash_ids": [0]}', "input_length: None"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 5}', "hash_ids: must be a list"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids: must be"),
+        ('{"timestamp": 1, "output_length": 5, "hash_ids": [0]}', "input_length: Field required"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5}', "hash_ids: Field required"),
+        (
+            '{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}',
+            "hash_ids.0: 'a': Input should be a valid integer",
+        ),
         (
             '{"timestamp": 1, "input_length": 513, "output_length": 5, "hash_ids": [0]}',
             "1 ids for 513 tokens, must be 2",
@@ -89,7 +92,7 @@ def test_a_bad_mooncake_row_is_named_or_skipped(tmp_path, row, reason):
         ("2023-11-16 18:15:47,5", "2 columns, the header has 3"),
         ("yesterday,5,5", "TIMESTAMP: 'yesterday'"),
         ("2023-11-16 18:15:47,five,5", "ContextTokens: 'five'"),
-        ("2023-11-16 18:15:47,5,0", "GeneratedTokens: 0"),
+        ("2023-11-16 18:15:47,5,0", "GeneratedTokens: '0'"),
         ("2023-11-16 18:15:40,5,5", "6.000 s before"),
     ],
 )
