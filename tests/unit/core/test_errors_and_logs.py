@@ -15,17 +15,6 @@ from penstock.core.errors import unwritable
 from penstock.core.printable import printable
 
 
-def test_every_exception_descends_from_the_root():
-    """One `except PenstockError` at the command line catches all that Penstock raises."""
-    raised = [
-        value
-        for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
-    ]
-
-    assert all(issubclass(cls, errors.PenstockError) for cls in raised)
-
-
 def test_an_invalid_spec_prints_each_problem_with_file_and_line():
     """All problems at once, one line each."""
     error = errors.InvalidSpecError(

@@ -130,17 +130,6 @@ async def test_an_overload_replays_at_the_factor_times_the_measured_capacity(moo
     assert "OVERLOAD: 3 times a capacity of" in printed(load_summary(summary))
 
 
-async def test_a_server_that_answers_nothing_has_no_capacity(mooncake_file, fake_server):
-    """The remedy is in the message."""
-
-    async def refuse(_body, responder):
-        responder.send(503, b"{}")
-
-    fake_server.script = refuse
-    with pytest.raises(PenstockError, match="capacity is unknown: 0 of 32 requests were answered"):
-        await run(config_of(mooncake_file, fake_server, overload=2.0, capacity_concurrency=8))
-
-
 BUSY = b'{"message":"All workers are busy, please retry later","type":"service_unavailable","code":503}'
 
 

@@ -231,33 +231,6 @@ async def test_a_handler_without_an_answer_is_reported(serve, connect, caplog):
     assert "handler returned before its response was complete" in caplog.text
 
 
-async def test_misuse_of_the_responder_is_refused(serve, connect):
-    """A second response, writing before the start, and headers with line breaks raise."""
-    errors = []
-
-    def attempt(call):
-        try:
-            call()
-        except (RuntimeError, ValueError) as exc:
-            errors.append(type(exc))
-
-    async def handler(request, responder):
-        attempt(lambda: responder.write(b"x"))
-        attempt(responder.end)
-        attempt(lambda: responder.send(200, b"", headers=[(b"a", b"b\r\nc: d")]))
-        responder.send(200, b"ok")
-        attempt(lambda: responder.send(200, b""))
-        attempt(lambda: responder.start(200))
-        responder.write(b"late")
-        responder.end()
-
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert (await client.response())[2] == b"ok"
-    assert await client.rest() == b""
-    assert errors == [RuntimeError, RuntimeError, ValueError, RuntimeError, RuntimeError]
-
-
 async def test_disconnect_calls_back(serve, connect):
     """When the client leaves, callbacks run once and writes are dropped; nothing is cancelled."""
     events = []
