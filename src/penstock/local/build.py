@@ -12,7 +12,7 @@ from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE
 from penstock.local.ports import choose_port, is_free
-from penstock.local.replicas import GpuRefusal, request_replica
+from penstock.local.replicas import GpuShortageError, request_replica
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
 from penstock.runtimes import (
     PLANNER_ROLE,
@@ -178,12 +178,11 @@ def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> 
         return state.with_entry(name, replace(entry, order=state.next_order()))
     state = state.with_entry(name, replace(entry, state=EntryState.STOPPED))
     for _ in range(spec.replicas):
-        result = request_replica(state, entry)
-        if isinstance(result, GpuRefusal):
-            raise ConfigError(
-                f"spec.services.{spec.service}.replicas: {spec.replicas}: one replica {result.reason}"
-            )
-        state = result[0]
+        try:
+            state, _ = request_replica(state, entry)
+        except GpuShortageError as exc:
+            place = f"spec.services.{spec.service}.replicas"
+            raise ConfigError(f"{place}: {spec.replicas}: one replica {exc}") from exc
     return state
 
 

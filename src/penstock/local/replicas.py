@@ -6,19 +6,17 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from penstock.core.errors import ClusterError
 from penstock.core.local_state import EntryState
-from penstock.local.statefile import ProcessEntry, StateFile, base_name, free_name, retire
+from penstock.local.statefile import NO_PROCESS, ProcessEntry, StateFile, base_name, free_name, retire
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRefusal:
-    """No ids could be given; ``reason`` says how many are in use, the bound and the remedy."""
-
-    reason: str
+class GpuShortageError(ClusterError):
+    """No ids could be given; the message says how many are in use, the bound and the remedy."""
 
 
-def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...] | GpuRefusal:
-    """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...]:
+    """Choose ``needed`` free ids, neighbours if there are such, else the lowest; raises GpuShortageError.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
     Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
@@ -29,13 +27,15 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
     used = len(set(in_use))
     if used + needed > ceiling:
         bound = f"maxGpuBudget {budget}" if budget <= gpus else f"the host's {gpus} GPUs (--gpus)"
-        return GpuRefusal(
+        raise GpuShortageError(
             f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
             "draining ones included; wait for a drain to end, or raise the bound"
         )
     free = sorted(set(range(gpus)) - set(in_use))
     if len(free) < needed:
-        return GpuRefusal(f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
+        raise GpuShortageError(
+            f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)"
+        )
     fitting = [run for run in _runs(free) if len(run) >= needed]
     chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
     return tuple(chosen[:needed])
@@ -79,27 +79,14 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
     return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
 
 
-def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
-    """Add one ``requested`` entry with its own GPUs."""
+def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str]:
+    """Add one ``requested`` entry with its own GPUs; raises GpuShortageError."""
     name = free_name(state, base.service)
     gpus = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
     )
-    if isinstance(gpus, GpuRefusal):
-        return gpus
-    entry = replace(
-        base,
-        state=EntryState.REQUESTED,
-        gpus=gpus,
-        url=None,
-        ports={},
-        pid=None,
-        started=None,
-        served=False,
-        restarts=0,
-        reason=None,
-        order=state.next_order(),
-    )
+    order = state.next_order()
+    entry = replace(base, state=EntryState.REQUESTED, gpus=gpus, restarts=0, order=order, **NO_PROCESS)
     return state.with_entry(name, entry), name
 
 
@@ -136,11 +123,10 @@ def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[s
     added: list[str] = []
     withdrawn: list[str] = []
     while base is not None and len(replicas_of(state, role)) < replicas:
-        result = request_replica(state, base)
-        if isinstance(result, GpuRefusal):
-            refusal = f"{base.service}: {result.reason}"
-            return ScaleOutcome(state, tuple(added), tuple(withdrawn), refusal)
-        state, name = result
+        try:
+            state, name = request_replica(state, base)
+        except GpuShortageError as exc:
+            return ScaleOutcome(state, tuple(added), refusal=f"{base.service}: {exc}")
         added.append(name)
     while len(current := replicas_of(state, role)) > replicas:
         victim = choose_victim(current, inflight_tokens)

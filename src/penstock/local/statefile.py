@@ -145,6 +145,14 @@ class StateFile:
         return 1 + max((entry.order for entry in self.entries.values()), default=0)
 
 
+NO_PROCESS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("pid", "started", "url", "reason")),
+    "ports": {},
+    "served": False,
+}
+"""Fields of an entry whose process is not started yet, or has ended for good."""
+
+
 def base_name(namespace: str, service: str) -> str:
     """Return the name of a service's first replica, which stays in the file for its command."""
     return f"{namespace}_{service}"
@@ -177,17 +185,7 @@ def retire(state: StateFile, name: str) -> StateFile:
     """
     if not is_base(state, name):
         return state.without(name)
-    return state.change(
-        name,
-        state=EntryState.STOPPED,
-        gpus=(),
-        pid=None,
-        started=None,
-        url=None,
-        ports={},
-        served=False,
-        reason=None,
-    )
+    return state.change(name, state=EntryState.STOPPED, gpus=(), **NO_PROCESS)
 
 
 _T = TypeVar("_T")
