@@ -92,8 +92,6 @@ class Watchdog:
                 self._process.stdin.close()
 
 
-_log = logs.get_logger(__name__)
-
 RESUME_S = 600.0
 """Real seconds that a successor tries to take over. Chosen: long enough for a person to make room on a disk."""
 RESUME_PERIOD_S = 1.0

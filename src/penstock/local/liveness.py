@@ -82,7 +82,7 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
     present = identify(leader.pid)
     if present is not None and present != leader:
         return []
-    if present is None and _boot_of(leader.started) != _boot_id():
+    if present is None and leader.started.partition("/")[0] != _boot_id():
         return []
     if present is not None and _group_id(leader.pid) != leader.pid:
         return [leader]
@@ -219,14 +219,7 @@ def _start_of(pid: int) -> str | None:
 
 @functools.cache
 def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _boot_of(started: str) -> str:
-    return started.partition("/")[0]
+    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _group_id(pid: int) -> int | None:

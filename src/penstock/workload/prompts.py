@@ -11,10 +11,8 @@ from base64 import b64encode
 from functools import lru_cache, partial
 from typing import Final
 
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
-
-BYTES_PER_TOKEN: Final = 4
-"""The simulated tokenizer's definition of a token."""
 
 DEFAULT_CACHED_BLOCKS: Final = 8192
 """Chosen: 16 MiB of block texts; a block is reused soon after it was used or hardly ever."""
