@@ -187,9 +187,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock-arbiter", description="Background process of one graph.")
     parser.add_argument("statefile", type=Path, help="Statefile to own; its first content comes on stdin.")
     parser.add_argument("--resume", action="store_true", help="Take over from an arbiter that was killed.")
-    parser.add_argument("--log-level", default="info", help="debug, info, warning or error.")
     options = parser.parse_args(argv)
-    logs.configure(options.log_level)
+    logs.configure()
     store = StateStore(options.statefile)
     try:
         state = resume(store) if options.resume else claim(store, _initial_state())
@@ -199,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
         _log.error("arbiter cannot start", why=str(exc))
         return 1
     try:
-        watchdog = _watchdog(store, options.log_level)
+        watchdog = _watchdog(store)
         watchdog.start()
         if options.resume:
             end_unrecorded(store, state, watchdog)
@@ -223,10 +222,9 @@ def _initial_state() -> StateFile:
         raise ConfigError(f"stdin: not a statefile ({exc}); run `penstock up FILE`") from exc
 
 
-def _watchdog(store: StateStore, log_level: str) -> Watchdog:
+def _watchdog(store: StateStore) -> Watchdog:
     successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
-    environment = {**os.environ, liveness.MARK_VARIABLE: str(store.path)}
-    return Watchdog([*successor, "--log-level", log_level], environment)
+    return Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)})
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Launcher:
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._orphaned: dict[str, float] = {}
-        """When a group whose leader has ended last held more than resource trackers, real monotonic seconds."""
+        """When a group was found whose leader has ended, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -137,12 +137,15 @@ class Launcher:
             if not liveness.is_alive(process):
                 del self._adopted[name]
                 self._ended.append(Ended(name, process.pid, None))
-        orphaned = {ended.name for ended in self._ended if self._kill_orphans(ended)}
-        self._orphaned = {name: since_s for name, since_s in self._orphaned.items() if name in orphaned}
-        gone = [ended for ended in self._ended if ended.name not in self._orphaned]
-        self._ended = [ended for ended in self._ended if ended.name in self._orphaned]
-        for ended in gone:
-            self._processes.pop(ended.name, None)
+        ends, self._ended = self._ended, []
+        gone = []
+        for ended in ends:
+            if self._kill_orphans(ended):
+                self._ended.append(ended)
+            else:
+                gone.append(ended)
+                self._orphaned.pop(ended.name, None)
+                self._processes.pop(ended.name, None)
         return gone
 
     def _kill_orphans(self, ended: Ended) -> bool:
@@ -153,14 +156,12 @@ class Launcher:
         orphans = liveness.group_of(process)
         if not orphans:
             return False
-        now_s, is_first = time.monotonic(), ended.name not in self._orphaned
-        if is_first:
+        now_s = time.monotonic()
+        if ended.name not in self._orphaned:
             pids = [each.pid for each in orphans]
             _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
-        if is_first or not all(map(liveness.is_tracker, orphans)):
-            self._orphaned[ended.name] = now_s
         liveness.send(process, signal.SIGKILL)
-        if now_s - self._orphaned[ended.name] > liveness.CLEANING_S:
+        if now_s - self._orphaned.setdefault(ended.name, now_s) > liveness.CLEANING_S:
             liveness.kill_trackers(process)
         return True
 
