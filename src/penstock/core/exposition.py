@@ -36,10 +36,6 @@ class Sample:
     value: float
 
 
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
-
-
 def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
     """Return the samples of ``names`` in page order.
 
@@ -78,7 +74,10 @@ def _series(text: str) -> _Series | None:
     match = _SERIES.fullmatch(text)
     if match is None:
         return None
-    labels = {key: _unescape(value) for key, value in _LABEL.findall(match["labels"] or "")}
+    labels = {
+        key: _ESCAPE.sub(lambda escaped: "\n" if escaped[1] == "n" else escaped[1], value)
+        for key, value in _LABEL.findall(match["labels"] or "")
+    }
     return match["name"], MappingProxyType(labels)
 
 

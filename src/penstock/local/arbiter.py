@@ -198,7 +198,8 @@ def main(argv: list[str] | None = None) -> int:
         _log.error("arbiter cannot start", why=str(exc))
         return 1
     try:
-        watchdog = _watchdog(store)
+        successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
+        watchdog = Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)})
         watchdog.start()
         if options.resume:
             end_unrecorded(store, state, watchdog)
@@ -220,11 +221,6 @@ def _initial_state() -> StateFile:
         return from_json(json.load(sys.stdin), source="stdin")
     except ValueError as exc:
         raise ConfigError(f"stdin: not a statefile ({exc}); run `penstock up FILE`") from exc
-
-
-def _watchdog(store: StateStore) -> Watchdog:
-    successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
-    return Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)})
 
 
 if __name__ == "__main__":

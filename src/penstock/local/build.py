@@ -168,7 +168,7 @@ def _arbiter(
         discovery_folder=str(context.discovery_folder)
         if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
-        planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
+        planner_log_dir=context.log_dir if any(spec.role == PLANNER_ROLE for spec in specs) else None,
     )
 
 
@@ -215,8 +215,3 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
                 f"{place}.env: {source.name} takes its value from Kubernetes (valueFrom); "
                 f"export {source.name} before `penstock up`, or give a literal value"
             )
-
-
-def _flag(spec: ProcessSpec, flag: str) -> str | None:
-    words = list(spec.argv)
-    return words[words.index(flag) + 1] if flag in words else None

@@ -168,7 +168,7 @@ class Launcher:
     async def forget(self, name: str) -> None:
         """Remove the watcher of a process that has ended."""
         with contextlib.suppress(KeyError):
-            self._watcher(name)
+            self._arbiter.get_watcher(name)
             try:
                 await self._arbiter.rm_watcher(name)
             except CircusConflictError as exc:
@@ -182,9 +182,6 @@ class Launcher:
         with contextlib.suppress(Exception):
             self._arbiter.stop_controller_and_close_sockets()
         self._context.destroy(linger=0)
-
-    def _watcher(self, name: str) -> Watcher:
-        return self._arbiter.get_watcher(name)
 
     def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
         self._ended.append(Ended(watcher.name, process_pid, exit_code))

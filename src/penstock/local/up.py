@@ -230,8 +230,9 @@ async def _wait_ready(
             if ready and _serves(state):
                 return state
             if time.monotonic() > deadline:
+                reasons = [f"{name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason]
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; everything was stopped. Where "
+                    f"not ready within {timeout_s:g} s (real): {'; '.join([words, *reasons])}; everything was stopped. Where "
                     f"it only loads, wait longer: --timeout {2 * timeout_s:g}, or a larger startupTimeoutSeconds of its "
                     f"service; logs: {state.arbiter.log_dir}"
                 )
@@ -250,10 +251,6 @@ def _serves(state: StateFile) -> bool:
     return Role.ROUTER in ready and all(
         entry.role in ready for entry in entries if entry.state not in EMPTY_STATES
     )
-
-
-def _failures(state: StateFile) -> str:
-    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 
 def _raise_if_hopeless(state: StateFile) -> None:

@@ -128,7 +128,8 @@ class ConnectionPool:
     ) -> StreamingResponse:
         """Return the response as soon as its head has arrived; raises as ``request`` does."""
         target = parse_http_url(url)
-        head = _request_head(method, target, body, headers)
+        length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
+        head = b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
         loop = asyncio.get_running_loop()
         deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
         idle = self._idle.get(target.origin)
@@ -266,11 +267,6 @@ def parse_http_url(url: str) -> _Target:
         raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
     line = f"{path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
     return _Target((host, port), line.encode())
-
-
-def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -> bytes:
-    length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
-    return b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
 
 
 def _stale_error(connection: ClientConnection) -> StreamBroken:
