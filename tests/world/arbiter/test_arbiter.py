@@ -18,19 +18,6 @@ from penstock.local.target import LocalTarget
 pytestmark = pytest.mark.slow
 
 
-def test_a_requested_worker_becomes_ready_with_its_gpu_and_url(graph):
-    """A requested entry gets a process, a port, its GPU and, once it answers, state ready."""
-    graph.start(graph.entry("decode", "decode", gpus=(2,)))
-    entry = graph.wait_state("test_decode", EntryState.READY)
-    process = psutil.Process(entry.pid)
-    assert entry.url == f"http://127.0.0.1:{entry.port}"
-    assert process.environ()["CUDA_VISIBLE_DEVICES"] == "2"
-    assert graph.stop() == 0
-    assert not process.is_running()
-    assert not graph.store.path.exists()
-    assert not graph.store.lock_path.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_children_of_a_worker_that_is_gone_are_ended_before_its_successor_starts(
     graph, tmp_path, eventually, number
@@ -131,12 +118,3 @@ def test_scaling_through_the_target_adds_and_drains_a_worker(graph, tmp_path, ev
     busy.unlink()
     eventually(lambda: graph.get("test_decode_1") is None)
     assert not psutil.pid_exists(added.pid)
-
-
-def test_a_statefile_deleted_by_hand_is_written_again(graph, eventually):
-    """The processes it describes still run, so it comes back with them."""
-    graph.start(graph.entry("decode", "decode"))
-    before = graph.wait_state("test_decode", EntryState.READY)
-    graph.store.path.unlink()
-    eventually(graph.store.path.exists)
-    assert graph.get("test_decode").pid == before.pid

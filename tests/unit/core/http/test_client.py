@@ -122,24 +122,6 @@ async def test_a_sink_gets_everything_in_order(serve, pool, in_two):
     assert seen == [b"early ", b"late"]
 
 
-async def test_pause_holds_a_sink_until_resume(serve, pool, until, in_two):
-    """Between pause and resume the sink gets nothing."""
-    gate = asyncio.Event()
-    server = await serve(in_two(gate, b"a", b"b"))
-    response = await pool.stream("GET", url_of(server))
-    seen = []
-    done = asyncio.get_running_loop().create_future()
-    response.set_sink(seen.append, lambda: done.set_result(None), done.set_exception)
-    await until(lambda: seen)
-    response.pause()
-    gate.set()
-    await asyncio.sleep(0.05)
-    assert seen == [b"a"]
-    response.resume()
-    await asyncio.wait_for(done, 5)
-    assert seen == [b"a", b"b"]
-
-
 async def test_abort_closes_the_upstream_connection(serve, pool):
     """An aborted stream disconnects at the server and calls no callback."""
     gone = asyncio.Event()
