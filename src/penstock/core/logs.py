@@ -20,8 +20,6 @@ def bind_task(**keys: Any) -> None:
 class EventLogger:
     """Logs events with keys: ``log.info("worker ready", worker="llama_decode")``."""
 
-    __slots__ = ("_logger",)
-
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 

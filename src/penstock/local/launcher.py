@@ -57,8 +57,6 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
 class Launcher:
     """Processes of one arbiter, by name."""
 
-    __slots__ = ("_adopted", "_arbiter", "_context", "_ended", "_orphaned", "_processes")
-
     def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
         """Prepare circus inside the running asyncio loop."""
         self._ended: list[Ended] = []

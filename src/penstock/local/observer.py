@@ -32,8 +32,6 @@ class ProcessObserver:
     that leaves the memory while its answer is on the way is left out.
     """
 
-    __slots__ = ("_due_s", "_group", "_observed", "_probes", "_probing", "_progress")
-
     def __init__(self, observed: dict[str, ObservedProcess]) -> None:
         self._observed = observed
         self._probes = Probes()

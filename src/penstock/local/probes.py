@@ -110,8 +110,6 @@ class RouterView:
 class Probes:
     """Asks over one shared pool of connections."""
 
-    __slots__ = ("_pool",)
-
     def __init__(self) -> None:
         self._pool = ConnectionPool()
 

@@ -25,8 +25,6 @@ from penstock.runtimes import PLANNER_ROLE
 class LineFollower:
     """Returns each line once; a torn last line is returned when it is complete."""
 
-    __slots__ = ("_first_read_bytes", "_offset", "_path")
-
     def __init__(self, path: Path, *, first_read_bytes: int | None = None) -> None:
         """Name the file, which may come later.
 
@@ -82,8 +80,6 @@ class DecisionStatus:
 
 class LedgerTail:
     """Follows a planner's ledger without its lock."""
-
-    __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged")
 
     def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
         """Name the planner's folder."""

@@ -53,8 +53,6 @@ class UnwritableError(ConfigError):
 class StateStore:
     """One namespace's statefile."""
 
-    __slots__ = ("lock_path", "path")
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock_path = path.with_name(path.name + ".lock")

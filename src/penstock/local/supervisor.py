@@ -37,8 +37,6 @@ class Record:
     next tick.
     """
 
-    __slots__ = ("_pending", "state", "store")
-
     def __init__(self, store: StateStore, state: StateFile) -> None:
         """Begin with the state just written."""
         self.store = store

@@ -98,38 +98,6 @@ class _ParserTarget:
 class ClientConnection(asyncio.Protocol):
     """Protocol of one upstream socket; carries one round trip at a time."""
 
-    __slots__ = (
-        "_body_bytes",
-        "_chunked",
-        "_complete",
-        "_discarded",
-        "_framing_bytes",
-        "_head_bytes",
-        "_head_done",
-        "_headers",
-        "_informational",
-        "_keep",
-        "_loop",
-        "_next_chunk_at",
-        "_on_free",
-        "_on_gone",
-        "_parser",
-        "_parts",
-        "_reading_paused",
-        "_repeats",
-        "_response",
-        "_sent_s",
-        "_started",
-        "_timeouts",
-        "_total_deadline_s",
-        "_touched_s",
-        "_transport",
-        "_until_close",
-        "idle_since_s",
-        "origin",
-        "reused",
-    )
-
     def __init__(
         self,
         origin: tuple[str, int],

@@ -75,8 +75,6 @@ class Request:
         http_1_0: Whether the client speaks HTTP/1.0 and knows no chunks.
     """
 
-    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "path", "peer", "query", "target")
-
     def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], *, peer: str) -> None:
         """Take the head of a request; ValueError where the target is neither a path, a URL, nor ``*``."""
         self.method = method
@@ -127,22 +125,6 @@ class Responder:
     Attributes:
         status: Status sent, or 0.
     """
-
-    __slots__ = (
-        "_head_only",
-        "_http_1_0",
-        "_mode",
-        "_on_disconnect",
-        "_on_pause",
-        "_on_resume",
-        "_owner",
-        "_paused",
-        "_transport",
-        "disconnected",
-        "keep_alive",
-        "status",
-        "task",
-    )
 
     def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
         self._owner = owner

@@ -52,29 +52,6 @@ class RequestReader:
         begun: Requests begun so far; it changes where a new one has.
     """
 
-    __slots__ = (
-        "_body",
-        "_first_piece",
-        "_framing_bytes",
-        "_head_bytes",
-        "_headers",
-        "_hold",
-        "_limits",
-        "_max_head_bytes",
-        "_on_expect",
-        "_on_request",
-        "_parser",
-        "_part_bytes",
-        "_peer",
-        "_refusal",
-        "_repeats",
-        "_request",
-        "_url",
-        "_wants_body",
-        "begun",
-        "phase",
-    )
-
     def __init__(
         self,
         limits: ServerLimits,

@@ -63,26 +63,6 @@ class ServerContext:
 class ServerConnection(asyncio.Protocol):
     """Protocol of one accepted socket."""
 
-    __slots__ = (
-        "_current",
-        "_current_bytes",
-        "_drained_bytes",
-        "_held_bytes",
-        "_is_refusing",
-        "_is_reserve",
-        "_peer",
-        "_progress_s",
-        "_queue",
-        "_queued_bytes",
-        "_read_s",
-        "_reader",
-        "_shared",
-        "_since_s",
-        "_stalled_since_s",
-        "_transport",
-        "_unsent_bytes",
-    )
-
     def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
         self._transport: asyncio.Transport | None = None

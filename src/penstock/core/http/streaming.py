@@ -47,22 +47,6 @@ class StreamingResponse:
         on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_buffered_bytes",
-        "_connection",
-        "_error",
-        "_held",
-        "_on_data",
-        "_on_end",
-        "_on_error",
-        "_waiter",
-        "ended",
-        "headers",
-        "on_chunk",
-        "status",
-    )
-
     def __init__(self, connection: BodySource) -> None:
         self._connection: BodySource | None = connection
         self._buffer: list[bytes] = []
