@@ -82,19 +82,6 @@ class StaleConnection(Exception):  # noqa: N818 - never leaves the client
         super().__init__(sent)
 
 
-class _ParserTarget:
-    """What the parser calls; ``on_body`` is a list's append, so that a chunk costs no Python frame."""
-
-    __slots__ = ("on_body", "on_header", "on_headers_complete", "on_message_begin", "on_message_complete")
-
-    def __init__(self, connection: ClientConnection, parts: list[bytes]) -> None:
-        self.on_message_begin = connection.on_message_begin
-        self.on_header = connection.on_header
-        self.on_headers_complete = connection.on_headers_complete
-        self.on_body = parts.append
-        self.on_message_complete = connection.on_message_complete
-
-
 class ClientConnection(asyncio.Protocol):
     """Protocol of one upstream socket; carries one round trip at a time."""
 
@@ -111,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._on_gone = on_gone
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # what the parser calls, so that a chunk costs no Python frame
         self._parser: Any = None
         self._response: StreamingResponse | None = None
         self._started: asyncio.Future[StreamingResponse] | None = None
@@ -173,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise StaleConnection(sent=False)
         if self._parser is None:
-            self._parser = httptools.HttpResponseParser(_ParserTarget(self, self._parts))
+            self._parser = httptools.HttpResponseParser(self)
         self._reset()
         self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
         response = self._response = StreamingResponse(self)
