@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
+from pydantic import TypeAdapter
 
 from penstock.core.errors import NotFoundError
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
@@ -78,54 +81,37 @@ class DecisionStatus:
     sentence: str
 
 
+_DECISION: Final = TypeAdapter(DecisionStatus)
+
+
 class LedgerTail:
     """Follows a planner's ledger without its lock."""
 
     def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
         """Name the planner's folder."""
-        self._lines = (
-            None
-            if folder is None
-            else LineFollower(Path(folder) / FILE_NAME, first_read_bytes=_FIRST_READ_BYTES)
-        )
+        path = Path(os.devnull) if folder is None else Path(folder) / FILE_NAME
+        self._lines = LineFollower(path, first_read_bytes=_FIRST_READ_BYTES)
         self._with_unchanged = with_unchanged
-        self._origin_s: float | None = None
+        self._origin_s = 0.0
         self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
 
     def newest(self) -> tuple[DecisionStatus, ...]:
         """Return the newest decisions, oldest first; none while there is no ledger."""
-        for line in () if self._lines is None else self._lines.new_lines():
-            if line.startswith(_PULL):
-                continue
-            try:
-                record = printable(orjson.loads(line))
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self._take(record)
+        for line in self._lines.new_lines():
+            if not line.startswith(_PULL):
+                with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
+                    self._take(printable(orjson.loads(line)))
         return tuple(self._decisions)
 
-    def _take(self, record: dict[str, Any]) -> None:
-        if isinstance(record.get("origin_s"), int | float):
-            self._origin_s = float(record["origin_s"])
-        decision = record.get("decision")
-        if record.get("type") != "decision" or not isinstance(decision, dict):
+    def _take(self, record: Any) -> None:
+        self._origin_s = record.get("origin_s") or self._origin_s
+        if record.get("type") != "decision":
             return
-        at_s = float(record.get("at_s", 0.0)) - (self._origin_s or 0.0)
-        roles = [_status(role, str(decision.get("id", "")), at_s) for role in decision.get("roles", ())]
-        self._decisions.extend(each for each in roles if self._with_unchanged or each.current != each.desired)
-
-
-def _status(role: Mapping[str, Any], decision_id: str, at_s: float) -> DecisionStatus:
-    return DecisionStatus(
-        id=decision_id,
-        at_s=at_s,
-        role=str(role.get("role", "")),
-        current=int(role.get("current", 0)),
-        desired=int(role.get("desired", 0)),
-        reason=str(role.get("reason", "")),
-        sentence=str(role.get("sentence", "")),
-    )
+        decision, at_s = record["decision"], record["at_s"] - self._origin_s
+        for role in decision["roles"]:
+            each = _DECISION.validate_python({**role, "id": decision["id"], "at_s": at_s})
+            if self._with_unchanged or each.current != each.desired:
+                self._decisions.append(each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +163,6 @@ class LocalGraphStatus:
     Attributes:
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
-        held: What the planner has decided since without a change; None: nothing.
     """
 
     namespace: str
