@@ -97,9 +97,9 @@ async def hung(state: StateFile) -> list[Finding]:
     reasons: dict[str, str] = {}
     probed: dict[str, str] = {}
     for name, leader in leaders.items():
-        member, entry = liveness.stopped_in_group(leader), entries.get(name)
-        if member is not None:
-            reasons[name] = liveness.stopped_words(leader, member)
+        stopped, entry = liveness.stopped_in_group(leader), entries.get(name)
+        if stopped is not None:
+            reasons[name] = stopped
         elif entry is not None and entry.state is EntryState.READY and entry.url and entry.health_path:
             probed[name] = entry.url + entry.health_path
     probes = Probes()

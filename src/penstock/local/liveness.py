@@ -96,26 +96,18 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
     return [member for member in members if member is not None]
 
 
-def stopped_in_group(leader: ProcessId) -> ProcessId | None:
-    """Return a process of a group that a signal or a debugger has stopped, or None.
+def stopped_in_group(leader: ProcessId) -> str | None:
+    """Return the message that a signal or a debugger has stopped a process of a group; None: none is.
 
     A child may be stopped while its leader answers for it: vLLM's engine core and its API server are two processes.
     """
     for member in group_of(leader):
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(member.pid).status() in _STOPPED_STATES:
-                return member
+            process = psutil.Process(member.pid)
+            if process.status() in _STOPPED_STATES:
+                which = "it" if member == leader else f"its process {member.pid} ({process.name()})"
+                return f"{which} is stopped by a signal or a debugger"
     return None
-
-
-def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
-    """Return the message that a process of a group is stopped."""
-    if stopped.pid == leader.pid:
-        return "it is stopped by a signal or a debugger"
-    name = "of its group"
-    with contextlib.suppress(psutil.Error):
-        name = psutil.Process(stopped.pid).name()
-    return f"its process {stopped.pid} ({name}) is stopped by a signal or a debugger"
 
 
 def recorded(state: StateFile | None) -> list[ProcessId]:
