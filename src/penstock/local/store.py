@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
@@ -183,53 +183,36 @@ class StateStore:
     @contextlib.contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds."""
+        private.make_folder(self.path.parent)
         deadline = time.monotonic() + timeout_s
         while True:
-            descriptor = self._open_lock()
-            try:
-                self._acquire(descriptor, deadline)
-                if self._is_current(descriptor):
+            with self._open_lock() as file:
+                private.check(self.lock_path, os.fstat(file.fileno()))
+                if self._takes(file):
                     yield
                     return
-            finally:
-                os.close(descriptor)
+            if time.monotonic() > deadline:
+                raise ConflictError(
+                    f"{self.lock_path}: held by another process for more than {timeout_s:g} s; try again"
+                )
+            time.sleep(0.002)
 
-    def _open_lock(self) -> int:
-        private.make_folder(self.path.parent)
+    def _open_lock(self) -> BinaryIO:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.lock_path, flags, 0o600)
+            return open(os.open(self.lock_path, flags, 0o600), "r+b", buffering=0)  # noqa: PTH123 - a descriptor
         except OSError as exc:
             raise ConfigError(
                 f"{self.lock_path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} to a writable folder"
             ) from exc
-        try:
-            private.check(self.lock_path, os.fstat(descriptor))
-        except ConfigError:
-            os.close(descriptor)
-            raise
-        return descriptor
 
-    def _acquire(self, descriptor: int, deadline: float) -> None:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConflictError(
-                        f"{self.lock_path}: held by another process for more than {LOCK_TIMEOUT_S:g} s; try again"
-                    ) from None
-                time.sleep(0.002)
-            else:
-                return
-
-    def _is_current(self, descriptor: int) -> bool:
-        """Return whether the locked file is still the one at the path; `remove` deletes it under the lock."""
+    def _takes(self, file: BinaryIO) -> bool:
+        """Return whether the lock is free, and the file still the one at the path: `remove` deletes it under the lock."""
         try:
-            at_path = self.lock_path.stat()
-        except FileNotFoundError:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(self.lock_path.stat(), os.fstat(file.fileno()))
+        except (BlockingIOError, FileNotFoundError):
             return False
-        return os.path.samestat(at_path, os.fstat(descriptor))
 
     def _replace(self, state: StateFile) -> None:
         text = json.dumps(to_json(state), indent=2) + "\n"
