@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -52,7 +51,8 @@ class Watchdog:
 
     def start(self) -> None:
         """Start it."""
-        self._close_pipe()
+        if self._process is not None:
+            self._process.communicate()  # it has died
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
             [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor],
             stdin=subprocess.PIPE,
@@ -73,23 +73,15 @@ class Watchdog:
 
     def end(self) -> None:
         """Announce that the arbiter ends by itself, and wait until the process has ended. Never fails."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None  # noqa: S101 - asked for above
-        with contextlib.suppress(OSError):
-            os.write(process.stdin.fileno(), b"end")
-        self._close_pipe()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _close_pipe(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        if self._process is not None:
+            try:
+                self._process.communicate(b"end", _END_S)
+            except (
+                subprocess.TimeoutExpired,
+                ValueError,
+            ):  # ValueError: it died, and no other could be started
+                self._process.kill()
+                self._process.wait()
 
 
 RESUME_S = 600.0
