@@ -218,7 +218,7 @@ def _read(config: LoadConfig) -> Trace:
     # The simulator's generator: a seed stands for the same requests there.
     requests = tuple(synthesise(synthetic, np.random.default_rng([config.seed, 1])))
     digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
-    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, ())
+    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {})
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:
@@ -345,7 +345,7 @@ def _trace(plan: LoadPlan) -> dict[str, Any]:
         "format": plan.trace.format.value,
         "sha256": plan.trace.sha256,
         "rows": len(plan.trace.requests) + len(plan.trace.skipped),
-        "skipped_rows": [f"line {row.line}: {row.reason}" for row in plan.trace.skipped],
+        "skipped_rows": [f"line {line}: {reason}" for line, reason in plan.trace.skipped.items()],
         "truncated_prompts": plan.truncated,
         "dropped_prompts": plan.dropped,
         "mean_rate_rps": None if rate is None else round(rate, 6),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -60,22 +61,14 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row left out: its 1-based line and why."""
-
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace as read, in the file's order."""
+    """A trace as read, in the file's order; ``skipped`` says by 1-based line why a row was left out."""
 
     name: str
     format: TraceFormat
     sha256: str
     requests: tuple[TraceRequest, ...]
-    skipped: tuple[BadRow, ...]
+    skipped: Mapping[int, str]
 
 
 class _RowError(ValueError):
@@ -85,20 +78,18 @@ class _RowError(ValueError):
 def load_trace(source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE) -> Trace:
     """Read a trace by built-in name or path."""
     data = _read_bytes(source)
-    lines = _decode(source, data).splitlines()
-    first = next((line for line in lines if line.strip()), None)
-    if first is None:
+    lines = enumerate(_decode(source, data).splitlines(), start=1)
+    rows = [(line, text) for line, text in lines if text.strip()]
+    if not rows:
         raise ConfigError(f"--trace {source}: the file is empty; give a Mooncake JSONL or an Azure CSV")
-    trace_format = _detect(source, first)
-    parser = _MooncakeRows() if trace_format is TraceFormat.MOONCAKE else _AzureRows(first)
-    requests, bad = _parse(lines, parser)
-    if bad and on_bad_row is OnBadRow.REFUSE:
-        raise ConfigError(_refusal(source, bad))
+    trace_format = _detect(source, rows[0][1])
+    is_azure = trace_format is TraceFormat.AZURE
+    requests, bad = _parse(rows, _AzureRows(rows.pop(0)[1]).parse if is_azure else _parse_mooncake)
+    if bad and (not requests or on_bad_row is OnBadRow.REFUSE):
+        raise ConfigError(_refusal(source, bad, has_others=bool(requests)))
     if not requests:
-        raise ConfigError(
-            f"--trace {source}: none of its {len(bad)} rows can be used\n{_listing(source, bad)}"
-        )
-    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), tuple(bad))
+        raise ConfigError(f"--trace {source}: the file has a header and no row")
+    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), bad)
 
 
 def _read_bytes(source: str) -> bytes:
@@ -136,41 +127,32 @@ def _detect(source: str, first: str) -> TraceFormat:
     )
 
 
-def _parse(lines: list[str], parser: _MooncakeRows | _AzureRows) -> tuple[list[TraceRequest], list[BadRow]]:
+def _parse(
+    rows: list[tuple[int, str]], parse: Callable[[str, int], TraceRequest]
+) -> tuple[list[TraceRequest], dict[int, str]]:
     requests: list[TraceRequest] = []
-    bad: list[BadRow] = []
+    bad: dict[int, str] = {}
     newest_s = 0.0
-    for number, text in _rows(lines, skip_header=parser.has_header):
+    for line, text in rows:
         try:
-            request = _in_order(parser.parse(text, number), newest_s)
+            request = parse(text, line)
         except ValidationError as exc:
-            bad.append(BadRow(number, findings(exc, root="row", most=1, with_values=True)))
+            bad[line] = findings(exc, root="row", most=1, with_values=True)
             continue
         except _RowError as exc:
-            bad.append(BadRow(number, str(exc)))
+            bad[line] = str(exc)
+            continue
+        if request.arrival_s < newest_s:
+            bad[line] = f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's"
             continue
         newest_s = request.arrival_s
         requests.append(request)
     return requests, bad
 
 
-def _in_order(request: TraceRequest, newest_s: float) -> TraceRequest:
-    if request.arrival_s < newest_s:
-        raise _RowError(f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's")
-    return request
-
-
-def _rows(lines: list[str], *, skip_header: bool) -> Iterator[tuple[int, str]]:
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        if skip_header:
-            skip_header = False
-            continue
-        yield number, text
-
-
 class _MooncakeRow(BaseModel):
+    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}``."""
+
     model_config = ConfigDict(strict=True)
 
     timestamp: float = Field(ge=0, allow_inf_nan=False)
@@ -179,19 +161,14 @@ class _MooncakeRow(BaseModel):
     hash_ids: tuple[Annotated[int, Field(ge=0)], ...]
 
 
-class _MooncakeRows:
-    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`` a line."""
-
-    has_header = False
-
-    def parse(self, text: str, line: int) -> TraceRequest:
-        row = _MooncakeRow.model_validate_json(text)
-        needed = -(-row.input_length // BLOCK_TOKENS)
-        if len(row.hash_ids) != needed:
-            raise _RowError(
-                f"hash_ids: {len(row.hash_ids)} ids for {row.input_length} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
-            )
-        return TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids, line)
+def _parse_mooncake(text: str, line: int) -> TraceRequest:
+    row = _MooncakeRow.model_validate_json(text)
+    ids, needed = row.hash_ids, -(-row.input_length // BLOCK_TOKENS)
+    if len(ids) != needed:
+        raise _RowError(
+            f"hash_ids: {len(ids)} ids for {row.input_length} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
+        )
+    return TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, ids, line)
 
 
 class _AzureRow(BaseModel):
@@ -202,8 +179,6 @@ class _AzureRow(BaseModel):
 
 class _AzureRows:
     """``TIMESTAMP,ContextTokens,GeneratedTokens`` a line; time counts from the first usable row."""
-
-    has_header = True
 
     def __init__(self, header: str) -> None:
         known = {name.lower(): name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")}
@@ -223,16 +198,12 @@ class _AzureRows:
         return TraceRequest(arrival_s, row.input_tokens, row.output_tokens, None, line)
 
 
-def _listing(source: str, bad: list[BadRow]) -> str:
-    shown = [f"{source}:{row.line}: {row.reason}" for row in bad[:_SHOWN_BAD_ROWS]]
+def _refusal(source: str, bad: Mapping[int, str], *, has_others: bool) -> str:
+    shown = [f"{source}:{line}: {reason}" for line, reason in islice(bad.items(), _SHOWN_BAD_ROWS)]
     if len(bad) > len(shown):
         shown.append(f"... and {len(bad) - len(shown)} more")
-    return "\n".join(shown)
-
-
-def _refusal(source: str, bad: list[BadRow]) -> str:
     rows = "1 row" if len(bad) == 1 else f"{len(bad)} rows"
-    return (
-        f"--trace {source}: {rows} cannot be read; mend them, or pass --on-bad-row skip to leave them out"
-        f"\n{_listing(source, bad)}"
-    )
+    what = f"{rows} cannot be read; mend them, or pass --on-bad-row skip to leave them out"
+    if not has_others:
+        what = f"none of its {len(bad)} rows can be used"
+    return "\n".join([f"--trace {source}: {what}", *shown])
