@@ -17,7 +17,6 @@ from penstock.core.errors import (
     ConfigError,
     PenstockError,
     SaturatedError,
-    StreamBroken,
     UpstreamConnectError,
     UpstreamTimeout,
 )
@@ -110,7 +109,7 @@ class ConnectionPool:
             UpstreamConnectError: no connection; the request was not sent.
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
-            SaturatedError: ``max_connections`` are open, or this host has no file left for one.
+            SaturatedError: `MAX_CONNECTIONS` are open, or this host has no file left for one.
             ConfigError: the URL is not a plain http URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
@@ -133,18 +132,17 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
         idle = self._idle.get(target.origin)
-        connection = idle.pop() if idle else await self._connect(target.origin, timeouts, loop)
+        connection = idle.pop() if idle else None
+        if connection is None or not connection.is_open:
+            connection = await self._connect(target.origin, timeouts, loop)
         self._sweep_within(timeouts.shortest_s(), loop)
         try:
             return await connection.exchange(head, body, timeouts, deadline_s)
-        except StaleConnection as exc:
-            if exc.sent and method not in _IDEMPOTENT:
-                raise _stale_error(connection) from exc
+        except StaleConnection:
+            if method not in _IDEMPOTENT:
+                raise
         connection = await self._connect(target.origin, timeouts, loop)
-        try:
-            return await connection.exchange(head, body, timeouts, deadline_s)
-        except StaleConnection as exc:
-            raise _stale_error(connection) from exc
+        return await connection.exchange(head, body, timeouts, deadline_s)
 
     async def close(self) -> None:
         """Close idle connections and break those in use; return within `CLOSE_S`."""
@@ -267,10 +265,6 @@ def parse_http_url(url: str) -> _Target:
         raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
     line = f"{path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
     return _Target((host, port), line.encode())
-
-
-def _stale_error(connection: ClientConnection) -> StreamBroken:
-    return StreamBroken(f"{connection.name} closed the kept-alive connection before it answered")
 
 
 def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import httptools
 
-from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+from penstock.core.errors import StreamBroken, UpstreamConnectError, UpstreamError, UpstreamTimeout
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.streaming import StreamingResponse
 
@@ -74,12 +74,8 @@ _MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
 _END_OF_HEAD = b"\r\n\r\n"
 
 
-class StaleConnection(Exception):  # noqa: N818 - never leaves the client
-    """A connection was closed by the peer before it answered a byte."""
-
-    def __init__(self, *, sent: bool) -> None:
-        self.sent = sent
-        super().__init__(sent)
+class StaleConnection(StreamBroken):
+    """A kept-alive connection was closed by the peer before it answered a byte."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -133,6 +129,11 @@ class ClientConnection(asyncio.Protocol):
         return self._response is not None
 
     @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
     def received_s(self) -> float:
         """When the current round trip last received bytes, by the loop's clock; 0 before."""
         return self._touched_s if self._touched_s > self._sent_s else 0.0
@@ -153,13 +154,14 @@ class ClientConnection(asyncio.Protocol):
         """Send a request and return its response as soon as the head has arrived.
 
         Raises:
-            StaleConnection: the peer had closed this kept-alive connection, or closed it without answering a byte.
+            UpstreamConnectError: the peer had closed this connection; nothing was sent.
+            StaleConnection: it was a kept-alive connection, and the peer closed it without answering a byte.
             StreamBroken: the connection broke or carried garbage before the head was complete.
             UpstreamTimeout: phase ``first_byte`` or ``total``.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise StaleConnection(sent=False)
+            raise UpstreamConnectError(f"{self.name} closed the connection before it was used")
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
         self._reset()
@@ -319,7 +321,8 @@ class ClientConnection(asyncio.Protocol):
         elif self.reused and not self._head_bytes and not self._head_done and self._started is not None:
             started, self._started, self._response = self._started, None, None
             if not started.done():
-                started.set_exception(StaleConnection(sent=True))
+                message = f"{self.name} closed the kept-alive connection before it answered"
+                started.set_exception(StaleConnection(message))
         else:
             where = "inside its response" if self._head_done else "before it answered"
             self._break(f"{self.name} closed the connection {where}", exc)
