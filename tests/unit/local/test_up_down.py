@@ -56,7 +56,7 @@ async def test_a_start_that_is_given_up_names_the_option_that_waits_longer(state
     with pytest.raises(
         ClusterError, match=r"not ready within 0\.01 s .*everything was stopped.*--timeout 0\.02"
     ):
-        await _wait_ready(StateStore.of("n"), state, 0.01, ignore)
+        await _wait_ready(StateStore.of("n"), state, None, 0.01, ignore)
 
 
 def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder, monkeypatch):
