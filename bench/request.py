@@ -23,7 +23,6 @@ from options import read_options
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.client_connection import ClientConnection
-from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.core.tracing import Tracing
@@ -118,7 +117,7 @@ class _Client:
         self._connection.connection_made(_Transport(self._on_write))
 
     def _on_write(self, data: bytes) -> None:
-        if not data.endswith((b"0\r\n\r\n", b"}")):
+        if data != b"0\r\n\r\n" and not data.endswith(b"}"):
             return
         self._left -= 1
         if self._left:
@@ -164,7 +163,8 @@ def _router(answer: list[bytes], *, all_on: bool, traced: float | None) -> Route
     async def connect(
         origin: tuple[str, int], _timeouts: object, loop: asyncio.AbstractEventLoop
     ) -> ClientConnection:
-        worker, connection = _Worker(answer, loop), ClientConnection(pool, origin, loop)
+        worker = _Worker(answer, loop)
+        connection = ClientConnection(origin, loop, pool._free, pool._gone)  # noqa: SLF001 - as above
         worker.connection = connection
         connection.connection_made(_Transport(worker.on_write))
         return connection
@@ -178,16 +178,8 @@ async def _microseconds(
 ) -> float:
     """Return the CPU microseconds of a request: the fastest of ``batches``."""
     server = _router(ANSWERS[kind], all_on=all_on, traced=traced)
-    limits = ServerLimits()
-    http = cast("Any", server)._http  # noqa: SLF001 - the server itself would listen
-    shared = ServerContext(
-        http._handler,  # noqa: SLF001
-        limits,
-        asyncio.get_running_loop(),
-        bound=connections_within_files(limits),
-        is_vital=lambda _: False,
-        wants_body=http._wants_body,  # noqa: SLF001
-    )
+    shared: ServerContext = cast("Any", server)._http._shared  # noqa: SLF001 - the server itself would listen
+    shared.loop, shared.bound = asyncio.get_running_loop(), 1
     client = _Client(shared, _request(stream=kind == "streamed"))
     fastest = float("inf")
     for _ in range(batches):

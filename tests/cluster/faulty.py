@@ -213,5 +213,4 @@ class FaultyProxy:
             responder.start(answer.status_code, content_type=kind, headers=kept)
             async for piece in answer.aiter_raw():
                 responder.write(piece)
-                await responder.drain()
             responder.end()

@@ -65,7 +65,7 @@ BAD = [
     (("engine", "serve", "m", "--block-size", "0"), ["--block-size", "0 is not in the range x>=1"]),
     (("load", "--trace", "absent.jsonl"), ["--trace absent.jsonl", "no such file", "mooncake"]),
     (("load", "--trace", "empty.jsonl"), ["--trace empty.jsonl", "empty", "give a"]),
-    (("load", "--trace", "corrupt.jsonl", "--dry-run"), ["corrupt.jsonl:2", "not JSON", "--on-bad-row skip"]),
+    (("load", "--trace", "corrupt.jsonl", "--dry-run"), ["corrupt.jsonl:2", "Invalid JSON", "--on-bad-row skip"]),
     (("load", "--trace", "mooncake", "--sample", "2"), ["--sample", "2.0 is not in the range 0<x<=1"]),
     (("planner", "run", "--decode-kv-scale-up-threshold", "0.3", "--dry-run"),
      ["--decode-kv-scale-down-threshold: 0.5", "not below", "0.3", "lower it"]),

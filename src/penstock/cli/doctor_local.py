@@ -89,9 +89,9 @@ async def hung(state: StateFile) -> list[Finding]:
     probes = Probes()
 
     async def reason(name: str, leader: ProcessId) -> str | None:
-        member, entry = liveness.stopped_in_group(leader), state.entries.get(name)
-        if member is not None:
-            return liveness.stopped_words(leader, member)
+        stopped, entry = liveness.stopped_in_group(leader), state.entries.get(name)
+        if stopped is not None:
+            return stopped
         if entry is None or entry.state is not EntryState.READY or not (entry.url and entry.health_path):
             return None
         url = entry.url + entry.health_path

@@ -22,14 +22,7 @@ class SimulatedClock:
     __slots__ = ("speed",)
 
     def __init__(self, speed: float = 1.0) -> None:
-        """Set the factor.
-
-        Args:
-            speed: Time scale: simulated seconds per real second, finite and > 0.
-
-        Raises:
-            ConfigError: speed is not a positive finite number.
-        """
+        """Set the factor."""
         if not (math.isfinite(speed) and speed > 0):
             raise ConfigError(f"--speed: {speed!r} must be a finite number above 0; 1 is real time")
         self.speed = speed

@@ -38,8 +38,6 @@ class Problem:
 
     Attributes:
         path: Key path, for example ``spec.planner.maxGpuBudget``.
-        file: File name, or None when the manifest did not come from a file.
-        line: 1-based line, or None when unknown.
     """
 
     path: str

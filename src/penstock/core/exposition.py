@@ -1,8 +1,7 @@
-"""Reads the Prometheus text format; every source and the router's scraper call `parse_samples`.
+"""Reads the Prometheus text format.
 
-Only the given names are decoded, because a planner reads thousands of pages a second
-and a vLLM page holds hundreds of series it never reads. Series come back unchanged with every page, so
-their names and labels are decoded once and remembered.
+Only the given names are decoded, because a planner reads thousands of pages a second and a vLLM page holds hundreds of
+other series. Names and labels come back unchanged with every page, so they are decoded once and remembered.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from types import MappingProxyType
 from penstock.core.errors import ObservationError
 
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*)"')
-_LINE = re.compile(
-    r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
-    rf"(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
-    r"[ \t]+(?P<value>\S+)(?:[ \t]+(?P<timestamp>-?\d+))?[ \t\r]*$"
-)
 _SERIES = re.compile(
     rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
 )
+_REST = re.compile(r"[ \t]+(?P<value>[^\s}]+)(?:[ \t]+-?\d+)?[ \t\r]*$")
+"""A value and a timestamp at the end of a line."""
+_Series = tuple[str, Mapping[str, str]]
 _ESCAPE = re.compile(r"\\(.)")
 
 REMEMBERED_SERIES = 65536
@@ -32,21 +29,11 @@ REMEMBERED_SERIES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One series of a page.
-
-    Attributes:
-        name: Metric name as written, ``_total`` and ``_bucket`` included.
-        labels: Label values by name; read-only.
-        value: As written; NaN and infinities are kept for the reader to interpret.
-    """
+    """One series of a page."""
 
     name: str
     labels: Mapping[str, str]
     value: float
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
 def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
@@ -67,29 +54,31 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
             continue
         series, _, number = line.rpartition(" ")
         known = _series(series)
-        if known is not None:
-            if known[0] in read:
-                found.append(Sample(*known, _value(number, line)))
-            continue
-        match = _LINE.match(line)
-        if match is None:
-            if re.split(r"[{ \t]", line, maxsplit=1)[0] in read:
-                raise ObservationError(f"metrics page: cannot read line {line!r}")
-            continue
-        if match["name"] not in read:
-            continue
-        found.append(Sample(match["name"], _labels(match["labels"]), _value(match["value"], line)))
+        if known is None:  # it has a timestamp, or other white space than one blank
+            known, number = _unusual(line, read)
+        if known is not None and known[0] in read:
+            found.append(Sample(*known, _value(number, line)))
     return found
 
 
+def _unusual(line: str, read: Collection[str]) -> tuple[_Series | None, str]:
+    match = _REST.search(line)
+    known = _series(line[: match.start()]) if match is not None else None
+    if known is None and re.split(r"[{ \t]", line, maxsplit=1)[0] in read:
+        raise ObservationError(f"metrics page: cannot read line {line!r}")
+    return known, match["value"] if match is not None else ""
+
+
 @lru_cache(REMEMBERED_SERIES)
-def _series(text: str) -> tuple[str, Mapping[str, str]] | None:
+def _series(text: str) -> _Series | None:
     match = _SERIES.fullmatch(text)
-    return (match["name"], _labels(match["labels"])) if match is not None else None
-
-
-def _labels(text: str | None) -> Mapping[str, str]:
-    return MappingProxyType({key: _unescape(value) for key, value in _LABEL.findall(text or "")})
+    if match is None:
+        return None
+    labels = {
+        key: _ESCAPE.sub(lambda escaped: "\n" if escaped[1] == "n" else escaped[1], value)
+        for key, value in _LABEL.findall(match["labels"] or "")
+    }
+    return match["name"], MappingProxyType(labels)
 
 
 def _value(text: str, line: str) -> float:

@@ -23,18 +23,13 @@ class Flag:
     """How the command line takes a field.
 
     Attributes:
-        help: What it is, with its unit.
         name: Spelling; None: the field's name with hyphens.
         unset: What applies without a value, for the help.
         metavar: Stands for the value in the help; None: the type.
-        choices: Texts that are allowed, where the type does not name them.
-        path: What a path must be.
         convert: Makes the field's value from the flag's.
         form: How a value is written, with an example, where ``convert`` reads text.
         is_separated: One argument holds all values of a tuple, with commas between them; else the flag is repeated.
         bare: Value of the flag without one; None: it needs one.
-        short: Further spellings.
-        variable: Environment variable that gives a value, too.
         key_variable: Environment variable of a key, which is never an argument: the flag names its file.
     """
 
@@ -58,13 +53,7 @@ class Flag:
 
 
 def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
-    """Return a dataclass's field.
-
-    Args:
-        text: Its help.
-        default: Of the field. Without one the flag is required, or None where ``unset`` says what applies then.
-        details: Of `Flag`.
-    """
+    """Return a dataclass's field."""
     found = Flag(help=text, **details)
     if default is MISSING and found.unset is not None:
         default = None
@@ -88,11 +77,7 @@ def flags(model: Any) -> dict[str, Flag]:
 
 
 def check_bounds(settings: Any) -> None:
-    """Refuse a number that its flag does not allow.
-
-    Raises:
-        ConfigError: it is out of bounds, or not finite.
-    """
+    """Refuse a number that its flag does not allow."""
     for name, each in flags(settings).items():
         given = getattr(settings, name)
         for value in given if isinstance(given, tuple) else (given,):

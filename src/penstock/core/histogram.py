@@ -1,8 +1,4 @@
-"""Histograms that count many equal samples at once, with vLLM's bucket bounds; workers and router keep them.
-
-A decode step yields one inter-token gap for all its requests, and the relay sees tens of thousands of gaps a
-second, so `BucketCounts.observe` is one bisect into a list, takes a count and holds no lock.
-"""
+"""Histograms with vLLM's bucket bounds that count many equal samples at once: one bisect, a count, no lock."""
 
 from __future__ import annotations
 
@@ -18,10 +14,6 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
     """Return the smallest value that ``percent`` of the values do not exceed; None without values.
 
     Of 100 values the 99th percentile is the second largest, of fewer the largest.
-
-    Args:
-        values: In any order.
-        percent: Above 0, at most 100.
     """
     ordered = sorted(values)
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
@@ -46,12 +38,7 @@ BOUND_RATIO: Final = 1.2
 
 
 def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
-    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the previous one.
-
-    Args:
-        low: First bound, > 0.
-        high: The last bound is the first one that is not below it.
-    """
+    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the previous one."""
     steps = math.ceil(math.log(high / low) / math.log(BOUND_RATIO) - 1e-9)
     return tuple(float(f"{low * BOUND_RATIO**step:.4g}") for step in range(steps + 1))
 

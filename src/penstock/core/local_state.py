@@ -1,8 +1,4 @@
-"""Words of the local backend's state folder that more than one package reads: where it lies, what a file says.
-
-`penstock.local` writes the statefile; the router reads the workers from it, and the planner puts its ledger
-beside it.
-"""
+"""Words of the local backend's state folder that more than one package reads: where it lies, what a file says."""
 
 from __future__ import annotations
 

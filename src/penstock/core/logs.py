@@ -20,15 +20,8 @@ def bind_task(**keys: Any) -> None:
 class EventLogger:
     """Logs events with keys: ``log.info("worker ready", worker="llama_decode")``."""
 
-    __slots__ = ("_keys", "_logger")
-
-    def __init__(self, logger: logging.Logger, **keys: Any) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._keys = keys
-
-    def bind(self, **keys: Any) -> EventLogger:
-        """Return a logger that adds ``keys`` to every event."""
-        return EventLogger(self._logger, **{**self._keys, **keys})
 
     def debug(self, event: str, **keys: Any) -> None:
         """Log per-request or per-tick detail; the keys cost nothing when DEBUG is off."""
@@ -49,11 +42,11 @@ class EventLogger:
 
     def exception(self, event: str, **keys: Any) -> None:
         """Log a failure with the current traceback; only for task roots."""
-        bound = {**_task_keys.get(), **self._keys, **keys}
+        bound = {**_task_keys.get(), **keys}
         self._logger.error(event, exc_info=True, extra={"keys": bound})  # noqa: LOG014 - called inside handlers
 
     def _log(self, level: int, event: str, keys: dict[str, Any]) -> None:
-        self._logger.log(level, event, extra={"keys": {**_task_keys.get(), **self._keys, **keys}})
+        self._logger.log(level, event, extra={"keys": {**_task_keys.get(), **keys}})
 
 
 class _PlainFormatter(logging.Formatter):

@@ -12,11 +12,7 @@ from penstock.core.errors import ConfigError
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return a group's entry points by name, sorted, as installed when the process first asks.
-
-    Raises:
-        ConfigError: two distributions register different objects under one name.
-    """
+    """Return a group's entry points by name, sorted, as installed when the process first asks."""
     found: dict[str, EntryPoint] = {}
     for each in sorted(entry_points(group=group), key=lambda each: each.name):
         other = found.setdefault(each.name, each)
@@ -28,11 +24,7 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
 
 
 def plugin(group: str, name: str) -> Any | None:
-    """Return the object that a distribution registered under ``name``; None: no distribution did.
-
-    Raises:
-        ConfigError: it is registered and cannot be imported.
-    """
+    """Return the object that a distribution registered under ``name``; None: no distribution did."""
     point = registered(group).get(name)
     if point is None:
         return None
@@ -46,16 +38,7 @@ def plugin(group: str, name: str) -> Any | None:
 
 
 def load(group: str, name: str, *, kind: str) -> Any:
-    """Return the object that a distribution registered under ``name``.
-
-    Args:
-        group: Such as ``penstock.routing_policies``.
-        name: As a manifest spells it.
-        kind: What the group holds, for the message.
-
-    Raises:
-        ConfigError: no distribution registers the name, or it cannot be imported; the message lists the names.
-    """
+    """Return the object that a distribution registered under ``name``."""
     found = plugin(group, name)
     if found is None:
         raise ConfigError(

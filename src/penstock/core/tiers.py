@@ -22,11 +22,7 @@ class TierPriority(IntEnum):
 
 
 def priority_of(tier: str) -> int:
-    """Return the ``priority`` that a tier's requests carry to a worker.
-
-    Raises:
-        ValueError: there is no such tier.
-    """
+    """Return the ``priority`` that a tier's requests carry to a worker."""
     try:
         return int(TierPriority[tier.upper()])
     except KeyError as exc:

@@ -34,11 +34,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def open_tracing(service: str) -> Tracing | None:
-    """Return what makes spans, or None where the environment asks for none; sampling follows OTEL_TRACES_SAMPLER.
-
-    Args:
-        service: Name of this program, unless OTEL_SERVICE_NAME gives another.
-    """
+    """Return what makes spans, or None where the environment asks for none; sampling follows OTEL_TRACES_SAMPLER."""
     environment = os.environ
     variable = next((each for each in _ENDPOINTS if environment.get(each)), None)
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -87,14 +83,7 @@ class Tracing:
     def begin(
         self, name: str, headers: Mapping[bytes, bytes], *, began_ns: int, attributes: Attributes
     ) -> TraceSpan:
-        """Return the span of a request that came in, a child of its ``traceparent`` where it has one.
-
-        Args:
-            name: Of the span.
-            headers: Of the request.
-            began_ns: Nanoseconds since 1970.
-            attributes: Of the span.
-        """
+        """Return the span of a request that came in, a child of its ``traceparent`` where it has one."""
         sent = {
             name: headers[name.encode()].decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -143,14 +132,7 @@ class TraceSpan:
     def child(
         self, name: str, attributes: Attributes, *, began_ns: int | None = None, is_call: bool = False
     ) -> TraceSpan:
-        """Return a span within this one.
-
-        Args:
-            name: Of the span.
-            attributes: Of the span.
-            began_ns: Nanoseconds since 1970; None: now.
-            is_call: It lasts while another process works.
-        """
+        """Return a span within this one; ``is_call``: it lasts while another process works. Nanoseconds since 1970."""
         if not self.is_recorded:
             return self
         tracing = self._tracing

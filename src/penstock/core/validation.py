@@ -11,24 +11,18 @@ from penstock.core.errors import ConfigError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def findings(error: ValidationError, *, root: str, most: int | None = None) -> str:
-    """Return findings as ``key: what is wrong``, joined by semicolons.
-
-    Args:
-        error: Has one finding at least.
-        root: Name of the text itself, for what is wrong with all of it.
-        most: How many to return; None: all.
-    """
-    found = error.errors(include_url=False, include_input=False)[:most]
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or root}: {each['msg']}" for each in found)
+def findings(error: ValidationError, *, root: str, most: int | None = None, with_values: bool = False) -> str:
+    """Return findings as ``key: what is wrong``, joined by semicolons, or as ``key: value: what is wrong``."""
+    found = []
+    for each in error.errors(include_url=False)[:most]:
+        is_shown = with_values and each["type"] not in {"missing", "json_invalid"}
+        value = f"{each['input']!r}: " if is_shown else ""
+        found.append(f"{'.'.join(map(str, each['loc'])) or root}: {value}{each['msg']}")
+    return "; ".join(found)
 
 
 def read_json_flag(model: type[_Model], text: str, flag: str) -> _Model:
-    """Return what the JSON of a command line's flag says.
-
-    Raises:
-        ConfigError: it is not JSON, or a key is unknown or out of its bounds; each is named.
-    """
+    """Return what the JSON of a command line's flag says."""
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:

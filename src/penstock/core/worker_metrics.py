@@ -1,7 +1,6 @@
 """What a worker's page says by vLLM's names: the requests that wait in it, and whether its engine gets on with its own.
 
-An engine whose core hangs answers /health all the same. The router's watch, the local supervisor and the planner's sources
-ask this, each of what it reads itself. Pure.
+An engine whose core hangs answers /health all the same. Pure.
 """
 
 from __future__ import annotations
@@ -86,9 +85,7 @@ class EngineProgress:
     """How an engine gets on; times are real seconds of a monotonic clock.
 
     Attributes:
-        figures: Of the newest reading.
         since_s: When they last changed, or when it last had nothing to do.
-        is_stalled: It hangs: it had requests for too long, and nothing changed.
     """
 
     figures: tuple[float, ...]
@@ -103,12 +100,6 @@ class EngineProgress:
         A core that hung before it saw a request reports none, so what the caller knows to be there counts too. An
         engine that stalled and lost its requests is given another chance after twice the limit: one that was only
         slow may have had nothing to change its figures with since.
-
-        Args:
-            reading: The newest one.
-            now_s: When it was made.
-            inflight_requests: Requests that the caller knows to be there.
-            limit_s: How long figures may stand still while there are requests.
         """
         is_busy = reading.running > 0 or (inflight_requests > 0 and not reading.is_deferred)
         if not reading.figures or reading.figures != self.figures:

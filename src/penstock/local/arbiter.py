@@ -1,19 +1,14 @@
 """The background process of one running graph: ``python -m penstock.local.arbiter STATEFILE``.
 
-Reads the initial statefile from stdin, claims the namespace, and supervises until it is asked to stop:
-SIGTERM or SIGINT drain and stop, a second one (or SIGQUIT) stops at once. However the loop ends, the
-children are ended and the statefile is removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next
-arbiter, ``--resume``, which takes over the file and the processes that still run.
-
-circus runs on tornado, tornado on asyncio: the running asyncio loop is handed to circus, whose arbiter then
-neither starts nor stops it.
+Reads the first statefile from stdin, claims the namespace, and supervises until it is asked to stop: SIGTERM or SIGINT
+drain and stop, a second one (or SIGQUIT) stops at once. However that ends, the children are ended and the statefile is
+removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next arbiter, ``--resume``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -55,12 +50,9 @@ class Watchdog:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it.
-
-        Raises:
-            OSError: it cannot be forked.
-        """
-        self._close_pipe()
+        """Start it."""
+        if self._process is not None:
+            self._process.communicate()  # it has died
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
             [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor],
             stdin=subprocess.PIPE,
@@ -81,26 +73,16 @@ class Watchdog:
 
     def end(self) -> None:
         """Announce that the arbiter ends by itself, and wait until the process has ended. Never fails."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None  # noqa: S101 - asked for above
-        with contextlib.suppress(OSError):
-            os.write(process.stdin.fileno(), b"end")
-        self._close_pipe()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if self._process is not None:
+            try:
+                self._process.communicate(b"end", _END_S)
+            except (
+                subprocess.TimeoutExpired,
+                ValueError,
+            ):  # ValueError: it died, and no other could be started
+                self._process.kill()
+                self._process.wait()
 
-    def _close_pipe(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-
-
-_log = logs.get_logger(__name__)
 
 RESUME_S = 600.0
 """Real seconds that a successor tries to take over. Chosen: long enough for a person to make room on a disk."""
@@ -110,14 +92,7 @@ _STRAY_GRACE_S = 1.0
 
 
 def claim(store: StateStore, state: StateFile) -> StateFile:
-    """Write the statefile with this process as its arbiter.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ConfigError: another arbiter of the namespace runs.
-    """
+    """Write the statefile with this process as its arbiter."""
     private.make_folder(store.path.parent)
     owned = _owned(store, state)
     try:
@@ -129,15 +104,7 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
 
 
 def resume(store: StateStore) -> StateFile:
-    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it.
-
-    Returns:
-        What was written.
-
-    Raises:
-        NotFoundError: there is no file, so the graph was stopped.
-        PenstockError: its arbiter runs, or the file could not be read or written in time.
-    """
+    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it."""
     made: list[str] = []
 
     def take(state: StateFile) -> tuple[StateFile, StateFile]:
@@ -212,9 +179,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock-arbiter", description="Background process of one graph.")
     parser.add_argument("statefile", type=Path, help="Statefile to own; its first content comes on stdin.")
     parser.add_argument("--resume", action="store_true", help="Take over from an arbiter that was killed.")
-    parser.add_argument("--log-level", default="info", help="debug, info, warning or error.")
     options = parser.parse_args(argv)
-    logs.configure(options.log_level)
+    logs.configure()
     store = StateStore(options.statefile)
     try:
         state = resume(store) if options.resume else claim(store, _initial_state())
@@ -224,7 +190,8 @@ def main(argv: list[str] | None = None) -> int:
         _log.error("arbiter cannot start", why=str(exc))
         return 1
     try:
-        watchdog = _watchdog(store, options.log_level)
+        successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
+        watchdog = Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)})
         watchdog.start()
         if options.resume:
             end_unrecorded(store, state, watchdog)
@@ -246,12 +213,6 @@ def _initial_state() -> StateFile:
         return from_json(json.load(sys.stdin), source="stdin")
     except ValueError as exc:
         raise ConfigError(f"stdin: not a statefile ({exc}); run `penstock up FILE`") from exc
-
-
-def _watchdog(store: StateStore, log_level: str) -> Watchdog:
-    successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
-    environment = {**os.environ, liveness.MARK_VARIABLE: str(store.path)}
-    return Watchdog([*successor, "--log-level", log_level], environment)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,7 @@
-"""A graph becomes the statefile that its arbiter starts from, and an entry the command, ports and environment of a process.
-
-Pure but for asking whether a port is free and a model's folder there. GPUs of the first replicas are allocated here;
-everything later goes through `replicas`.
-"""
+"""A graph becomes the statefile that its arbiter starts from, and an entry the command, ports and environment of a process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +9,12 @@ from pathlib import Path
 from penstock.api import GatewayFailureMode, GraphDeployment, GraphSpec, Role
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
-from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
+from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE
-from penstock.local.ports import LAST_PORT, choose_port, is_free
-from penstock.local.private import SOCKET_PATH_BYTES
-from penstock.local.replicas import GpuRefusal, request_replica
+from penstock.local.ports import choose_port, is_free
+from penstock.local.replicas import GpuShortageError, request_replica
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
 from penstock.runtimes import (
-    KV_EVENTS_PORT,
     PLANNER_ROLE,
     PORT,
     ProcessSpec,
@@ -30,17 +23,12 @@ from penstock.runtimes import (
     process_specs,
     runtime_of,
 )
-from penstock.runtimes.engine_flags import kv_events_endpoint
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def ports_for(entry: ProcessEntry, entries: Iterable[ProcessEntry]) -> dict[str, int]:
-    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it.
-
-    Raises:
-        ClusterError: no port is free.
-    """
+    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it."""
     taken = {port for other in entries for port in other.ports.values()}
     ports: dict[str, int] = {}
     for placeholder in entry.placeholders:
@@ -70,10 +58,6 @@ def visible_devices(gpus: tuple[int, ...], inherited: str | None) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for ids of the allocator.
 
     The ids count the devices that the arbiter itself may see, so an inherited list is indexed.
-
-    Args:
-        gpus: Allocated ids.
-        inherited: The arbiter's own variable, or None when it sees every device.
     """
     labels = [label.strip() for label in inherited.split(",") if label.strip()] if inherited else []
     return ",".join(labels[gpu] if gpu < len(labels) else str(gpu) for gpu in gpus)
@@ -83,11 +67,7 @@ _MAKE = "`penstock make-model` makes a small one (docs/vllm.md)"
 
 
 def check_model(spec: GraphSpec) -> None:
-    """Refuse a model that is written as a path and is no folder: its workers would end at their start.
-
-    Raises:
-        InvalidSpecError: it is not there; the message says how to make one.
-    """
+    """Refuse a model that is written as a path and is no folder: its workers would end at their start."""
     name = spec.model.name
     if _is_absent(spec) and name.startswith(("/", "./", "../")):
         raise InvalidSpecError(
@@ -113,11 +93,7 @@ DEFAULT_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The options of the command line, whose help is that of the fields.
-
-    Attributes:
-        planner: Options of `penstock planner run` by their names; they win over the graph's.
-    """
+    """The options of the command line, whose help is that of the fields."""
 
     namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
     speed: float = time_scale(more=", for simulated workers")
@@ -144,18 +120,7 @@ def initial_state(
     log_dir: Path,
     environment: Mapping[str, str],
 ) -> StateFile:
-    """Return the first statefile of a graph: all replicas requested, their GPUs allocated.
-
-    Args:
-        graph: A valid graph.
-        options: Of the command line.
-        context: Where interpreter, manifest and statefile are.
-        log_dir: Folder of all logs.
-        environment: The caller's environment, for variables that Kubernetes would fill from a Secret.
-
-    Raises:
-        ConfigError: the graph needs something that one machine cannot give; the message has the remedy.
-    """
+    """Return the first statefile of a graph: all replicas requested, their GPUs allocated."""
     specs = [
         spec for spec in process_specs(graph, context) if spec.role != PLANNER_ROLE or options.with_planner
     ]
@@ -203,7 +168,7 @@ def _arbiter(
         discovery_folder=str(context.discovery_folder)
         if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
-        planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
+        planner_log_dir=context.log_dir if any(spec.role == PLANNER_ROLE for spec in specs) else None,
     )
 
 
@@ -213,12 +178,11 @@ def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> 
         return state.with_entry(name, replace(entry, order=state.next_order()))
     state = state.with_entry(name, replace(entry, state=EntryState.STOPPED))
     for _ in range(spec.replicas):
-        result = request_replica(state, entry)
-        if isinstance(result, GpuRefusal):
-            raise ConfigError(
-                f"spec.services.{spec.service}.replicas: {spec.replicas}: one replica {result.reason}"
-            )
-        state = result[0]
+        try:
+            state, _ = request_replica(state, entry)
+        except GpuShortageError as exc:
+            place = f"spec.services.{spec.service}.replicas"
+            raise ConfigError(f"{place}: {spec.replicas}: one replica {exc}") from exc
     return state
 
 
@@ -245,21 +209,9 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
     place = f"{graph}: spec.services.{spec.service}"
     if spec.nodes > 1:
         raise ConfigError(f"{place}.nodesPerReplica: {spec.nodes}, but this is one machine; set 1")
-    socket = kv_events_endpoint([fill(each, {KV_EVENTS_PORT: LAST_PORT}) for each in spec.argv]) or ""
-    path = socket.removeprefix("ipc://")
-    if socket != path and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"{graph}: spec.router.kvEventsPort: {path}: {len(os.fsencode(path))} bytes, but a Unix socket's path has at "
-            f"most {SOCKET_PATH_BYTES}; set {STATE_DIR_VARIABLE} to a shorter path"
-        )
     for source in spec.env_sources:
         if source.name not in environment:
             raise ConfigError(
                 f"{place}.env: {source.name} takes its value from Kubernetes (valueFrom); "
                 f"export {source.name} before `penstock up`, or give a literal value"
             )
-
-
-def _flag(spec: ProcessSpec, flag: str) -> str | None:
-    words = list(spec.argv)
-    return words[words.index(flag) + 1] if flag in words else None

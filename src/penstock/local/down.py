@@ -20,12 +20,7 @@ _GRACE_S = 5.0
 
 
 def recover(store: StateStore) -> tuple[str, ...]:
-    """End what a killed arbiter left behind and remove its file; returns what was done, as text.
-
-    Raises:
-        ConfigError: the arbiter runs.
-        ClusterError: a process could not be ended.
-    """
+    """End what a killed arbiter left behind and remove its file; returns what was done, as text."""
     store.refuse_running()
     state = store.read_quietly()
     left = liveness.leftovers(state, str(store.path))
@@ -45,11 +40,7 @@ def recover(store: StateStore) -> tuple[str, ...]:
 
 
 def kill(store: StateStore, state: StateFile) -> None:
-    """Kill the arbiter, its watchdog and every process of a graph at once.
-
-    Raises:
-        ClusterError: one cannot be killed.
-    """
+    """Kill the arbiter, its watchdog and every process of a graph at once."""
     arbiter = ProcessId(state.arbiter.pid, state.arbiter.started)
     every = [*liveness.marked(str(store.path)), arbiter, *liveness.recorded(state)]
     resisting = liveness.end(every, grace_s=0.0)
@@ -73,13 +64,7 @@ _MARGIN_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What a stop did.
-
-    Attributes:
-        took_s: Real seconds.
-        forced: The drain took too long, or ``--now`` was given.
-        notes: What else had to be cleaned up, as text.
-    """
+    """What a stop did."""
 
     namespace: str
     took_s: float
@@ -88,12 +73,7 @@ class Stopped:
 
 
 def choose_namespace(given: str | None) -> str:
-    """Return the namespace meant: the given one, or the only one there is.
-
-    Raises:
-        NotFoundError: none was given and nothing is there.
-        ConfigError: none was given and there are several.
-    """
+    """Return the namespace meant: the given one, or the only one there is."""
     if given is not None:
         return given
     known = namespaces()
@@ -115,17 +95,7 @@ def default_timeout_s(state: StateFile) -> float:
 
 
 def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
-    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
-
-    Args:
-        namespace: Which graph.
-        timeout_s: Real seconds until a drain is cut short; None: the processes' own grace periods.
-        now: Do not drain.
-
-    Raises:
-        NotFoundError: nothing of this namespace is running or left over.
-        ClusterError: something is left; the message names it.
-    """
+    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left."""
     store = StateStore.of(namespace)
     began_s = time.monotonic()
     state = store.running()

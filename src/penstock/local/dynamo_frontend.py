@@ -31,11 +31,7 @@ _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
 
 @dataclass(frozen=True, slots=True)
 class WorkerPage:
-    """What one worker reports.
-
-    Attributes:
-        kv_usage_fraction: 0 to 1; None: a mocker's prefill worker reports none.
-    """
+    """What one worker reports."""
 
     id: int
     inflight: int

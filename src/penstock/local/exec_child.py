@@ -1,11 +1,7 @@
-"""Becomes a child process that writes to its own log file.
+"""Becomes a child process that writes to its own log: ``python -I -S exec_child.py LOG PROGRAM ARG…``, run by circus.
 
-Run as a plain script, ``python -I -S exec_child.py LOG PROGRAM ARG…``, by circus. It points stdout and stderr at LOG
-and replaces itself with PROGRAM.
-
-Doing this after the fork, in a fresh interpreter, uses circus' public interface only, costs about 15 ms,
-and keeps the log out of the arbiter's event loop: a stalled arbiter never blocks a worker's write.
-Imports nothing of Penstock.
+In a fresh interpreter after the fork it uses circus' public interface only, costs about 15 ms, and keeps the log out of
+the arbiter's event loop. Imports nothing of Penstock.
 """
 
 import os

@@ -1,13 +1,9 @@
-"""Thin adapter over circus: starts, signals and reaps one process per watcher; adopts those of a killed arbiter.
+"""Thin adapter over circus, which it alone imports: starts, signals and reaps one process per watcher; adopts others.
 
-The only module that imports circus. circus owns the fork, the session of each child, the reaping and the
-control endpoint (`circusctl` shows the watchers); when to start and stop is decided in `plan`. Of circus itself
-
-- ``respawn`` is off: it starts again at once, without pause or end, at the same port, and says nothing of why;
-- its own stop is not used: it holds circus' one command lock for the grace, so nothing else starts meanwhile, and it
-  knows no process that a killed arbiter started;
-- its periodic check is off: it would compete for the same lock;
-- its streams are not used: they are pipes into the arbiter, and break with it under processes that live on.
+circus owns the fork, the session of each child, the reaping and the control endpoint (`circusctl` shows the watchers). Of
+circus itself ``respawn`` is off, because it starts again at once, at the same port; so are its own stop, which holds its
+one command lock for the grace, its periodic check, which competes for that lock, and its streams, which are pipes that
+break with the arbiter under processes that live on.
 """
 
 from __future__ import annotations
@@ -61,20 +57,13 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
 class Launcher:
     """Processes of one arbiter, by name."""
 
-    __slots__ = ("_adopted", "_arbiter", "_context", "_ended", "_orphaned", "_processes")
-
     def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
-        """Prepare circus inside the running asyncio loop.
-
-        Args:
-            endpoint: Where circus' controller listens (zmq), a Unix socket.
-            pubsub_endpoint: Where circus publishes events (zmq), likewise.
-        """
+        """Prepare circus inside the running asyncio loop."""
         self._ended: list[Ended] = []
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._orphaned: dict[str, float] = {}
-        """When a group whose leader has ended last held more than resource trackers, real monotonic seconds."""
+        """When a group was found whose leader has ended, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -90,11 +79,7 @@ class Launcher:
             signal.signal(number, handler)
 
     async def open(self, on_quit: Callable[[], None]) -> None:
-        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end.
-
-        Raises:
-            ClusterError: an endpoint cannot be bound.
-        """
+        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end."""
         try:
             await self._arbiter.start()
         except zmq.ZMQError as exc:
@@ -102,12 +87,7 @@ class Launcher:
         self._arbiter.on_quit = on_quit
 
     async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
-        """Start one process that writes to ``log``.
-
-        Raises:
-            ClusterError: it cannot be forked.
-            ConflictError: circus is busy with a command; try again.
-        """
+        """Start one process that writes to ``log``."""
         child = ["-I", "-S", exec_child.__file__, str(log), *argv]
         try:
             watcher = self._arbiter.add_watcher(
@@ -155,12 +135,15 @@ class Launcher:
             if not liveness.is_alive(process):
                 del self._adopted[name]
                 self._ended.append(Ended(name, process.pid, None))
-        orphaned = {ended.name for ended in self._ended if self._kill_orphans(ended)}
-        self._orphaned = {name: since_s for name, since_s in self._orphaned.items() if name in orphaned}
-        gone = [ended for ended in self._ended if ended.name not in self._orphaned]
-        self._ended = [ended for ended in self._ended if ended.name in self._orphaned]
-        for ended in gone:
-            self._processes.pop(ended.name, None)
+        ends, self._ended = self._ended, []
+        gone = []
+        for ended in ends:
+            if self._kill_orphans(ended):
+                self._ended.append(ended)
+            else:
+                gone.append(ended)
+                self._orphaned.pop(ended.name, None)
+                self._processes.pop(ended.name, None)
         return gone
 
     def _kill_orphans(self, ended: Ended) -> bool:
@@ -171,25 +154,19 @@ class Launcher:
         orphans = liveness.group_of(process)
         if not orphans:
             return False
-        now_s, is_first = time.monotonic(), ended.name not in self._orphaned
-        if is_first:
+        now_s = time.monotonic()
+        if ended.name not in self._orphaned:
             pids = [each.pid for each in orphans]
             _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
-        if is_first or not all(map(liveness.is_tracker, orphans)):
-            self._orphaned[ended.name] = now_s
         liveness.send(process, signal.SIGKILL)
-        if now_s - self._orphaned[ended.name] > liveness.CLEANING_S:
+        if now_s - self._orphaned.setdefault(ended.name, now_s) > liveness.CLEANING_S:
             liveness.kill_trackers(process)
         return True
 
     async def forget(self, name: str) -> None:
-        """Remove the watcher of a process that has ended.
-
-        Raises:
-            ConflictError: circus is busy with a command; try again.
-        """
+        """Remove the watcher of a process that has ended."""
         with contextlib.suppress(KeyError):
-            self._watcher(name)
+            self._arbiter.get_watcher(name)
             try:
                 await self._arbiter.rm_watcher(name)
             except CircusConflictError as exc:
@@ -203,9 +180,6 @@ class Launcher:
         with contextlib.suppress(Exception):
             self._arbiter.stop_controller_and_close_sockets()
         self._context.destroy(linger=0)
-
-    def _watcher(self, name: str) -> Watcher:
-        return self._arbiter.get_watcher(name)
 
     def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
         self._ended.append(Ended(watcher.name, process_pid, exit_code))

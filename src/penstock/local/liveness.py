@@ -1,8 +1,7 @@
 """Is a recorded process still that process, and how is it ended: by pid together with its start.
 
-A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
-every process does that circus starts; it counts as ended only when the entire group is empty, because the
-children of an engine hold GPU memory after their leader is gone.
+A recorded process leads a group; it counts as ended only when the entire group is empty, because the children of an
+engine hold GPU memory after their leader is gone.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
     present = identify(leader.pid)
     if present is not None and present != leader:
         return []
-    if present is None and _boot_of(leader.started) != _boot_id():
+    if present is None and leader.started.partition("/")[0] != _boot_id():
         return []
     if present is not None and _group_id(leader.pid) != leader.pid:
         return [leader]
@@ -97,26 +96,18 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
     return [member for member in members if member is not None]
 
 
-def stopped_in_group(leader: ProcessId) -> ProcessId | None:
-    """Return a process of a group that a signal or a debugger has stopped, or None.
+def stopped_in_group(leader: ProcessId) -> str | None:
+    """Return the message that a signal or a debugger has stopped a process of a group; None: none is.
 
     A child may be stopped while its leader answers for it: vLLM's engine core and its API server are two processes.
     """
     for member in group_of(leader):
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(member.pid).status() in _STOPPED_STATES:
-                return member
+            process = psutil.Process(member.pid)
+            if process.status() in _STOPPED_STATES:
+                which = "it" if member == leader else f"its process {member.pid} ({process.name()})"
+                return f"{which} is stopped by a signal or a debugger"
     return None
-
-
-def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
-    """Return the message that a process of a group is stopped."""
-    if stopped.pid == leader.pid:
-        return "it is stopped by a signal or a debugger"
-    name = "of its group"
-    with contextlib.suppress(psutil.Error):
-        name = psutil.Process(stopped.pid).name()
-    return f"its process {stopped.pid} ({name}) is stopped by a signal or a debugger"
 
 
 def recorded(state: StateFile | None) -> list[ProcessId]:
@@ -150,10 +141,6 @@ def _running(is_meant: Callable[[psutil.Process], bool]) -> list[ProcessId]:
 def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
     """Return what still belongs to a statefile: recorded processes whose group is not empty, and marked ones.
 
-    Args:
-        state: Its content, or None when it is missing or unreadable; then only marks count.
-        statefile: Its path.
-
     Returns:
         Leaders of groups, a leader itself perhaps gone, and processes outside these groups.
     """
@@ -163,12 +150,7 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
 
 
 def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
-    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that.
-
-    Args:
-        processes: Each is signalled only while it, or the group that it led, is still there.
-        grace_s: How long SIGTERM may take, real seconds.
-    """
+    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that."""
     remaining = [process for process in processes if group_of(process)]
     steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
         (lambda process: send(process, signal.SIGTERM), grace_s),
@@ -220,33 +202,16 @@ def _start_of(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None if _BOOT_ID.exists() else _start_without_proc(pid)
+        return None
     fields = text[text.rindex(")") + 1 :].split()  # a command may hold spaces and brackets
     if fields[0] in _DEAD_STATES:
         return None
     return f"{_boot_id()}/{fields[_START_FIELD - _AFTER_COMMAND - 1]}"
 
 
-def _start_without_proc(pid: int) -> str | None:
-    """Return the start as other systems keep it: the kernel wrote it once, and setting a clock does not move it."""
-    try:
-        process = psutil.Process(pid)
-        is_dead = process.status() == psutil.STATUS_ZOMBIE
-        return None if is_dead else f"{_boot_id()}/{process.create_time()}"
-    except psutil.Error:
-        return None
-
-
 @functools.cache
 def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _boot_of(started: str) -> str:
-    return started.partition("/")[0]
+    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _group_id(pid: int) -> int | None:

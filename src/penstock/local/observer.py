@@ -11,7 +11,7 @@ from typing import Self
 from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
-from penstock.local.liveness import holds_port, identify, stopped_in_group, stopped_words
+from penstock.local.liveness import holds_port, identify, stopped_in_group
 from penstock.local.plan import QUIET_START_S, Fault, ObservedProcess
 from penstock.local.probes import Frontend, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
@@ -31,8 +31,6 @@ class ProcessObserver:
     nothing else. Used as an async context manager; leaving it cancels what is still being probed. A name
     that leaves the memory while its answer is on the way is left out.
     """
-
-    __slots__ = ("_due_s", "_group", "_observed", "_probes", "_probing", "_progress")
 
     def __init__(self, observed: dict[str, ObservedProcess]) -> None:
         self._observed = observed
@@ -176,10 +174,8 @@ def _stopped(known: ObservedProcess, entry: ProcessEntry) -> Fault | None:
     It does not go on by itself, so it gets no longer than Penstock's own processes, however patient an engine's limit.
     """
     leader = None if known.pid is None or known.healthy_s is None else identify(known.pid)
-    member = None if leader is None else stopped_in_group(leader)
-    if leader is None or member is None:
-        return None
-    return Fault(stopped_words(leader, member), min(entry.liveness_s, LIVENESS_S))
+    problem = None if leader is None else stopped_in_group(leader)
+    return None if problem is None else Fault(problem, min(entry.liveness_s, LIVENESS_S))
 
 
 def _is_own(known: ObservedProcess, entry: ProcessEntry) -> bool:

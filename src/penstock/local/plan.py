@@ -1,14 +1,14 @@
 """What the supervisor does next: a pure function of the statefile, the processes observed and the time.
 
-Level-triggered: every tick decides from the complete state, so a lost event costs one tick.
-All times here are real seconds of a monotonic clock, because processes live in real time; the
-manifest's simulated durations are divided by the speed and have a real floor.
+Level-triggered: a lost event costs one tick. Times are real seconds of a monotonic clock; the manifest's simulated
+durations are divided by the speed and have a real floor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from penstock.api import Role
 from penstock.core.local_state import EntryState
@@ -16,62 +16,30 @@ from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.runtimes import PLANNER_ROLE
 
 
-@dataclass(frozen=True)
+class Step(Enum):
+    """What may be done for an entry or with its process."""
+
+    START = "start a process"
+    MARK = "write the state, with the reason why a process that runs cannot serve, so that it gets no request"
+    RESTART_LATER = "write the reason, and start again at a time, after so many failures in a row"
+    ABANDON = "write failed, and free the GPUs"
+    BEGIN_DRAIN = "ask the router to send nothing new, and watch what is in flight"
+    TERMINATE = "send SIGTERM"
+    KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
+    RETIRE = "take out the entry, whose process has ended for good; the base entry becomes stopped"
+    FORGET = "drop what is remembered about a name that is no longer in the file"
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
-    """One step for the entry or process ``name``."""
+    """One step for the entry or process ``name``; ``state`` is MARK's, ``at_s`` and ``failures`` RESTART_LATER's."""
 
+    step: Step
     name: str
-
-
-class Start(Action):
-    """Start a process for the entry."""
-
-
-class BeginDrain(Action):
-    """Ask the router to send nothing new, and start watching what is in flight."""
-
-
-class Terminate(Action):
-    """Send SIGTERM."""
-
-
-class Retire(Action):
-    """The process has ended for good: take the entry out (the base entry becomes ``stopped``)."""
-
-
-class Forget(Action):
-    """Drop what is remembered about a name that is no longer in the file."""
-
-
-@dataclass(frozen=True)
-class ReasonedAction(Action):
-    """A step with its reason as text."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Mark(Action):
-    """Write ``ready``, or ``starting`` with the reason for a process that runs and cannot serve, so that it gets no request."""
-
-    state: EntryState
     reason: str | None = None
-
-
-class Abandon(ReasonedAction):
-    """Write ``failed`` and free the GPUs."""
-
-
-class Kill(ReasonedAction):
-    """Send SIGKILL to the process and its group; the reason becomes the cause of its exit."""
-
-
-@dataclass(frozen=True)
-class RestartLater(ReasonedAction):
-    """Write the reason and start again at ``at_s``, after so many failures in a row."""
-
-    at_s: float
-    failures: int
+    state: EntryState | None = None
+    at_s: float = 0.0
+    failures: int = 0
 
 
 GRACE_FLOOR_S = 5.0
@@ -103,11 +71,7 @@ def startup_s(entry: ProcessEntry, speed: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How a process ended.
-
-    Attributes:
-        reason: Exit code or signal, with the last lines of its log.
-    """
+    """How a process ended."""
 
     at_s: float
     reason: str
@@ -118,7 +82,6 @@ class Drain:
     """How far a drain has come.
 
     Attributes:
-        since_s: When the supervisor first saw the entry ``draining``.
         acknowledged: The router confirmed that it sends nothing new.
         router_away: Nothing listens at the router's address, so nothing can confirm, and nothing is sent.
         idle: The newest answer on whether anything is in flight; None before the first.
@@ -149,9 +112,7 @@ class ObservedProcess:
     Attributes:
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
-        fault: What the newest check found besides the health check, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
-        verdict: Why the supervisor itself killed it, or None.
     """
 
     pid: int | None = None
@@ -168,20 +129,14 @@ class ObservedProcess:
 
 
 def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float) -> tuple[Action, ...]:
-    """Return at most one action per name, in the file's order, strangers last.
-
-    Args:
-        state: The desired state, as just read.
-        observed: What is known of each name's process; a name never started may be absent.
-        now_s: Real monotonic seconds.
-    """
+    """Return at most one action per name, in the file's order, strangers last."""
     speed = state.arbiter.speed
     actions = [
         _next(name, entry, observed.get(name, ObservedProcess()), now_s, speed)
         for name, entry in state.entries.items()
     ]
     actions += [
-        Forget(name) if known.pid is None else _wind_up(name, known, now_s, GRACE_FLOOR_S)
+        Action(Step.FORGET, name) if known.pid is None else _wind_up(name, known, now_s, GRACE_FLOOR_S)
         for name, known in observed.items()
         if name not in state.entries
     ]
@@ -193,7 +148,7 @@ def _next(
 ) -> Action | None:
     match entry.state:
         case EntryState.REQUESTED if known.pid is None:
-            return Start(name)
+            return Action(Step.START, name)
         case EntryState.STARTING | EntryState.READY if known.pid is None:
             return _bring_back(name, known, now_s)
         case EntryState.STARTING | EntryState.READY:
@@ -209,7 +164,7 @@ def _bring_back(name: str, known: ObservedProcess, now_s: float) -> Action | Non
         return _after_exit(name, known, known.exited)
     if known.restart_at_s is not None and now_s < known.restart_at_s:
         return None
-    return Start(name)
+    return Action(Step.START, name)
 
 
 def _watch(
@@ -220,11 +175,15 @@ def _watch(
     if known.healthy_s is not None:
         return _watch_served(name, entry, known, now_s - known.healthy_s)
     if known.port_taken:
-        return Kill(name, f"its port {entry.port} is in use: another process answers there; stop that one")
+        return Action(
+            Step.KILL, name, f"its port {entry.port} is in use: another process answers there; stop that one"
+        )
     started_s = now_s if known.started_s is None else known.started_s
     allowed_s = startup_s(entry, speed)
     if now_s - started_s > allowed_s:
-        return Kill(name, f"did not answer its health check within {allowed_s:g} s (real) of its start")
+        return Action(
+            Step.KILL, name, f"did not answer its health check within {allowed_s:g} s (real) of its start"
+        )
     return None
 
 
@@ -234,12 +193,16 @@ def _watch_served(
     """Return what follows for a process that has served, by how long ago that was."""
     fault = known.fault
     if fault is not None and unhealthy_s > fault.allowed_s:
-        return Kill(name, fault.reason)
+        return Action(Step.KILL, name, fault.reason)
     if unhealthy_s > entry.liveness_s:
-        return Kill(name, f"answered no health check for {entry.liveness_s:g} s (real)")
+        return Action(Step.KILL, name, f"answered no health check for {entry.liveness_s:g} s (real)")
     if fault is not None:
-        return Mark(name, EntryState.STARTING, fault.reason) if entry.state is EntryState.READY else None
-    return Mark(name, EntryState.READY) if entry.state is EntryState.STARTING else None
+        return (
+            Action(Step.MARK, name, fault.reason, EntryState.STARTING)
+            if entry.state is EntryState.READY
+            else None
+        )
+    return Action(Step.MARK, name, state=EntryState.READY) if entry.state is EntryState.STARTING else None
 
 
 def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Action:
@@ -247,25 +210,27 @@ def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Actio
     is_stable = known.healthy_s is not None and ran_s >= STABLE_AFTER_S
     failures = 1 if is_stable else known.failures + 1
     if failures >= GIVE_UP_AFTER:
-        return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
+        return Action(
+            Step.ABANDON, name, f"gave up after {failures} failures in a row; the last: {exited.reason}"
+        )
     delay_s = min(FIRST_DELAY_S * 2 ** (failures - 1), MAX_DELAY_S)
-    return RestartLater(name, exited.reason, exited.at_s + delay_s, failures)
+    return Action(Step.RESTART_LATER, name, exited.reason, at_s=exited.at_s + delay_s, failures=failures)
 
 
 def _drain(
     name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
 ) -> Action | None:
     if known.pid is None:
-        return Retire(name)
+        return Action(Step.RETIRE, name)
     allowed_s = grace_s(entry, speed)
     if not entry.served or known.terminated_s is not None:
         return _wind_up(name, known, now_s, allowed_s)
     if known.drain is None:
-        return BeginDrain(name)
+        return Action(Step.BEGIN_DRAIN, name)
     waited_s = now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
     unwatched = known.drain.router_away and waited_s >= SETTLE_S
-    return Terminate(name) if is_idle or unwatched or waited_s >= allowed_s else None
+    return Action(Step.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
 
 
 def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) -> Action | None:
@@ -273,9 +238,9 @@ def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) 
     if known.pid is None or known.verdict is not None:
         return None
     if known.terminated_s is None:
-        return Terminate(name)
+        return Action(Step.TERMINATE, name)
     if now_s - known.terminated_s >= allowed_s:
-        return Kill(name, f"did not end within {allowed_s:g} s (real) of SIGTERM")
+        return Action(Step.KILL, name, f"did not end within {allowed_s:g} s (real) of SIGTERM")
     return None
 
 
@@ -286,12 +251,6 @@ def plan_stop(
 
     The planner goes first, so that nothing is scaled any more; then the router, which takes no new request
     and finishes its streams; the workers only when the router is gone, because its streams come from them.
-
-    Args:
-        state: For roles and grace periods; processes that are in `observed` only are stopped with the workers.
-        observed: What is known of each process.
-        now_s: Real monotonic seconds.
-        force: SIGTERM to all at once, and SIGKILL after the floor.
     """
     running = {name: known for name, known in observed.items() if known.pid is not None}
 

@@ -29,14 +29,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def choose_port(taken: Collection[int]) -> int:
-    """Return a free port of the worker range that is not among ``taken``.
-
-    Args:
-        taken: Ports promised to processes that may not listen yet.
-
-    Raises:
-        ClusterError: every port of the range is in use.
-    """
+    """Return a free port of the worker range that is not among ``taken``."""
     size = LAST_PORT - FIRST_PORT + 1
     start = os.getpid() * _STRIDE % size
     for offset in range(size):

@@ -27,11 +27,7 @@ _SCHEME: Final = "ipc://"
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and parents that are missing, for this user alone; check one that exists.
-
-    Raises:
-        ConfigError: another user owns it or may write in it, or it cannot be made.
-    """
+    """Make a folder, and parents that are missing, for this user alone; check one that exists."""
     try:
         for folder in reversed([path, *path.parents]):
             if not folder.exists():
@@ -44,15 +40,7 @@ def make_folder(path: Path) -> None:
 
 
 def check(path: Path, status: os.stat_result) -> None:
-    """Refuse a file or folder that this user does not own alone.
-
-    Args:
-        path: For the message.
-        status: Of the opened file, so that it cannot be replaced in between.
-
-    Raises:
-        ConfigError: another user owns it, or may write it.
-    """
+    """Refuse a file or folder that this user does not own alone."""
     user = os.geteuid()
     if status.st_uid != user:
         raise ConfigError(
@@ -68,12 +56,7 @@ def check(path: Path, status: os.stat_result) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a regular file that this user owns alone; follows no link.
-
-    Raises:
-        ConfigError: it is not such a file.
-        OSError: it cannot be opened.
-    """
+    """Return the content of a regular file that this user owns alone; follows no link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
         status = os.fstat(descriptor)
@@ -87,13 +70,6 @@ def make_endpoints(statefile: Path, pid: int) -> tuple[str, str]:
     """Make a folder that only this user may enter, and return circus' control and event endpoints in it.
 
     It lies beside the statefile, or in the folder for temporary files where that path would be too long.
-
-    Args:
-        statefile: Of the graph; its folder exists.
-        pid: Of the arbiter.
-
-    Raises:
-        ConfigError: neither path is short enough, or the folder cannot be made.
     """
     folder = statefile.with_name(f"{statefile.stem}.{pid}.run")
     try:

@@ -1,8 +1,7 @@
 """HTTP requests to the graph's own processes: is one healthy or idle, and what does the frontend report.
 
-That is Penstock's router, or a runtime's own frontend: it registers a class that follows `Frontend` as an entry point of
-group ``penstock.frontends``. Nothing here raises for a process that is away. Where it matters, "nothing listens there" is
-distinguished from "no answer in time": a router that is away sends no requests, one that is slow may still.
+The frontend is Penstock's router, or a runtime's own: a class that follows `Frontend`, registered as an entry point of
+group ``penstock.frontends``. Nothing here raises for a process that is away.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ class Traffic:
 
     Attributes:
         period_s: How long ago the count begins, at most a minute.
-        arrivals: Requests that came, rejected ones included.
         rejected: Requests that were refused or timed out in the queue, which may have come before.
         ttft_p50_s, ttft_p99_s: Of the streams that began; None without any.
     """
@@ -101,11 +99,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """What the router reports of itself and its workers.
-
-    Attributes:
-        lag_p99_s: How late the router runs, simulated seconds, or None.
-    """
+    """What the router reports of itself and its workers."""
 
     workers: dict[str, WorkerView]
     queue: RouterQueue | None
@@ -115,8 +109,6 @@ class RouterView:
 
 class Probes:
     """Asks over one shared pool of connections."""
-
-    __slots__ = ("_pool",)
 
     def __init__(self) -> None:
         self._pool = ConnectionPool()
@@ -159,12 +151,7 @@ class Probes:
         return None if samples is None else read_engine(samples)
 
     async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
-        """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown.
-
-        Args:
-            worker_url: Its base URL.
-            keeps_leases: KV in use counts too: without requests it is another worker's to read.
-        """
+        """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown."""
         names = (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE)
         samples = await self._samples(worker_url, names)
         if samples is None:
@@ -216,11 +203,7 @@ class Frontend(Protocol):
         ...
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
-        """Return what the frontend reports of workers.
-
-        Args:
-            entries: At least those that the caller wants to know of.
-        """
+        """Return what the frontend reports of workers."""
         ...
 
 

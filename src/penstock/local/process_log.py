@@ -58,11 +58,6 @@ def last_lines(path: Path, since: int = 0, lines: int = _REASON_LINES) -> str:
     """Return the last non-empty lines written after byte ``since``, joined by `` | ``; empty when there are none.
 
     An exception before them takes the place of the first: what other threads log afterwards says less.
-
-    Args:
-        path: The log.
-        since: Size of the log when the process was started, so that an earlier run's words are not quoted.
-        lines: Most lines to quote.
     """
     size = size_of(path)
     start = since if since <= size else 0

@@ -1,8 +1,4 @@
-"""Writes a small Llama with random weights, so that real engines can be tried without a download.
-
-The files are those of a Hugging Face model: configuration, weights in the safetensors format, byte-level BPE tokenizer
-and chat template. Equal arguments give equal files.
-"""
+"""Writes a small Llama with random weights in Hugging Face's files, so that real engines can be tried without a download."""
 
 from __future__ import annotations
 
@@ -62,11 +58,7 @@ class RandomModel:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a width that makes no whole number of heads.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Refuse a width that makes no whole number of heads."""
         if self.hidden_size % HEAD_SIZE:
             raise ConfigError(
                 f"--hidden-size: {self.hidden_size} is no multiple of {HEAD_SIZE}, the size of an attention head; "
@@ -75,19 +67,7 @@ class RandomModel:
 
 
 def write_model(folder: Path, model: RandomModel, *, replace: bool = False) -> tuple[Path, ...]:
-    """Write a model.
-
-    Args:
-        folder: Made if it is not there.
-        model: Its sizes.
-        replace: Replace another model in the folder.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ConfigError: `tokenizers` is not installed, the folder cannot be written, or it holds another model.
-    """
+    """Write a model."""
     contents = {
         "config.json": _json(_config(model)),
         "generation_config.json": _json({"eos_token_id": 0, "pad_token_id": 0}),

@@ -7,8 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.local.probes import Traffic
-from penstock.local.status import DecisionStatus, LocalGraphStatus, PoolStatus, ProcessStatus
+from penstock.local.status import DecisionStatus, LocalGraphStatus, ProcessStatus
 
 _STYLES = {
     "ready": "green",
@@ -28,12 +27,11 @@ _LATE_S = 1.0
 def render(status: LocalGraphStatus) -> RenderableType:
     """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
     parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
-    if status.traffic is not None:
-        parts.append(_traffic(status.traffic))
+    if (traffic := status.traffic) is not None:
+        style = "bold red" if traffic.rejected else ""
+        parts.append(Text(f"last {traffic.period_s:.0f} s: {traffic}", style=style))
     if status.decisions:
         parts.append(_decisions(status.decisions))
-    if status.held is not None:
-        parts.append(Text(str(status.held), style="dim"))
     return Group(*parts)
 
 
@@ -103,7 +101,9 @@ def _bar(fraction: float | None, width: int = 8) -> Text:
 def _summary(status: LocalGraphStatus) -> Text:
     text = Text()
     for pool in status.pools:
-        text.append(_pool(pool) + "   ")
+        extra = f" +{pool.draining} draining" if pool.draining else ""
+        failed = f" {pool.failed} failed" if pool.failed else ""
+        text.append(f"{pool.role} {pool.ready}/{pool.desired}{extra}{failed}   ")
     text.append(f"GPUs {status.gpus_used}/{status.gpu_budget}", style="bold")
     if status.queue is not None:
         text.append(f"   prefill queue {status.queue.requests}")
@@ -117,16 +117,6 @@ def _summary(status: LocalGraphStatus) -> Text:
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
     return text
-
-
-def _traffic(traffic: Traffic) -> Text:
-    return Text(f"last {traffic.period_s:.0f} s: {traffic}", style="bold red" if traffic.rejected else "")
-
-
-def _pool(pool: PoolStatus) -> str:
-    extra = f" +{pool.draining} draining" if pool.draining else ""
-    failed = f" {pool.failed} failed" if pool.failed else ""
-    return f"{pool.role} {pool.ready}/{pool.desired}{extra}{failed}"
 
 
 def _decisions(decisions: tuple[DecisionStatus, ...]) -> Table:

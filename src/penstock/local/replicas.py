@@ -6,31 +6,20 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from penstock.core.errors import ClusterError
 from penstock.core.local_state import EntryState
-from penstock.local.statefile import ProcessEntry, StateFile, base_name, free_name, retire
+from penstock.local.statefile import NO_PROCESS, ProcessEntry, StateFile, base_name, free_name, retire
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRefusal:
-    """No ids could be given; ``reason`` says how many are in use, the bound and the remedy."""
-
-    reason: str
+class GpuShortageError(ClusterError):
+    """No ids could be given; the message says how many are in use, the bound and the remedy."""
 
 
-def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...] | GpuRefusal:
-    """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...]:
+    """Choose ``needed`` free ids, neighbours if there are such, else the lowest; raises GpuShortageError.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
     Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
-
-    Args:
-        needed: GPUs of one replica, >= 0.
-        in_use: Ids held by any process that still exists, draining ones included.
-        gpus: GPUs of the host; ids are 0 to gpus - 1.
-        budget: Most ids in use at once, >= 0.
-
-    Returns:
-        Exactly ``needed`` ids, ascending, or the refusal with its reason.
     """
     if needed <= 0:
         return ()
@@ -38,13 +27,15 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
     used = len(set(in_use))
     if used + needed > ceiling:
         bound = f"maxGpuBudget {budget}" if budget <= gpus else f"the host's {gpus} GPUs (--gpus)"
-        return GpuRefusal(
+        raise GpuShortageError(
             f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
             "draining ones included; wait for a drain to end, or raise the bound"
         )
     free = sorted(set(range(gpus)) - set(in_use))
     if len(free) < needed:
-        return GpuRefusal(f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
+        raise GpuShortageError(
+            f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)"
+        )
     fitting = [run for run in _runs(free) if len(run) >= needed]
     chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
     return tuple(chosen[:needed])
@@ -66,11 +57,7 @@ WITHDRAWN = "withdrawn before it was ready"
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutcome:
-    """What one scaling step made of the file.
-
-    Attributes:
-        withdrawn: Names of replicas on their way out.
-    """
+    """What one scaling step made of the file."""
 
     state: StateFile
     added: tuple[str, ...] = ()
@@ -92,31 +79,14 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
     return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
 
 
-def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
-    """Add one ``requested`` entry with its own GPUs.
-
-    Returns:
-        The new file and the entry's name, or the allocator's refusal.
-    """
+def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str]:
+    """Add one ``requested`` entry with its own GPUs; raises GpuShortageError."""
     name = free_name(state, base.service)
     gpus = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
     )
-    if isinstance(gpus, GpuRefusal):
-        return gpus
-    entry = replace(
-        base,
-        state=EntryState.REQUESTED,
-        gpus=gpus,
-        url=None,
-        ports={},
-        pid=None,
-        started=None,
-        served=False,
-        restarts=0,
-        reason=None,
-        order=state.next_order(),
-    )
+    order = state.next_order()
+    entry = replace(base, state=EntryState.REQUESTED, gpus=gpus, restarts=0, order=order, **NO_PROCESS)
     return state.with_entry(name, entry), name
 
 
@@ -125,10 +95,6 @@ def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mappi
 
     One that does not serve yet goes first (requested before starting), then the one with the fewest
     tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
-
-    Args:
-        candidates: Replicas of one pool, at least one.
-        inflight_tokens: Tokens in flight by name, as the router counts them; absent means unknown.
     """
 
     def cost(name: str) -> tuple[int, float, int]:
@@ -152,23 +118,15 @@ def withdraw(state: StateFile, name: str) -> StateFile:
 
 
 def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
-    """Bring the pool of ``role`` to ``replicas``; asking twice changes nothing more.
-
-    Args:
-        state: The file, read under its lock.
-        role: prefill, decode or aggregated.
-        replicas: Wanted number, >= 0; draining and failed workers are not replicas.
-        inflight_tokens: See `choose_victim`.
-    """
+    """Bring the pool of ``role`` to ``replicas``, draining and failed ones not counted; twice changes nothing more."""
     base = template(state, role)
     added: list[str] = []
     withdrawn: list[str] = []
     while base is not None and len(replicas_of(state, role)) < replicas:
-        result = request_replica(state, base)
-        if isinstance(result, GpuRefusal):
-            refusal = f"{base.service}: {result.reason}"
-            return ScaleOutcome(state, tuple(added), tuple(withdrawn), refusal)
-        state, name = result
+        try:
+            state, name = request_replica(state, base)
+        except GpuShortageError as exc:
+            return ScaleOutcome(state, tuple(added), refusal=f"{base.service}: {exc}")
         added.append(name)
     while len(current := replicas_of(state, role)) > replicas:
         victim = choose_victim(current, inflight_tokens)

@@ -14,6 +14,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from penstock.api import WORKER_ROLES
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
+from penstock.core.validation import findings
 from penstock.core.worker_metrics import STALL_REAL_S
 from penstock.runtimes import LIVENESS_S, PORT
 
@@ -29,19 +30,11 @@ class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
-        gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
         budget: Most GPUs that workers may hold at once, <= gpus.
-        pid: Process id; 0 until the arbiter has written itself.
         started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
-        endpoint: circus' controller (zmq), a Unix socket that only its owner reaches.
-        pubsub_endpoint: circus' event publisher (zmq), likewise.
-        graph: Path of the manifest.
-        model: Name under which the model is served.
-        speed: Time scale: simulated seconds per real second.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
-        restarts: How often the arbiter was started again after it was killed.
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
     """
 
@@ -70,17 +63,11 @@ class ProcessEntry:
     """One process: the desired state, and what the supervisor has observed of it.
 
     Attributes:
-        service: The graph's service that it is a replica of; ``planner`` for the planner.
-        role: router, prefill, decode, aggregated or planner.
         cmd: Arguments with placeholders such as ``{port}``.
         env: Variables on top of the arbiter's own, with placeholders.
-        url: Address, or None for a process that does not listen.
         placeholders: Names of the ports that ``cmd`` and ``env`` want filled in.
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
-        started: When that process started (`liveness.ProcessId`).
-        gpus: Exclusive GPU ids.
-        gpus_per_replica: How many GPU ids a replica of this service needs.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
@@ -158,6 +145,14 @@ class StateFile:
         return 1 + max((entry.order for entry in self.entries.values()), default=0)
 
 
+NO_PROCESS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("pid", "started", "url", "reason")),
+    "ports": {},
+    "served": False,
+}
+"""Fields of an entry whose process is not started yet, or has ended for good."""
+
+
 def base_name(namespace: str, service: str) -> str:
     """Return the name of a service's first replica, which stays in the file for its command."""
     return f"{namespace}_{service}"
@@ -190,17 +185,7 @@ def retire(state: StateFile, name: str) -> StateFile:
     """
     if not is_base(state, name):
         return state.without(name)
-    return state.change(
-        name,
-        state=EntryState.STOPPED,
-        gpus=(),
-        pid=None,
-        started=None,
-        url=None,
-        ports={},
-        served=False,
-        reason=None,
-    )
+    return state.change(name, state=EntryState.STOPPED, gpus=(), **NO_PROCESS)
 
 
 _T = TypeVar("_T")
@@ -224,11 +209,7 @@ def to_json(state: StateFile) -> dict[str, Any]:
 
 
 def from_json(data: object, *, source: str) -> StateFile:
-    """Read the file; unknown keys are ignored and missing ones get their defaults.
-
-    Raises:
-        ConfigError: the file is not a statefile; the message says what is wrong and how to go on.
-    """
+    """Read the file; unknown keys are ignored and missing ones get their defaults."""
     if not isinstance(data, dict) or not isinstance(data.get(ARBITER_KEY), dict):
         raise ConfigError(
             f"{source}: not a statefile: key {ARBITER_KEY!r} is missing; delete the file and run `penstock up`"
@@ -254,7 +235,4 @@ def _validated(adapter: TypeAdapter[_T], fields: Mapping[str, Any], place: str) 
     try:
         return adapter.validate_python(fields)
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        what = "missing" if first["type"] == "missing" else f"{first['input']!r}: {first['msg']}"
-        raise ConfigError(f"{place}.{key}: {what}; {_REMEDY}") from exc
+        raise ConfigError(f"{place}.{findings(exc, root='', most=1, with_values=True)}; {_REMEDY}") from exc

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
+from pydantic import TypeAdapter
 
 from penstock.core.errors import NotFoundError
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
@@ -24,8 +27,6 @@ from penstock.runtimes import PLANNER_ROLE
 
 class LineFollower:
     """Returns each line once; a torn last line is returned when it is complete."""
-
-    __slots__ = ("_first_read_bytes", "_offset", "_path")
 
     def __init__(self, path: Path, *, first_read_bytes: int | None = None) -> None:
         """Name the file, which may come later.
@@ -69,11 +70,7 @@ _PULL: Final = b'{"type":"pull"'
 
 @dataclass(frozen=True, slots=True)
 class DecisionStatus:
-    """One role's part of a recorded decision.
-
-    Attributes:
-        at_s: Simulated seconds since the planner's first start.
-    """
+    """One role's part of a recorded decision."""
 
     id: str
     at_s: float
@@ -84,98 +81,42 @@ class DecisionStatus:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeldDecisions:
-    """Decisions since the newest change that changed nothing."""
-
-    count: int
-    at_s: float
-    sentences: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return it in words."""
-        sentences = "; ".join(self.sentences)
-        return (
-            f"decisions since without a change: {self.count:,}, the newest at {self.at_s:,.0f} s: {sentences}"
-        )
+_DECISION: Final = TypeAdapter(DecisionStatus)
 
 
 class LedgerTail:
-    """Follows a planner's ledger without its lock.
-
-    Attributes:
-        held: What followed the newest decision shown; None: nothing.
-    """
-
-    __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged", "held")
+    """Follows a planner's ledger without its lock."""
 
     def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
-        """Name the planner's folder.
-
-        Args:
-            folder: None while there is no planner.
-            with_unchanged: Keep decisions that changed nothing, too.
-        """
-        self._lines = (
-            None
-            if folder is None
-            else LineFollower(Path(folder) / FILE_NAME, first_read_bytes=_FIRST_READ_BYTES)
-        )
+        """Name the planner's folder."""
+        path = Path(os.devnull) if folder is None else Path(folder) / FILE_NAME
+        self._lines = LineFollower(path, first_read_bytes=_FIRST_READ_BYTES)
         self._with_unchanged = with_unchanged
-        self._origin_s: float | None = None
+        self._origin_s = 0.0
         self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
-        self.held: HeldDecisions | None = None
 
     def newest(self) -> tuple[DecisionStatus, ...]:
         """Return the newest decisions, oldest first; none while there is no ledger."""
-        for line in () if self._lines is None else self._lines.new_lines():
-            if line.startswith(_PULL):
-                continue
-            try:
-                record = printable(orjson.loads(line))
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self._take(record)
+        for line in self._lines.new_lines():
+            if not line.startswith(_PULL):
+                with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
+                    self._take(printable(orjson.loads(line)))
         return tuple(self._decisions)
 
-    def _take(self, record: dict[str, Any]) -> None:
-        if isinstance(record.get("origin_s"), int | float):
-            self._origin_s = float(record["origin_s"])
-        decision = record.get("decision")
-        if record.get("type") != "decision" or not isinstance(decision, dict):
+    def _take(self, record: Any) -> None:
+        self._origin_s = record.get("origin_s") or self._origin_s
+        if record.get("type") != "decision":
             return
-        at_s = float(record.get("at_s", 0.0)) - (self._origin_s or 0.0)
-        roles = [_status(role, str(decision.get("id", "")), at_s) for role in decision.get("roles", ())]
-        shown = [each for each in roles if self._with_unchanged or each.current != each.desired]
-        self._decisions.extend(shown)
-        if shown:
-            self.held = None
-        else:
-            before = 0 if self.held is None else self.held.count
-            counted = int(record.get("held", 0))
-            self.held = HeldDecisions(before + counted + 1, at_s, tuple(each.sentence for each in roles))
-
-
-def _status(role: Mapping[str, Any], decision_id: str, at_s: float) -> DecisionStatus:
-    return DecisionStatus(
-        id=decision_id,
-        at_s=at_s,
-        role=str(role.get("role", "")),
-        current=int(role.get("current", 0)),
-        desired=int(role.get("desired", 0)),
-        reason=str(role.get("reason", "")),
-        sentence=str(role.get("sentence", "")),
-    )
+        decision, at_s = record["decision"], record["at_s"] - self._origin_s
+        for role in decision["roles"]:
+            each = _DECISION.validate_python({**role, "id": decision["id"], "at_s": at_s})
+            if self._with_unchanged or each.current != each.desired:
+                self._decisions.append(each)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process.
-
-    Attributes:
-        state: As the supervisor has it, or as the router sees it when that is worse.
-    """
+    """One process."""
 
     name: str
     role: str
@@ -208,7 +149,6 @@ class PlannerView:
     Attributes:
         phase: observing, adjusting or target_unavailable.
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
-        lag_p99_s: How late its ticks start, simulated seconds, or None.
     """
 
     phase: str
@@ -221,13 +161,8 @@ class LocalGraphStatus:
     """One graph at one moment.
 
     Attributes:
-        planner_log_dir: For ``tensorboard --logdir``; None without a planner.
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
-        planner: None while there is none, or it has not written of itself.
-        lag_p99_s: How late each process that says so runs, simulated seconds, by name.
-        decisions: Those that changed replicas, or all if requested; the newest last.
-        held: What the planner has decided since without a change; None: nothing.
     """
 
     namespace: str
@@ -247,7 +182,6 @@ class LocalGraphStatus:
     planner: PlannerView | None
     lag_p99_s: Mapping[str, float]
     decisions: tuple[DecisionStatus, ...]
-    held: HeldDecisions | None
 
 
 def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
@@ -272,11 +206,7 @@ class StatusReader:
     """Reads the status of one namespace again and again over kept connections."""
 
     def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
-        """Read ``namespace`` of the configured state folder.
-
-        Raises:
-            ConfigError: the namespace cannot be a file name.
-        """
+        """Read ``namespace`` of the configured state folder."""
         self._store = StateStore.of(namespace)
         self._probes = Probes()
         self._with_unchanged = with_unchanged
@@ -289,12 +219,7 @@ class StatusReader:
         await self._probes.close()
 
     async def read(self) -> LocalGraphStatus:
-        """Return the graph as it is now.
-
-        Raises:
-            NotFoundError: there is no such graph.
-            ConfigError: its statefile cannot be read.
-        """
+        """Return the graph as it is now."""
         state = self._store.read()
         if state is None:
             name = self._store.path.stem
@@ -310,7 +235,6 @@ class StatusReader:
             router=None if isinstance(view, NoAnswer) else view,
             planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
             decisions=self._ledger.newest(),
-            held=self._ledger.held,
         )
 
 
@@ -321,7 +245,6 @@ def summarise(
     router: RouterView | None,
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
-    held: HeldDecisions | None = None,
 ) -> LocalGraphStatus:
     """Combine the readings; pure."""
     arbiter = state.arbiter
@@ -352,7 +275,6 @@ def summarise(
         planner=planner,
         lag_p99_s=lags,
         decisions=decisions,
-        held=held,
     )
 
 

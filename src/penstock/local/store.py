@@ -1,7 +1,6 @@
 """The statefile on disk: where it lies, its lock, and its atomic replacement.
 
-Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
-take none, because the file is replaced in one step and is never half written.
+Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers take none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
@@ -54,19 +53,13 @@ class UnwritableError(ConfigError):
 class StateStore:
     """One namespace's statefile."""
 
-    __slots__ = ("lock_path", "path")
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock_path = path.with_name(path.name + ".lock")
 
     @classmethod
     def of(cls, namespace: str) -> StateStore:
-        """Return the store of ``namespace`` in the configured folder.
-
-        Raises:
-            ConfigError: the namespace is not a DNS label, so it cannot be a file name.
-        """
+        """Return the store of ``namespace`` in the configured folder."""
         if _NAMESPACE.fullmatch(namespace) is None:
             raise ConfigError(
                 f"--namespace: {namespace!r} must be 1 to 63 lower-case letters, digits or dashes, "
@@ -75,11 +68,7 @@ class StateStore:
         return cls(state_dir() / f"{namespace}.json")
 
     def read(self) -> StateFile | None:
-        """Return the file's content, or None when there is none.
-
-        Raises:
-            ConfigError: it cannot be read as a statefile.
-        """
+        """Return the file's content, or None when there is none."""
         self.check_folder()
         try:
             content = private.read(self.path)
@@ -98,26 +87,15 @@ class StateStore:
         return from_json(data, source=str(self.path))
 
     def check_folder(self) -> None:
-        """Refuse a state folder that another user owns or may write in; one that is not there is fine.
-
-        Raises:
-            ConfigError: it is such a folder.
-        """
+        """Refuse a state folder that another user owns or may write in; one that is not there is fine."""
         with contextlib.suppress(FileNotFoundError):
             private.check(self.path.parent, self.path.parent.stat())
 
     def update(self, change: Callable[[StateFile], tuple[StateFile, _T]]) -> _T:
-        """Apply ``change`` to the current file under the lock, write the result, return the rest.
+        """Apply ``change`` to the current file under the lock, write the result if it differs, return the rest.
 
-        Args:
-            change: Pure; gets the file, returns the new file and a result for the caller.
-                An unchanged file is not written.
-
-        Raises:
-            NotFoundError: there is no file.
-            ConflictError: another process held the lock for too long.
-            UnwritableError: the result cannot be written; ``change`` was called.
-            ConfigError: the file cannot be read.
+        Raises NotFoundError without a file, UnwritableError where the result cannot be written, ConflictError where
+        another process held the lock for too long.
         """
         with self.locked():
             state = self.read()
@@ -129,22 +107,12 @@ class StateStore:
             return answer
 
     def write(self, state: StateFile) -> None:
-        """Replace the file atomically, under the lock.
-
-        Raises:
-            UnwritableError: the folder cannot be written.
-            ConflictError: another process held the lock for too long.
-        """
+        """Replace the file atomically, under the lock."""
         with self.locked():
             self._replace(state)
 
     def claim(self, state: StateFile) -> None:
-        """Write the file as its new owner, over a stale one at most.
-
-        Raises:
-            ConfigError: the arbiter of the present file runs.
-            ConflictError: another process held the lock for too long.
-        """
+        """Write the file as its new owner, over a stale one at most."""
         with self.locked():
             self.refuse_running()
             shutil.rmtree(self.discovery_folder, ignore_errors=True)
@@ -182,11 +150,7 @@ class StateStore:
         return []
 
     def refuse_running(self) -> None:
-        """Refuse to go on over a graph that runs.
-
-        Raises:
-            ConfigError: the arbiter of the present file runs, or the folder is not this user's alone.
-        """
+        """Refuse to go on over a graph that runs."""
         self.check_folder()
         state = self.running()
         for unrecorded in self.unrecorded_arbiters() if state is None else ():
@@ -218,59 +182,37 @@ class StateStore:
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds.
-
-        Raises:
-            ConflictError: the wait was too long.
-            ConfigError: the lock file cannot be made.
-        """
+        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds."""
+        private.make_folder(self.path.parent)
         deadline = time.monotonic() + timeout_s
         while True:
-            descriptor = self._open_lock()
-            try:
-                self._acquire(descriptor, deadline)
-                if self._is_current(descriptor):
+            with self._open_lock() as file:
+                private.check(self.lock_path, os.fstat(file.fileno()))
+                if self._takes(file):
                     yield
                     return
-            finally:
-                os.close(descriptor)
+            if time.monotonic() > deadline:
+                raise ConflictError(
+                    f"{self.lock_path}: held by another process for more than {timeout_s:g} s; try again"
+                )
+            time.sleep(0.002)
 
-    def _open_lock(self) -> int:
-        private.make_folder(self.path.parent)
+    def _open_lock(self) -> BinaryIO:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.lock_path, flags, 0o600)
+            return open(os.open(self.lock_path, flags, 0o600), "r+b", buffering=0)  # noqa: PTH123 - a descriptor
         except OSError as exc:
             raise ConfigError(
                 f"{self.lock_path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} to a writable folder"
             ) from exc
-        try:
-            private.check(self.lock_path, os.fstat(descriptor))
-        except ConfigError:
-            os.close(descriptor)
-            raise
-        return descriptor
 
-    def _acquire(self, descriptor: int, deadline: float) -> None:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConflictError(
-                        f"{self.lock_path}: held by another process for more than {LOCK_TIMEOUT_S:g} s; try again"
-                    ) from None
-                time.sleep(0.002)
-            else:
-                return
-
-    def _is_current(self, descriptor: int) -> bool:
-        """Return whether the locked file is still the one at the path; `remove` deletes it under the lock."""
+    def _takes(self, file: BinaryIO) -> bool:
+        """Return whether the lock is free, and the file still the one at the path: `remove` deletes it under the lock."""
         try:
-            at_path = self.lock_path.stat()
-        except FileNotFoundError:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(self.lock_path.stat(), os.fstat(file.fileno()))
+        except (BlockingIOError, FileNotFoundError):
             return False
-        return os.path.samestat(at_path, os.fstat(descriptor))
 
     def _replace(self, state: StateFile) -> None:
         text = json.dumps(to_json(state), indent=2) + "\n"

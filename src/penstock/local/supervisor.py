@@ -21,23 +21,7 @@ from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
 from penstock.local.liveness import ProcessId
 from penstock.local.observer import ProcessObserver
-from penstock.local.plan import (
-    Abandon,
-    Action,
-    BeginDrain,
-    Drain,
-    Forget,
-    Kill,
-    Mark,
-    ObservedProcess,
-    ProcessExit,
-    RestartLater,
-    Retire,
-    Start,
-    Terminate,
-    plan,
-    plan_stop,
-)
+from penstock.local.plan import Action, Drain, ObservedProcess, ProcessExit, Step, plan, plan_stop
 from penstock.local.statefile import ProcessEntry, StateFile, retire
 from penstock.local.store import StateStore, UnwritableError
 from penstock.runtimes import PORT
@@ -52,8 +36,6 @@ class Record:
     Every method raises ConflictError when the file's lock is held for too long; the caller tries again at its
     next tick.
     """
-
-    __slots__ = ("_pending", "state", "store")
 
     def __init__(self, store: StateStore, state: StateFile) -> None:
         """Begin with the state just written."""
@@ -84,11 +66,7 @@ class Record:
         self._edit(lambda state: replace(state, arbiter=replace(state.arbiter, stopping=True)))
 
     def claim_start(self, name: str) -> ProcessEntry | None:
-        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since.
-
-        Raises:
-            ClusterError: no port is free.
-        """
+        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since."""
         entries = self.state.entries
         if name in entries:
             ports = ports_for(entries[name], entries.values())
@@ -110,7 +88,7 @@ class Record:
 
         self._edit(edit)
 
-    def restarting(self, name: str, reason: str) -> None:
+    def restarting(self, name: str, reason: str | None) -> None:
         """Write that the process died and comes back."""
         entry = self.state.entries.get(name)
         restarts = 0 if entry is None else entry.restarts + 1
@@ -169,13 +147,7 @@ class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
     def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
-        """Take charge of a statefile that has just been written.
-
-        Args:
-            store: The file.
-            launcher: Starts and signals processes.
-            state: What was written.
-        """
+        """Take charge of a statefile that has just been written."""
         self._record = Record(store, state)
         self._launcher = launcher
         self._observed: dict[str, ObservedProcess] = {}
@@ -279,40 +251,40 @@ class Supervisor:
         return f"{how}: {words}" if words else how
 
     async def _act(self, action: Action, now_s: float) -> None:
-        name = action.name
-        match action:
-            case Start():
+        name, reason = action.name, action.reason
+        match action.step:
+            case Step.START:
                 await self._start(name, now_s)
-            case Mark(state=state, reason=reason):
-                served = {"served": True} if state is EntryState.READY else {}
-                self._record.change(name, state=state, reason=reason, **served)
-                _log.info("marked", name=name, state=state.value, reason=reason)
-            case RestartLater():
-                self._record.restarting(name, action.reason)
+            case Step.MARK:
+                served = {"served": True} if action.state is EntryState.READY else {}
+                self._record.change(name, state=action.state, reason=reason, **served)
+                _log.info("marked", name=name, state=str(action.state), reason=reason)
+            case Step.RESTART_LATER:
+                self._record.restarting(name, reason)
                 self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
-                _log.warning("restart scheduled", name=name, failures=action.failures, reason=action.reason)
-            case Abandon():
+                _log.warning("restart scheduled", name=name, failures=action.failures, reason=reason)
+            case Step.ABANDON:
                 self._record.change(
-                    name, state=EntryState.FAILED, gpus=(), pid=None, started=None, reason=action.reason
+                    name, state=EntryState.FAILED, gpus=(), pid=None, started=None, reason=reason
                 )
                 self._drop(name)
-                _log.error("gave up", name=name, reason=action.reason)
-            case BeginDrain():
+                _log.error("gave up", name=name, reason=reason)
+            case Step.BEGIN_DRAIN:
                 _log.info("draining", name=name)
                 self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
-            case Terminate():
+            case Step.TERMINATE:
                 _log.info("terminating", name=name)
                 self._launcher.send(name, signal.SIGTERM)
                 self._observed[name] = replace(self._observed[name], terminated_s=now_s)
-            case Kill():
-                _log.warning("killing", name=name, reason=action.reason)
+            case Step.KILL:
+                _log.warning("killing", name=name, reason=reason)
                 self._launcher.send(name, signal.SIGKILL)
-                self._observed[name] = replace(self._observed[name], verdict=action.reason)
-            case Retire():
+                self._observed[name] = replace(self._observed[name], verdict=reason)
+            case Step.RETIRE:
                 self._record.retired(name)
                 self._drop(name)
                 _log.info("replica removed", name=name)
-            case Forget():
+            case Step.FORGET:
                 self._drop(name)
 
     async def _start(self, name: str, now_s: float) -> None:

@@ -75,11 +75,7 @@ class LocalTarget:
         await self._probes.close()
 
     async def observe(self) -> TargetState:
-        """Return the pools as the statefile has them.
-
-        Raises:
-            ClusterError: there is no statefile, or it cannot be read.
-        """
+        """Return the pools as the statefile has them."""
         return target_state(self._read())
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
@@ -88,16 +84,6 @@ class LocalTarget:
         Added replicas get exclusive GPUs inside the budget, which existing workers count against until
         their process has ended. Of replicas to go, one that does not serve yet goes first, then the one with
         the fewest tokens in flight.
-
-        Args:
-            role: A role that `observe` listed.
-            replicas: Wanted ready + starting replicas, >= 0.
-            decision_id: Written to the log with the change.
-
-        Raises:
-            ConflictError: the statefile's lock is held by another process.
-            ClusterError: no such pool, the graph is being stopped, or no GPUs are left; what could be
-                granted is.
         """
         if replicas < 0:
             raise ClusterError(f"{role}: {replicas} desired replicas; must be 0 or more")

@@ -45,13 +45,7 @@ _WITHDRAW_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class StartedGraph:
-    """A graph that serves.
-
-    Attributes:
-        ready_s: How long it took, real seconds.
-        recovered: What a killed arbiter had left and was cleaned up, as text.
-        arbiter: The background process, a child of this one.
-    """
+    """A graph that serves."""
 
     state: StateFile
     statefile: Path
@@ -65,15 +59,7 @@ Progress = Callable[[StateFile, str], None]
 
 
 def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
-    """Check everything that can be checked before a process is started.
-
-    Returns:
-        The namespace's store and the first content of its statefile.
-
-    Raises:
-        InvalidSpecError: the manifest has problems, or needs an optional package that is not installed.
-        ConfigError: an option is out of bounds, the namespace is taken, or the GPUs do not suffice.
-    """
+    """Check everything that can be checked before a process is started."""
     graph = _planned_as(load_graph(file), options.planner)
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
@@ -144,18 +130,7 @@ def _context(
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
-    """Start a graph and return when it serves.
-
-    Args:
-        file: The manifest.
-        options: The options of the command line.
-        progress: Receives the progress every tenth of a second.
-
-    Raises:
-        InvalidSpecError: the manifest has problems.
-        ConfigError: nothing was started; the message says what to change.
-        ClusterError: it was started and did not come to serve; everything was stopped again.
-    """
+    """Start a graph and return when it serves."""
     store, state = prepare(file, options)
     recovered = recover(store)
     if not is_free(options.port):
@@ -165,9 +140,8 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:
-        await _wait_claimed(store, state, arbiter)
         timeout_s = ready_timeout_s(state) if options.timeout_s is None else options.timeout_s
-        running = await _wait_ready(store, state, timeout_s, progress)
+        running = await _wait_ready(store, state, arbiter, timeout_s, progress)
     except BaseException:
         await asyncio.shield(_roll_back(store, state, arbiter))
         raise
@@ -220,45 +194,42 @@ async def _roll_back(store: StateStore, requested: StateFile, arbiter: subproces
         await asyncio.to_thread(recover, store)
 
 
-async def _wait_claimed(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _ARBITER_START_S
-    log_dir = requested.arbiter.log_dir
-    while True:
-        state = store.read_quietly()
-        if state is not None and state.arbiter.run_id == requested.arbiter.run_id:
-            return
-        if arbiter.poll() is not None or time.monotonic() > deadline:
-            words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
-            raise ClusterError(f"the arbiter did not start: {words or 'it said nothing'}; log: {log_dir}")
-        await asyncio.sleep(_POLL_S)
-
-
 async def _wait_ready(
-    store: StateStore, requested: StateFile, timeout_s: float, progress: Progress
+    store: StateStore,
+    requested: StateFile,
+    arbiter: subprocess.Popen[bytes],
+    timeout_s: float,
+    progress: Progress,
 ) -> StateFile:
     """Wait until the router of this very start serves; an arbiter that was killed is given time to come back."""
     probes = Probes()
-    deadline = time.monotonic() + timeout_s
-    alive_s = time.monotonic()
+    began_s = alive_s = time.monotonic()
+    log_dir = requested.arbiter.log_dir
     try:
         while True:
-            state = store.read_quietly()
-            now_s = time.monotonic()
+            state, now_s = store.read_quietly(), time.monotonic()
             is_ours = state is not None and state.arbiter.run_id == requested.arbiter.run_id
             if is_ours and state is not None and liveness.arbiter_is_alive(state):
                 alive_s = now_s
-            if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
-                raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
+            elif (arbiter.poll() is not None and not is_ours) or now_s - alive_s > _ARBITER_START_S:
+                words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
+                raise ClusterError(
+                    f"the arbiter did not start, or has ended: {words or 'it said nothing'}; log: {log_dir}"
+                )
+            if state is None or not is_ours:
+                await asyncio.sleep(_POLL_S)
+                continue
             _raise_if_hopeless(state)
             ready, words = await frontend_of(state, probes).readiness(state.entries)
             progress(state, words)
             if ready and _serves(state):
                 return state
-            if time.monotonic() > deadline:
+            if time.monotonic() - began_s > timeout_s:
+                reasons = [f"{name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason]
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; everything was stopped. Where "
+                    f"not ready within {timeout_s:g} s (real): {'; '.join([words, *reasons])}; everything was stopped. Where "
                     f"it only loads, wait longer: --timeout {2 * timeout_s:g}, or a larger startupTimeoutSeconds of its "
-                    f"service; logs: {state.arbiter.log_dir}"
+                    f"service; logs: {log_dir}"
                 )
             await asyncio.sleep(_POLL_S)
     finally:
@@ -275,10 +246,6 @@ def _serves(state: StateFile) -> bool:
     return Role.ROUTER in ready and all(
         entry.role in ready for entry in entries if entry.state not in EMPTY_STATES
     )
-
-
-def _failures(state: StateFile) -> str:
-    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 
 def _raise_if_hopeless(state: StateFile) -> None:

@@ -1,8 +1,7 @@
-"""Waits for the arbiter's end and becomes its successor when that was not orderly.
+"""Becomes the arbiter's successor unless that ends orderly: ``python -I -S watchdog_child.py PROGRAM ARG…``.
 
-Run as a plain script, ``python -I -S watchdog_child.py PROGRAM ARG…``, by `arbiter`. Its stdin is a pipe whose other
-end only the arbiter holds: a word on it means that the arbiter ends by itself, its closing without a word that
-the arbiter was killed. Imports nothing of Penstock, so that it is small and starts at once.
+Its stdin is a pipe whose other end only the arbiter holds: a word on it means that the arbiter ends by itself, its closing
+without one that the arbiter was killed. Imports nothing of Penstock, so that it is small and starts at once.
 """
 
 import os

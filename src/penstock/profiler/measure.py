@@ -16,10 +16,11 @@ from itertools import accumulate
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError, UpstreamError
 from penstock.core.http.client import ConnectionPool
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.performance.sweep import DecodePoint, PrefillPoint
 from penstock.profiler.points import OUTPUT_TOKENS
 from penstock.workload.exchange import NO_TOKENS, RequestSender, SendSettings
-from penstock.workload.prompts import BYTES_PER_TOKEN, unique_text
+from penstock.workload.prompts import unique_text
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.traces import TraceRequest
 

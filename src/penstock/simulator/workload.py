@@ -101,8 +101,8 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
     populations = []
     for copy in range(spec.copies):
         name, how, requests = _draw(spec, rng)
-        selected = select(requests, chosen)
-        populations.append(_apart(selected.requests, copy))
+        selected, truncated, dropped = select(requests, chosen)
+        populations.append(_apart(selected, copy))
     kept: Sequence[TraceRequest] = [request for population in populations for request in population]
     if spec.copies > 1:
         kept = sorted(kept, key=lambda request: (request.arrival_s, request.line))
@@ -113,7 +113,7 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
     warmup = spec.warmup * spec.copies
     if warmup >= len(kept):
         raise ConfigError(f"--warmup: {warmup} leaves nothing of {len(kept)} requests")
-    truncated, dropped = selected.truncated * spec.copies, selected.dropped * spec.copies
+    truncated, dropped = truncated * spec.copies, dropped * spec.copies
     return Workload(name, tuple(kept), warmup, mean_rate(kept), truncated, dropped, how)
 
 

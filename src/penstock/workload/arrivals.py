@@ -1,8 +1,4 @@
-"""Shapes a trace: spreads Mooncake's three-second batches, selects requests, sets the mean rate and draws tiers.
-
-Pure: the random generator is an argument. Called by the command line before a replay; every choice is
-recorded in the results.
-"""
+"""Shapes a trace: spreads batches, selects requests, sets the mean rate and draws tiers. Pure."""
 
 from __future__ import annotations
 
@@ -47,13 +43,6 @@ def spread(
     """Return the requests with each batch spread over its interval, in order of arrival.
 
     A batch is a run of rows with one and the same time; a row alone keeps its time under EVEN and NONE.
-
-    Args:
-        requests: Arrivals never decrease.
-        how: See `Spread`.
-        rng: Drawn from by POISSON only.
-        interval_s: Length of a batch's interval in seconds, > 0; it ends early where the next batch
-            begins, so that batches never mix.
     """
     if how is Spread.NONE:
         return list(requests)
@@ -144,17 +133,10 @@ class Selection:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The requests to replay, and how many the length limit touched."""
-
-    requests: tuple[TraceRequest, ...]
-    truncated: int
-    dropped: int
-
-
-def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0) -> Selected:
-    """Return the ``requests`` that ``chosen`` selects, in order, with arrivals counted from the window."""
+def select(
+    requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0
+) -> tuple[list[TraceRequest], int, int]:
+    """Return what ``chosen`` selects, in order, arrivals counted from the window; how many prompts were cut, and left out."""
     end_s = math.inf if chosen.duration_s is None else chosen.start_s + chosen.duration_s
     window = [request for request in requests if chosen.start_s <= request.arrival_s < end_s]
     sampled = [request for request in window if _is_sampled(request.line, chosen.sample, seed)]
@@ -166,8 +148,8 @@ def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0
             f" --max-input-tokens {chosen.max_input_tokens}: no request is left"
             f" ({len(window)} in the window, {len(sampled)} sampled; the trace ends at {last_s:.0f} s)"
         )
-    moved = tuple(replace(request, arrival_s=request.arrival_s - chosen.start_s) for request in kept)
-    return Selected(moved, truncated, dropped)
+    moved = [replace(request, arrival_s=request.arrival_s - chosen.start_s) for request in kept]
+    return moved, truncated, dropped
 
 
 def _is_sampled(line: int, share: float, seed: int) -> bool:

@@ -1,8 +1,4 @@
-"""Sends one request and measures its stream; `replay` starts one of these per arrival.
-
-A request is one task that sleeps until its stream ends: the tokens come through a callback, because a
-task switch per token would cost more than reading it.
-"""
+"""Sends one request and measures its stream, by callbacks: a task switch per token would cost more than reading it."""
 
 from __future__ import annotations
 
@@ -43,11 +39,8 @@ class ClientStreamMeter:
     in one event, and then the gaps are gaps between such events.
 
     Attributes:
-        first_s: Time of the first token event, or None before it.
-        last_s: Time of the newest token event.
         gaps_s: Seconds between successive token events, as 32-bit floats: 4 bytes a token.
         prompt_tokens, output_tokens, cached_tokens: From ``usage``; None when it does not say.
-        is_done: Whether ``[DONE]`` came.
     """
 
     def __init__(self) -> None:
@@ -61,12 +54,7 @@ class ClientStreamMeter:
         self.is_done = False
 
     def feed(self, now_s: float, data: bytes) -> int:
-        """Take one read and return how many token events it completed.
-
-        Raises:
-            StreamError: the stream carries an error object; the message is the server's.
-            StreamBroken: an event is not a JSON object, or has no end.
-        """
+        """Take one read and return how many token events it completed."""
         tokens = 0
         for raw in self._splitter.feed(data):
             content = payload(raw)
@@ -163,15 +151,7 @@ class TargetEndpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """How requests are sent.
-
-    Attributes:
-        url: Server's address without a path.
-        timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
-        api_key: Sent as a bearer token; None sends none.
-        admin_key: Sent with the request for a router's workers; None sends none.
-        tier_header: Names the tier of a request that has one.
-    """
+    """How requests are sent."""
 
     url: str
     model: str

@@ -1,8 +1,4 @@
-"""What servers say of themselves: checked before a replay, and during it their lag behind their own schedules.
-
-A Penstock router lists its workers, and every Penstock process exports its speed and lag; of other servers there is
-nothing to say. Lag is polled, because a worker that is scaled down takes its figure with it.
-"""
+"""What servers say of themselves: checked before a replay, and during it their lag behind their own schedules."""
 
 from __future__ import annotations
 
@@ -26,28 +22,6 @@ from penstock.core.http.messages import Headers
 from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
 
 
-@dataclass(frozen=True, slots=True)
-class ListedWorker:
-    """One worker of a router's list."""
-
-    name: str
-    role: str
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerList:
-    """A router's ``/workers``.
-
-    Attributes:
-        speed: The graph's time scale; None: it does not say.
-        workers: Those whose addresses it shows; it shows them to admins only.
-    """
-
-    speed: float | None
-    workers: tuple[ListedWorker, ...]
-
-
 class ServerPages:
     """The pages of one server and of the workers that it lists."""
 
@@ -59,20 +33,23 @@ class ServerPages:
         self._timeouts = timeouts
         self._headers = () if admin_key is None else ((b"authorization", b"Bearer " + admin_key.encode()),)
 
-    async def workers(self) -> WorkerList | None:
-        """Return the server's workers; None if it is not a router."""
+    async def workers(self) -> tuple[float | None, dict[str, tuple[str, str]]] | None:
+        """Return a router's speed, and by name role and URL of the workers that it shows; None if it is not a router.
+
+        It shows addresses to admins only.
+        """
         page = await self._get(f"{self.url}/workers", self._headers)
         if page is None:
             return None
         try:
             listed = orjson.loads(page.body)
-            shown = tuple(
-                ListedWorker(str(each["name"]), str(each["role"]), str(each["url"]))
+            shown = {
+                str(each["name"]): (str(each["role"]), str(each["url"]))
                 for each in listed["workers"]
                 if "url" in each
-            )
+            }
             speed = listed.get("speed")
-            return WorkerList(None if speed is None else float(speed), shown)
+            return None if speed is None else float(speed), shown
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             return None
 
@@ -131,9 +108,9 @@ class LagWatch:
         """Read every process's lag once; one that does not answer is left out."""
         listed = await self._pages.workers()
         own = "server" if listed is None else "router"
-        await self._poll_one(own, own, self._pages.url)
-        for each in listed.workers if listed is not None else ():
-            await self._poll_one(each.name, each.role, each.url)
+        _, workers = listed or (None, {})
+        for name, (role, url) in {own: (own, self._pages.url), **workers}.items():
+            await self._poll_one(name, role, url)
 
     async def _poll_one(self, name: str, role: str, url: str) -> None:
         known = self._worst.get(name)
@@ -151,28 +128,19 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
 
     Asks the router, every worker whose address it lists, or the simulated worker that answers at ``url``
     itself. Other servers run in real time and do not say so: they are not checked.
-
-    Raises:
-        ConfigError: one of them runs at another speed than ``speed``.
     """
     pages = ServerPages(pool, url, _TIMEOUTS, admin_key=admin_key)
-    listed = await pages.workers()
-    router_speed = listed.speed if listed is not None else None
-    workers = {each.name: each.url for each in listed.workers} if listed is not None else {}
-    if listed is None:
-        workers = {"the server": pages.url}
-    speeds = {name: await _time_scale(pages, worker_url) for name, worker_url in workers.items()}
-    for name, served in (("the graph", router_speed), *speeds.items()):
+    router_speed, workers = await pages.workers() or (None, {"the server": ("", pages.url)})
+    found = [("the graph", url, router_speed)]
+    for name, (_, at) in workers.items():
+        samples = await pages.samples(at, TIME_SCALE)
+        found.append((name, at, samples[0].value if samples else None))
+    for name, at, served in found:
         if served is not None and served != speed:
             raise ConfigError(
-                f"--speed: {speed:g}, but {name} at {workers.get(name, url)} runs at {served:g}, so every time"
+                f"--speed: {speed:g}, but {name} at {at} runs at {served:g}, so every time"
                 f" measured would be wrong; give --speed {served:g}, or start what runs at another speed again"
             )
-
-
-async def _time_scale(pages: ServerPages, url: str) -> float | None:
-    samples = await pages.samples(url, TIME_SCALE)
-    return samples[0].value if samples else None
 
 
 async def find_model(

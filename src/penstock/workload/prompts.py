@@ -1,8 +1,7 @@
-"""Turns a trace's hash ids into text: equal ids give equal text, and lengths come out exactly.
+"""Turns a trace's hash ids into text: equal ids give equal text, and lengths come out exactly. Pure.
 
-Pure: a function of seed and id. The simulated tokenizer counts one token per 4 bytes of UTF-8, so a
-prompt of n tokens is 4n bytes of ASCII, and one 512-token id is 2,048 bytes. The text is base64 of
-SHAKE-128, which needs no escaping in JSON.
+The simulated tokenizer counts one token per 4 bytes, so one 512-token id is 2,048 bytes: base64 of SHAKE-128, which needs
+no escaping in JSON.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from base64 import b64encode
 from functools import lru_cache, partial
 from typing import Final
 
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
-
-BYTES_PER_TOKEN: Final = 4
-"""The simulated tokenizer's definition of a token."""
 
 DEFAULT_CACHED_BLOCKS: Final = 8192
 """Chosen: 16 MiB of block texts; a block is reused soon after it was used or hardly ever."""

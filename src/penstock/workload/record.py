@@ -40,13 +40,7 @@ class RequestResult:
     """One request. Times are simulated seconds from the replay's zero; durations count from sending.
 
     Attributes:
-        id: Sent as ``X-Request-Id``.
-        line: 1-based line of the trace.
-        arrival_s: When it was to be sent.
         sent_s: When it was sent; the difference is the client's lag, or its wait for the concurrency cap.
-        ended_s: When its last byte, or its failure, was seen.
-        http_status: None when no answer came.
-        error: Class and message, or None.
         error_class: ``connect``, ``timeout_<phase>``, ``broken``, ``stream_error``, ``truncated``,
             ``http_<code>``; None when ok. Bounded, for counting.
         block_ids: The trace's, one per begun 512 prompt tokens, so that the traffic can be replayed with the
@@ -58,7 +52,6 @@ class RequestResult:
         e2e_s: From sending to the last token.
         tpot_s: (e2e - TTFT) / (output tokens - 1); None below two tokens.
         itl_s: Gaps between successive token events.
-        tier: The tier that it asked for; None: it asked for none.
     """
 
     id: str

@@ -1,8 +1,7 @@
 """Replays requests against a live server at their simulated times: an open loop, unless capped.
 
-One dispatcher builds each body before its time and starts one task per request. Lateness is measured
-twice: of sending against the schedule, and of a timer in this event loop, which is what every measured
-time may be too long by.
+Lateness is measured twice: of sending against the schedule, and of a timer in this event loop, which is what every
+measured time may be too long by.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class Snapshot:
     """How far a replay is; times are simulated seconds.
 
     Attributes:
-        elapsed_s: Since the replay's zero, >= 0.
         ttft_p50_s: Median so far, in flight included; None before the first token.
-        send_lag_p99_s: Lateness so far; None before the first request.
-        tiers: By tier, highest first; empty where requests have none.
     """
 
     planned: int
@@ -78,8 +74,6 @@ class Replayer:
     """One replay; used once, from one event loop.
 
     Attributes:
-        zero_s: Clock time of the replay's zero.
-        zero_unix_s: Real seconds since 1970 at that time.
         unfinished: Requests cut off in flight by a stop; they are in no count of ends.
     """
 
@@ -143,11 +137,7 @@ class Replayer:
         )
 
     async def run(self, requests: Sequence[TraceRequest], *, stop: asyncio.Event) -> None:
-        """Send all requests and wait for their ends, or cut everything off when ``stop`` is set.
-
-        Raises:
-            PenstockError: a result could not be kept; the rest was cut off.
-        """
+        """Send all requests and wait for their ends, or cut everything off when ``stop`` is set."""
         self._planned = len(requests)
         present = {request.tier for request in requests}
         self._tiers = {tier: TierProgress() for tier in Tier if tier in present}

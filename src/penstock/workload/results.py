@@ -108,12 +108,7 @@ class LoadRun:
 
 
 class ResultWriter:
-    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves its measurements.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-        PenstockError: the disk is full or gone later on.
-    """
+    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves its measurements."""
 
     def __init__(self, directory: Path | None, *, with_gaps: bool = True) -> None:
         self.results: list[RequestResult] = []
@@ -190,11 +185,7 @@ def from_line(line: dict[str, Any]) -> RequestResult:
 
 
 def read_run(directory: Path) -> LoadRun:
-    """Read a run's two files.
-
-    Raises:
-        ConfigError: one is missing or cannot be read; the message names file and line.
-    """
+    """Read a run's two files."""
     summary_bytes = _read(directory / SUMMARY_FILE)
     try:
         summary = orjson.loads(summary_bytes)

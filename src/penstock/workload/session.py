@@ -1,8 +1,4 @@
-"""One load run from configuration to summary: the body of `penstock load`.
-
-`plan_load` reads and shapes the trace and touches no network; `run_load` probes, replays and writes the
-files. The command line and the demo call both.
-"""
+"""One load run from configuration to summary: the body of `penstock load`."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.http.client import ConnectionPool
 from penstock.workload.arrivals import (
-    Selected,
     Selection,
     Spread,
     TierMix,
@@ -79,11 +74,7 @@ async def measure_capacity(
     concurrency: int,
     stop: asyncio.Event,
 ) -> Capacity:
-    """Keep ``concurrency`` requests in flight for a while and return how many were answered per second.
-
-    Raises:
-        PenstockError: too few answers came to measure a rate.
-    """
+    """Keep ``concurrency`` requests in flight for a while and return how many were answered per second."""
     count = concurrency * _REQUESTS_PER_SLOT
     sample = [
         replace(requests[at % len(requests)], arrival_s=0.0, line=at + 1, tier=None) for at in range(count)
@@ -201,25 +192,23 @@ class LoadPlan:
 
     config: LoadConfig
     trace: Trace
-    selected: Selected
+    requests: tuple[TraceRequest, ...]
+    truncated: int
+    dropped: int
     spread: Spread
     rate_factor: float
 
 
 def plan_load(config: LoadConfig) -> LoadPlan:
-    """Read the trace and shape it: spread, then select, then scale the rate.
-
-    Raises:
-        ConfigError: the trace, the selection or the rate is wrong.
-    """
+    """Read the trace and shape it: spread, then select, then scale the rate."""
     trace = _read(config)
     default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
     how = default if config.spread is None else config.spread
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
-    selected = select(placed, config.selection, seed=config.seed)
-    scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
+    selected, truncated, dropped = select(placed, config.selection, seed=config.seed)
+    scaled, factor = rescale(selected, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
     shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
-    return LoadPlan(config, trace, replace(selected, requests=shaped), how, factor)
+    return LoadPlan(config, trace, shaped, truncated, dropped, how, factor)
 
 
 def _read(config: LoadConfig) -> Trace:
@@ -229,7 +218,7 @@ def _read(config: LoadConfig) -> Trace:
     # The simulator's generator: a seed stands for the same requests there.
     requests = tuple(synthesise(synthetic, np.random.default_rng([config.seed, 1])))
     digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
-    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, ())
+    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {})
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:
@@ -240,12 +229,7 @@ def describe_plan(plan: LoadPlan) -> dict[str, Any]:
 async def run_load(
     plan: LoadPlan, *, stop: asyncio.Event, on_start: Callable[[Replayer], None] | None = None
 ) -> dict[str, Any]:
-    """Replay a plan and return its summary, which is also written when there is an output directory.
-
-    Raises:
-        UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
-        ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
-    """
+    """Replay a plan and return its summary, which is also written when there is an output directory."""
     config = plan.config
     clock = SimulatedClock(config.speed)
     pool = ConnectionPool()
@@ -275,7 +259,7 @@ async def run_load(
             )
             if on_start is not None:
                 on_start(replayer)
-            await replayer.run(plan.selected.requests, stop=stop)
+            await replayer.run(plan.requests, stop=stop)
             summary = _summary(plan, replayer, writer.results, model=model)
             if capacity is not None:
                 summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
@@ -289,7 +273,7 @@ async def _overloaded(
     plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
 ) -> tuple[LoadPlan, Capacity | None]:
     """Return the plan at the requested multiple of capacity, and the capacity; unchanged without one."""
-    config, requests = plan.config, plan.selected.requests
+    config, requests = plan.config, plan.requests
     if config.overload is None:
         return plan, None
     capacity = await measure_capacity(
@@ -302,9 +286,7 @@ async def _overloaded(
         stop=stop,
     )
     scaled, factor = rescale(requests, rate_rps=config.overload * capacity.rps)
-    return replace(
-        plan, selected=replace(plan.selected, requests=tuple(scaled)), rate_factor=factor
-    ), capacity
+    return replace(plan, requests=tuple(scaled), rate_factor=factor), capacity
 
 
 def _summary(
@@ -356,16 +338,16 @@ def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
 
 
 def _trace(plan: LoadPlan) -> dict[str, Any]:
-    requests = plan.selected.requests
+    requests = plan.requests
     rate = mean_rate(requests)
     return {
         "name": plan.trace.name,
         "format": plan.trace.format.value,
         "sha256": plan.trace.sha256,
         "rows": len(plan.trace.requests) + len(plan.trace.skipped),
-        "skipped_rows": [f"line {row.line}: {row.reason}" for row in plan.trace.skipped],
-        "truncated_prompts": plan.selected.truncated,
-        "dropped_prompts": plan.selected.dropped,
+        "skipped_rows": [f"line {line}: {reason}" for line, reason in plan.trace.skipped.items()],
+        "truncated_prompts": plan.truncated,
+        "dropped_prompts": plan.dropped,
         "mean_rate_rps": None if rate is None else round(rate, 6),
         "span_s": round(requests[-1].arrival_s, 6),
         "input_tokens": sum(request.input_tokens for request in requests),

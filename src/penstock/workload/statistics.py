@@ -1,8 +1,4 @@
-"""Summarises a load run: counts, percentiles, rates, and whether the client kept up.
-
-Pure. The percentile method is nearest rank (the smallest value that at least that share of the values
-does not exceed), as in `penstock.core.clock`: every figure is one that was measured.
-"""
+"""Summarises a load run: counts, percentiles by nearest rank, rates, and whether the client kept up. Pure."""
 
 from __future__ import annotations
 
@@ -45,11 +41,9 @@ class ScheduleLag:
     """How well each process kept to its own schedule.
 
     Attributes:
-        send_lag_p99_s: Lateness of sending against the schedule, simulated seconds; None without samples.
         loop_lag_p99_s: Lateness of a timer in the client's event loop, simulated seconds: what every
             measured time may be too long by.
         cpu_share: CPU seconds of the client per real second, 1 is one core.
-        servers: The servers' reports of their own lateness; empty without any.
     """
 
     send_lag_p99_s: float | None

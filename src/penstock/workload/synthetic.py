@@ -1,8 +1,4 @@
-"""Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
-
-Pure except for reading a trace: the random generator is an argument. Results carry
-`SyntheticSpec.name`, so that they are not taken for a trace's.
-"""
+"""Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.core.flags import bounds_text, flag, flags, is_within
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest, load_trace
 
 Rate = Callable[[float], float]
@@ -41,13 +38,9 @@ def ramp(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
 
 
 def regimes(rate: float, *, peak: float, hold_s: float, rng: np.random.Generator) -> Rate:
-    """Return a rate that jumps to levels between ``rate`` and ``rate * peak``, each held for a random time.
+    """Return a rate that jumps to levels between ``rate`` and ``rate * peak``, each held for an exponential time.
 
-    Args:
-        rate: The lowest level, requests/s; the logarithm of the levels is uniform.
-        peak: The largest factor on it, > 0.
-        hold_s: Mean length of a level, exponential.
-        rng: Drawn from twice for every level.
+    The logarithm of the levels is uniform.
     """
     ends: list[float] = []
     levels: list[float] = []
@@ -89,17 +82,11 @@ def thinned(rate: Rate, top: float, rng: np.random.Generator) -> Iterator[float]
 def bursts(rate: float, *, peak: float, cv: float, rng: np.random.Generator) -> Iterator[float]:
     """Yield the arrivals of an interrupted Poisson process: on at ``rate * peak``, off without any.
 
-    On and off times are exponential. The share of time on is p = 1 / peak, and with the switching rates' sum
-    s the gaps have CV^2 = 1 + 2 * rate * peak * (1 - p) / s, which gives s. Source: Heffes and Lucantoni's
+    On and off times are exponential. The share of time on is p = 1 / peak, peak > 1, and with the switching rates' sum s the
+    gaps, whose CV is above 1, have CV^2 = 1 + 2 * rate * peak * (1 - p) / s, which gives s. Source: Heffes and Lucantoni's
     moments of an interrupted Poisson process.
 
     Example: rate 2, peak 10, CV 13: bursts of 20/s for 5.2 s on average, every 52 s.
-
-    Args:
-        rate: Mean arrivals, requests/s.
-        peak: Factor on the rate while on, > 1.
-        cv: Coefficient of variation of the gaps, > 1.
-        rng: Drawn from for every gap and switch.
     """
     share_on = 1 / peak
     switching = 2 * rate * peak * (1 - share_on) / (cv**2 - 1)
@@ -114,12 +101,7 @@ def tenants(
 ) -> Iterator[float]:
     """Yield the arrivals of tenants that are on and off for heavy-tailed times (Pareto of shape 1.5).
 
-    Args:
-        rate: Mean arrivals of all together, requests/s.
-        number: Of tenants, each with an equal share.
-        peak: Factor on a tenant's rate while it is on, > 1; it is on 1 / ``peak`` of the time.
-        on_s: Mean length of a time on.
-        rng: Each tenant gets a generator of its own from it.
+    Each has an equal share of ``rate``, and is on 1 / ``peak`` of the time, ``peak`` > 1.
     """
 
     def one(own: np.random.Generator) -> Iterator[float]:
@@ -193,95 +175,77 @@ class Process(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSpec:
-    """One made-up workload.
-
-    Attributes:
-        rate: Mean arrivals, requests/s, > 0; of STEP, RAMP and DAY the rate at the beginning, of
-            REGIMES the lowest.
-        count: Requests at most, >= 1.
-        duration_s: Arrivals from here on are left out, seconds, > 0; infinite: ``count`` alone decides.
-        cv: GAMMA, BURSTS: coefficient of variation of the gaps, > 0, of BURSTS > 1; 1 is Poisson.
-        amplitude: SINE: largest deviation as a share of the mean, in [0, 1].
-        period_s: SINE, DAY: length of a swing in seconds, > 0; of DAY at least four times ``step_length_s``.
-        peak: STEP, RAMP, REGIMES, DAY: largest factor on the rate, > 0; BURSTS, TENANTS: the rate's factor while on,
-            > 1.
-        step_s: STEP, RAMP: when the change begins, seconds, >= 0.
-        step_length_s: STEP, RAMP: how long it lasts; REGIMES: mean length of a level; TENANTS: of a time on; DAY: of
-            morning and evening; seconds, > 0.
-        every_s: STEP: it comes again so often, seconds, above ``step_length_s``; infinite: once.
-        tenants: TENANTS: how many share the mean rate, >= 1.
-        input_tokens: Mean prompt length in tokens, >= 1.
-        output_tokens: Mean output length in tokens, >= 1.
-        shift_s: From here on prompts and outputs have other lengths, seconds, >= 0; infinite: never.
-        shift_input: Factor on the prompts' lengths then, > 0.
-        shift_output: Factor on the outputs' lengths then, > 0.
-        length_cv: Coefficient of variation of both lengths (log-normal), >= 0; 0 makes them all equal.
-        max_tokens: Longest prompt and longest output, tokens; longer draws are cut there.
-        share: Share of the requests that begin with a shared prefix, in [0, 1].
-        prefixes: How many shared prefixes there are, >= 1.
-        prefix_tokens: Length of each in tokens, >= 1; rounded up to full blocks of 512, and part of a
-            prompt only as far as the prompt reaches.
-        skew: Zipf exponent of their popularity, >= 0; 0 makes all equally popular.
-        requests: Trace whose prompts and outputs arrive at these times, in its order and again from its first one; empty:
-            none. They are cut at ``max_tokens`` and ``output_tokens``, and all else about lengths and prefixes has no effect.
-    """
+    """One made-up workload; lengths are tokens, those of STEP and RAMP begin at ``step_s``."""
 
     process: Process = Process.POISSON
-    rate: float = 1.0
-    count: int = 1000
-    cv: float = 3.0
-    amplitude: float = 0.5
-    period_s: float = 600.0
-    peak: float = 3.0
-    step_s: float = 300.0
-    step_length_s: float = 300.0
+    rate: float = flag(
+        "Mean arrivals, requests/s; of STEP, RAMP and DAY those at the beginning, of REGIMES the lowest.",
+        default=1.0,
+        gt=0,
+    )
+    count: int = flag("Requests at most.", default=1000, ge=1)
+    cv: float = flag(
+        "GAMMA, BURSTS: coefficient of variation of the gaps, of BURSTS above 1; 1 is Poisson.",
+        default=3.0,
+        gt=0,
+    )
+    amplitude: float = flag("SINE: largest deviation as a share of the mean.", default=0.5, ge=0, le=1)
+    period_s: float = flag(
+        "SINE, DAY: length of a swing, of DAY at least 4 step_length_s.", default=600.0, gt=0
+    )
+    peak: float = flag(
+        "STEP, RAMP, REGIMES, DAY: largest factor on the rate; BURSTS, TENANTS: the factor while on, above 1.",
+        default=3.0,
+        gt=0,
+    )
+    step_s: float = flag("STEP, RAMP: when the change begins.", default=300.0, ge=0)
+    step_length_s: float = flag(
+        "How long it lasts; REGIMES: mean length of a level; TENANTS: of a time on; DAY: of morning and evening.",
+        default=300.0,
+        gt=0,
+    )
     every_s: float = math.inf
-    tenants: int = 10
+    """STEP: it comes again so often, above ``step_length_s``; infinite: once."""
+    tenants: int = flag("TENANTS: how many share the mean rate.", default=10, ge=1)
     duration_s: float = math.inf
-    input_tokens: int = 2048
-    output_tokens: int = 256
+    """Arrivals from here on are left out, > 0; infinite: ``count`` alone decides."""
+    input_tokens: int = flag("Mean prompt length.", default=2048, ge=1)
+    output_tokens: int = flag("Mean output length.", default=256, ge=1)
     shift_s: float = math.inf
-    shift_input: float = 1.0
-    shift_output: float = 1.0
-    length_cv: float = 1.0
-    max_tokens: int = 131_072
-    share: float = 0.0
-    prefixes: int = 16
-    prefix_tokens: int = 1024
-    skew: float = 1.0
+    """From here on prompts and outputs have other lengths, >= 0; infinite: never."""
+    shift_input: float = flag("Factor on the prompts' lengths then.", default=1.0, gt=0)
+    shift_output: float = flag("Factor on the outputs' lengths then.", default=1.0, gt=0)
+    length_cv: float = flag("Coefficient of variation of both lengths, log-normal.", default=1.0, ge=0)
+    max_tokens: int = flag("Longest prompt and output; longer draws are cut there.", default=131_072, ge=1)
+    share: float = flag("Share of the requests that begin with a shared prefix.", default=0.0, ge=0, le=1)
+    prefixes: int = flag("How many shared prefixes there are.", default=16, ge=1)
+    prefix_tokens: int = flag("Length of each, rounded up to full blocks of 512.", default=1024, ge=1)
+    skew: float = flag("Zipf exponent of their popularity; 0: all are equally popular.", default=1.0, ge=0)
     requests: str = ""
+    """Trace whose prompts and outputs arrive at these times, in its order and again from its first one; empty: none. They
+    are cut at ``max_tokens`` and ``output_tokens``, and all else about lengths and prefixes has no effect."""
 
     def __post_init__(self) -> None:
-        above_0 = ("rate", "cv", "period_s", "peak", "step_length_s", "shift_input", "shift_output")
-        at_least_1 = (
-            *("count", "tenants", "input_tokens", "output_tokens"),
-            *("max_tokens", "prefixes", "prefix_tokens"),
-        )
-        for name in above_0:
-            _check(name, getattr(self, name), getattr(self, name) > 0, "above 0")
-        for name in at_least_1:
-            _check(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("step_s", "length_cv", "skew"):
-            _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        for name in ("amplitude", "share"):
-            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        if not self.duration_s > 0:
-            raise ConfigError(f"--trace: duration_s={self.duration_s!r} must be above 0")
-        if not self.shift_s >= 0:
-            raise ConfigError(f"--trace: shift_s={self.shift_s!r} must be at least 0")
-        self._check_process()
-
-    def _check_process(self) -> None:
-        if not self.every_s > self.step_length_s:
-            bound = f"above step_length_s={self.step_length_s:g}"
-            raise ConfigError(f"--trace: every_s={self.every_s!r} must be {bound}")
-        if self.process is Process.BURSTS:
-            _check("cv", self.cv, self.cv > 1, "above 1 for bursts")
-        if self.process in {Process.BURSTS, Process.TENANTS}:
-            _check("peak", self.peak, self.peak > 1, f"above 1 for {self.process.value}")
-        if self.process is Process.DAY:
-            bound = f"at least four times step_length_s={self.step_length_s:g}"
-            _check("period_s", self.period_s, self.period_s >= 4 * self.step_length_s, bound)
+        for name, each in flags(self).items():
+            value = getattr(self, name)
+            if not is_within(each, value):
+                raise ConfigError(f"--trace: {name}={value!r} must be {bounds_text(each, value)}")
+        is_on_and_off = self.process in {Process.BURSTS, Process.TENANTS}
+        length = f"step_length_s={self.step_length_s:g}"
+        for name, is_fine, bound in (
+            ("duration_s", self.duration_s > 0, "above 0"),
+            ("shift_s", self.shift_s >= 0, "at least 0"),
+            ("every_s", self.every_s > self.step_length_s, f"above {length}"),
+            ("cv", self.process is not Process.BURSTS or self.cv > 1, "above 1 for bursts"),
+            ("peak", not is_on_and_off or self.peak > 1, f"above 1 for {self.process.value}"),
+            (
+                "period_s",
+                self.process is not Process.DAY or self.period_s >= 4 * self.step_length_s,
+                f"at least four times {length}",
+            ),
+        ):
+            if not is_fine:
+                raise ConfigError(f"--trace: {name}={getattr(self, name)!r} must be {bound}")
 
     @property
     def name(self) -> str:
@@ -417,8 +381,3 @@ def _prefixes(number: int, spec: SyntheticSpec, rng: np.random.Generator) -> lis
     chosen = rng.choice(spec.prefixes, size=number, p=weights / weights.sum())
     has_one = rng.random(number) < spec.share
     return [int(index) if given else None for index, given in zip(chosen, has_one, strict=True)]
-
-
-def _check(name: str, value: float, is_fine: bool, bound: str) -> None:  # noqa: FBT001 - the check's outcome
-    if not (is_fine and math.isfinite(value)):
-        raise ConfigError(f"--trace: {name}={value!r} must be {bound}")

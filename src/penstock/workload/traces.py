@@ -1,24 +1,22 @@
-"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`.
-
-Called by the command line; `selection` and `arrivals` work on what comes out of here. A file is read
-entirely (the largest public traces are a few megabytes), so that its sha256 can name it in the results.
-"""
+"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import resources
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
-import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.api import Tier
 from penstock.core.errors import ConfigError
+from penstock.core.validation import findings
 
 BLOCK_TOKENS: Final = 512
 """Tokens that one hash id of a Mooncake trace stands for; stated by the trace's authors."""
@@ -50,12 +48,8 @@ class TraceRequest:
     """One request of a trace.
 
     Attributes:
-        arrival_s: Seconds since the trace's zero, >= 0.
-        input_tokens: Prompt length in tokens, >= 1.
-        output_tokens: Generated length in tokens, >= 1.
         block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
         line: 1-based line in the file; names the request for good, whatever is selected.
-        tier: Priority tier that it asks for; None: it asks for none.
     """
 
     arrival_s: float
@@ -67,29 +61,14 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row left out: its 1-based line and why."""
-
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace as read, in the file's order.
-
-    Attributes:
-        name: As the user gave it: a built-in name or a path; of a synthetic one what it was made with.
-        sha256: Of the file's bytes, or of the synthetic one's name.
-        requests: At least one; arrivals never decrease.
-        skipped: Rows that could not be read, by line.
-    """
+    """A trace as read, in the file's order; ``skipped`` says by 1-based line why a row was left out."""
 
     name: str
     format: TraceFormat
     sha256: str
     requests: tuple[TraceRequest, ...]
-    skipped: tuple[BadRow, ...]
+    skipped: Mapping[int, str]
 
 
 class _RowError(ValueError):
@@ -97,31 +76,20 @@ class _RowError(ValueError):
 
 
 def load_trace(source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE) -> Trace:
-    """Read a trace by built-in name or path.
-
-    Args:
-        source: A key of `BUILT_IN`, or a file.
-        on_bad_row: REFUSE stops at unreadable rows and names them; SKIP leaves them out and lists them.
-
-    Raises:
-        ConfigError: no such file, empty, not UTF-8, an unknown layout, bad rows under REFUSE, or no
-            usable row at all.
-    """
+    """Read a trace by built-in name or path."""
     data = _read_bytes(source)
-    lines = _decode(source, data).splitlines()
-    first = next((line for line in lines if line.strip()), None)
-    if first is None:
+    lines = enumerate(_decode(source, data).splitlines(), start=1)
+    rows = [(line, text) for line, text in lines if text.strip()]
+    if not rows:
         raise ConfigError(f"--trace {source}: the file is empty; give a Mooncake JSONL or an Azure CSV")
-    trace_format = _detect(source, first)
-    parser = _MooncakeRows() if trace_format is TraceFormat.MOONCAKE else _AzureRows(first)
-    requests, bad = _parse(lines, parser)
-    if bad and on_bad_row is OnBadRow.REFUSE:
-        raise ConfigError(_refusal(source, bad))
+    trace_format = _detect(source, rows[0][1])
+    is_azure = trace_format is TraceFormat.AZURE
+    requests, bad = _parse(rows, _AzureRows(rows.pop(0)[1]).parse if is_azure else _parse_mooncake)
+    if bad and (not requests or on_bad_row is OnBadRow.REFUSE):
+        raise ConfigError(_refusal(source, bad, has_others=bool(requests)))
     if not requests:
-        raise ConfigError(
-            f"--trace {source}: none of its {len(bad)} rows can be used\n{_listing(source, bad)}"
-        )
-    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), tuple(bad))
+        raise ConfigError(f"--trace {source}: the file has a header and no row")
+    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), bad)
 
 
 def _read_bytes(source: str) -> bytes:
@@ -159,124 +127,83 @@ def _detect(source: str, first: str) -> TraceFormat:
     )
 
 
-def _parse(lines: list[str], parser: _MooncakeRows | _AzureRows) -> tuple[list[TraceRequest], list[BadRow]]:
+def _parse(
+    rows: list[tuple[int, str]], parse: Callable[[str, int], TraceRequest]
+) -> tuple[list[TraceRequest], dict[int, str]]:
     requests: list[TraceRequest] = []
-    bad: list[BadRow] = []
+    bad: dict[int, str] = {}
     newest_s = 0.0
-    for number, text in _rows(lines, skip_header=parser.has_header):
+    for line, text in rows:
         try:
-            request = _in_order(parser.parse(text, number), newest_s)
+            request = parse(text, line)
+        except ValidationError as exc:
+            bad[line] = findings(exc, root="row", most=1, with_values=True)
+            continue
         except _RowError as exc:
-            bad.append(BadRow(number, str(exc)))
+            bad[line] = str(exc)
+            continue
+        if request.arrival_s < newest_s:
+            bad[line] = f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's"
             continue
         newest_s = request.arrival_s
         requests.append(request)
     return requests, bad
 
 
-def _in_order(request: TraceRequest, newest_s: float) -> TraceRequest:
-    if request.arrival_s < newest_s:
-        raise _RowError(f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's")
-    return request
+class _MooncakeRow(BaseModel):
+    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}``."""
+
+    model_config = ConfigDict(strict=True)
+
+    timestamp: float = Field(ge=0, allow_inf_nan=False)
+    input_length: int = Field(ge=1)
+    output_length: int = Field(ge=1)
+    hash_ids: tuple[Annotated[int, Field(ge=0)], ...]
 
 
-def _rows(lines: list[str], *, skip_header: bool) -> Iterator[tuple[int, str]]:
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        if skip_header:
-            skip_header = False
-            continue
-        yield number, text
-
-
-class _MooncakeRows:
-    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`` a line."""
-
-    has_header = False
-
-    def parse(self, text: str, line: int) -> TraceRequest:
-        try:
-            row = orjson.loads(text)
-        except orjson.JSONDecodeError as exc:
-            raise _RowError(f"not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise _RowError(f"must be a JSON object, is a {type(row).__name__}")
-        timestamp = row.get("timestamp")
-        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp < 0:
-            raise _RowError(f"timestamp: {timestamp!r} must be milliseconds >= 0")
-        tokens = _integer("input_length", row.get("input_length"))
-        return TraceRequest(
-            arrival_s=timestamp / 1000,
-            input_tokens=tokens,
-            output_tokens=_integer("output_length", row.get("output_length")),
-            block_ids=_block_ids(row.get("hash_ids"), tokens),
-            line=line,
+def _parse_mooncake(text: str, line: int) -> TraceRequest:
+    row = _MooncakeRow.model_validate_json(text)
+    ids, needed = row.hash_ids, -(-row.input_length // BLOCK_TOKENS)
+    if len(ids) != needed:
+        raise _RowError(
+            f"hash_ids: {len(ids)} ids for {row.input_length} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
         )
+    return TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, ids, line)
+
+
+class _AzureRow(BaseModel):
+    at: datetime = Field(alias="TIMESTAMP")
+    input_tokens: int = Field(alias="ContextTokens", ge=1)
+    output_tokens: int = Field(alias="GeneratedTokens", ge=1)
 
 
 class _AzureRows:
     """``TIMESTAMP,ContextTokens,GeneratedTokens`` a line; time counts from the first usable row."""
 
-    has_header = True
-
     def __init__(self, header: str) -> None:
-        self._columns = [name.strip().lower() for name in header.split(",")]
+        known = {name.lower(): name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")}
+        self._columns = [known.get(name.strip().lower(), name) for name in header.split(",")]
         self._zero: datetime | None = None
 
     def parse(self, text: str, line: int) -> TraceRequest:
         cells = text.split(",")
         if len(cells) != len(self._columns):
             raise _RowError(f"{len(cells)} columns, the header has {len(self._columns)}")
-        row = dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
-        tokens = _integer("ContextTokens", _digits(row.get("contexttokens")))
-        output_tokens = _integer("GeneratedTokens", _digits(row.get("generatedtokens")))
-        at = _timestamp(row.get("timestamp", ""))
-        if self._zero is None:
-            self._zero = at
-        arrival_s = (at - self._zero).total_seconds()
-        return TraceRequest(arrival_s, tokens, output_tokens, None, line)
-
-
-def _timestamp(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise _RowError(f"TIMESTAMP: {text!r} is not a date and time") from exc
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-
-
-def _digits(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
-
-
-def _integer(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _RowError(f"{key}: {value!r} must be a whole number >= 1")
-    return value
-
-
-def _block_ids(ids: Any, tokens: int) -> tuple[int, ...]:
-    if not isinstance(ids, list) or any(type(item) is not int or item < 0 for item in ids):
-        raise _RowError("hash_ids: must be a list of whole numbers >= 0")
-    needed = -(-tokens // BLOCK_TOKENS)
-    if len(ids) != needed:
-        raise _RowError(
-            f"hash_ids: {len(ids)} ids for {tokens} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
+        row = _AzureRow.model_validate(
+            dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
         )
-    return tuple(ids)
+        at = row.at.replace(tzinfo=UTC) if row.at.tzinfo is None else row.at
+        self._zero = self._zero or at
+        arrival_s = (at - self._zero).total_seconds()
+        return TraceRequest(arrival_s, row.input_tokens, row.output_tokens, None, line)
 
 
-def _listing(source: str, bad: list[BadRow]) -> str:
-    shown = [f"{source}:{row.line}: {row.reason}" for row in bad[:_SHOWN_BAD_ROWS]]
+def _refusal(source: str, bad: Mapping[int, str], *, has_others: bool) -> str:
+    shown = [f"{source}:{line}: {reason}" for line, reason in islice(bad.items(), _SHOWN_BAD_ROWS)]
     if len(bad) > len(shown):
         shown.append(f"... and {len(bad) - len(shown)} more")
-    return "\n".join(shown)
-
-
-def _refusal(source: str, bad: list[BadRow]) -> str:
     rows = "1 row" if len(bad) == 1 else f"{len(bad)} rows"
-    return (
-        f"--trace {source}: {rows} cannot be read; mend them, or pass --on-bad-row skip to leave them out"
-        f"\n{_listing(source, bad)}"
-    )
+    what = f"{rows} cannot be read; mend them, or pass --on-bad-row skip to leave them out"
+    if not has_others:
+        what = f"none of its {len(bad)} rows can be used"
+    return "\n".join([f"--trace {source}: {what}", *shown])

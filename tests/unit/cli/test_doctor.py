@@ -53,7 +53,6 @@ def graph(**changes):
         planner=PlannerView(phase="observing", next_decision_s=3.0, lag_p99_s=0.001),
         lag_p99_s={"router": 0.001},
         decisions=(),
-        held=None,
     )
     return replace(healthy, **changes)
 

@@ -26,17 +26,6 @@ def test_real_and_modelled_durations_invert_each_other(speed, duration_s):
     assert pytest.approx(duration_s) == clock.to_model_s(clock.to_real_s(duration_s))
 
 
-def test_two_clocks_of_one_speed_agree():
-    """Processes of one host share the origin."""
-    first, second = SimulatedClock(20), SimulatedClock(20)
-
-    before = first.now_s()
-    between = second.now_s()
-    after = first.now_s()
-
-    assert before <= between <= after
-
-
 @pytest.mark.parametrize(
     ("samples", "window", "p99_s"),
     [

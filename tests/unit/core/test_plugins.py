@@ -49,17 +49,3 @@ def test_two_objects_of_one_name_are_refused(install):
         ConfigError, match="'mine' is registered as json:loads and as json:dumps; uninstall one"
     ):
         registered("group")
-
-
-@pytest.mark.parametrize(
-    ("group", "names"),
-    [
-        ("penstock.runtimes", {"dynamo", "simulated", "vllm"}),
-        ("penstock.frontends", {"dynamo"}),
-        ("penstock.metric_sources", {"dynamo", "router"}),
-    ],
-)
-def test_what_ships_is_registered(group, names):
-    """And can be imported."""
-    assert names <= set(registered(group))
-    assert all(load(group, name, kind="part") for name in names)

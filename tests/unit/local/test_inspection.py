@@ -67,19 +67,6 @@ def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
     assert orphan.remedy == f"kill -9 {leaked.pid}"
 
 
-async def test_a_stopped_child_of_a_supervised_process_hangs_it(lead, state_of, entry_of, arbiter):
-    """The API server of vLLM answers while its engine core is stopped; the leader is what `kill -9` must end."""
-    leader, child = lead()
-    os.kill(child, signal.SIGSTOP)
-    while psutil.Process(child).status() != psutil.STATUS_STOPPED:
-        pass
-    state = state_of("n", pid=arbiter.pid, started=arbiter.started)
-    (found,) = await hung(state.with_entry("n_a", entry_with(entry_of, leader.pid)))
-    name = psutil.Process(child).name()
-    reason = f"its process {child} ({name}) is stopped by a signal or a debugger"
-    assert found.message == f"n_a (process {leader.pid}) hangs: {reason}"
-
-
 async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_of, entry_of, arbiter):
     """SIGSTOP is observed in the process itself, a port that nobody listens on by asking."""
     stopped, _ = lead()

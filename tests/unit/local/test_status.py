@@ -109,16 +109,13 @@ def test_the_ledger_is_followed_line_by_line(tmp_path):
     assert [decision.id for decision in tail.newest()] == ["d000001", "d000002"]
 
 
-def test_changes_are_shown_and_what_holds_since_is_one_line(tmp_path):
+def test_changes_are_shown_and_what_holds_on_request(tmp_path):
     """A planner that decides every two seconds would fill the table with no-ops; a flag lists them."""
     held = [record(number, "decode 2: supply fits demand", desired=1) for number in range(2, 40)]
     (tmp_path / "ledger.jsonl").write_text(record(1) + "".join(held))
     tail, everything = LedgerTail(str(tmp_path)), LedgerTail(str(tmp_path), with_unchanged=True)
     assert [each.id for each in tail.newest()] == ["d000001"]
-    words = "decisions since without a change: 38, the newest at 39 s: decode 2: supply fits demand"
-    assert str(tail.held) == words
     assert [each.id for each in everything.newest()] == [f"d{number:06d}" for number in range(32, 40)]
-    assert everything.held is None
 
 
 @pytest.mark.parametrize(
@@ -144,18 +141,6 @@ def test_the_planners_own_file_counts_only_for_the_running_planner(tmp_path, con
     (tmp_path / "state.json").write_text(content)
     view = read_planner(str(tmp_path), pid)
     assert (view and (view.next_decision_s, view.lag_p99_s)) == expected
-
-
-def test_each_line_is_given_once_and_a_torn_one_when_it_is_whole(tmp_path):
-    """What is not ended yet waits for the next call."""
-    path = tmp_path / "f"
-    follower = LineFollower(path)
-    assert follower.new_lines() == []
-    path.write_bytes(b"a\nb\nc")
-    assert follower.new_lines() == [b"a", b"b"]
-    assert follower.new_lines() == []
-    path.write_bytes(b"a\nb\ncd\n")
-    assert follower.new_lines() == [b"cd"]
 
 
 def test_a_file_that_shrank_is_a_new_one(tmp_path):

@@ -95,11 +95,15 @@ async def test_a_slow_client_pauses_its_worker(harness):
 
     async def flood(request, responder):
         nonlocal sent
+        room = asyncio.Event()
+        room.set()
+        responder.on_pause(room.clear)
+        responder.on_resume(room.set)
         responder.start(200)
         for _ in range(total):
             responder.write(chunk)
             sent += 1
-            await responder.drain()
+            await room.wait()
         responder.write(harness.done)
         responder.end()
 

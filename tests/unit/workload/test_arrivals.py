@@ -81,14 +81,14 @@ REQUESTS = [TraceRequest(float(at), 100 * (at + 1), 5, None, at + 1) for at in r
 
 
 def _lines(selected):
-    return [request.line for request in selected.requests]
+    return [request.line for request in selected[0]]
 
 
 def test_the_window_is_closed_at_its_start_and_open_at_its_end():
     """Arrivals count from the window's begin."""
     selected = select(REQUESTS, Selection(start_s=2, duration_s=3))
 
-    assert [request.arrival_s for request in selected.requests] == [0, 1, 2]
+    assert [request.arrival_s for request in selected[0]] == [0, 1, 2]
     assert _lines(selected) == [3, 4, 5]
 
 
@@ -97,8 +97,8 @@ def test_dropping_leaves_long_prompts_out_before_the_count():
     selected = select(REQUESTS, Selection(start_s=1, max_input_tokens=400, on_long=OnLong.DROP, limit=3))
 
     assert _lines(selected) == [2, 3, 4]
-    assert (selected.truncated, selected.dropped) == (0, 0)
-    assert select(REQUESTS, Selection(max_input_tokens=400, on_long=OnLong.DROP)).dropped == 6
+    assert selected[1:] == (0, 0)
+    assert select(REQUESTS, Selection(max_input_tokens=400, on_long=OnLong.DROP))[2] == 6
 
 
 def test_truncating_keeps_the_beginning_and_its_ids():
@@ -107,8 +107,7 @@ def test_truncating_keeps_the_beginning_and_its_ids():
 
     selected = select([request], Selection(max_input_tokens=600, on_long=OnLong.TRUNCATE))
 
-    assert selected.requests == (TraceRequest(0, 600, 5, (1, 2), 1),)
-    assert selected.truncated == 1
+    assert selected == ([TraceRequest(0, 600, 5, (1, 2), 1)], 1, 0)
 
 
 @given(st.integers(0, 5), st.floats(0.05, 0.5))

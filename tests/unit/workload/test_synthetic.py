@@ -156,8 +156,8 @@ def test_the_name_says_synthetic():
     [
         ("poisson:speed=3", "unknown key 'speed'"),
         ("poisson:count=1.5", "count='1.5' is not a number of its kind"),
-        ("poisson:rate=0", "rate=0.0 must be above 0"),
-        ("sine:amplitude=2", "amplitude=2.0 must be between 0 and 1"),
+        ("poisson:rate=0", "rate=0.0 must be finite and above 0"),
+        ("sine:amplitude=2", "amplitude=2.0 must be finite and at least 0 and at most 1"),
         ("poisson:rate=inf", "rate=inf"),
         ("poisson:rate", "rate=''"),
         ("poisson:duration_s=0", "duration_s=0.0 must be above 0"),

@@ -13,37 +13,9 @@ from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.local import liveness, watchdog_child
 from penstock.local.ports import ephemeral_port
-from penstock.local.replicas import withdraw
 from penstock.local.target import LocalTarget
 
 pytestmark = pytest.mark.slow
-
-
-def test_a_requested_worker_becomes_ready_with_its_gpu_and_url(graph):
-    """A requested entry gets a process, a port, its GPU and, once it answers, state ready."""
-    graph.start(graph.entry("decode", "decode", gpus=(2,)))
-    entry = graph.wait_state("test_decode", EntryState.READY)
-    process = psutil.Process(entry.pid)
-    assert entry.url == f"http://127.0.0.1:{entry.port}"
-    assert process.environ()["CUDA_VISIBLE_DEVICES"] == "2"
-    assert graph.stop() == 0
-    assert not process.is_running()
-    assert not graph.store.path.exists()
-    assert not graph.store.lock_path.exists()
-
-
-def test_a_killed_worker_is_restarted_and_the_reason_is_kept_until_it_serves(graph, eventually):
-    """Kill -9 of a worker is recovered with one restart more and a new process."""
-    graph.start(graph.entry("decode", "decode", gpus=(0,)))
-    first = graph.wait_state("test_decode", EntryState.READY)
-    os.kill(first.pid, signal.SIGKILL)
-    restarted = eventually(lambda: (entry := graph.get("test_decode")).restarts == 1 and entry)
-    assert "SIGKILL" in restarted.reason
-    again = graph.wait_state("test_decode", EntryState.READY)
-    assert again.pid != first.pid
-    assert again.port == first.port
-    assert again.gpus == (0,)
-    assert again.reason is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -146,22 +118,3 @@ def test_scaling_through_the_target_adds_and_drains_a_worker(graph, tmp_path, ev
     busy.unlink()
     eventually(lambda: graph.get("test_decode_1") is None)
     assert not psutil.pid_exists(added.pid)
-
-
-def test_a_statefile_deleted_by_hand_is_written_again(graph, eventually):
-    """The processes it describes still run, so it comes back with them."""
-    graph.start(graph.entry("decode", "decode"))
-    before = graph.wait_state("test_decode", EntryState.READY)
-    graph.store.path.unlink()
-    eventually(graph.store.path.exists)
-    assert graph.get("test_decode").pid == before.pid
-
-
-def test_a_base_worker_that_is_withdrawn_stays_as_a_stopped_entry(graph, eventually):
-    """With the router away the worker is ended after a moment; its entry keeps the command."""
-    graph.start(graph.entry("decode", "decode", gpus=(0,)))
-    worker = graph.wait_state("test_decode", EntryState.READY)
-    graph.store.update(lambda state: (withdraw(state, "test_decode"), None))
-    kept = graph.wait_state("test_decode", EntryState.STOPPED)
-    assert kept.cmd == worker.cmd
-    assert kept.gpus == ()

@@ -1,8 +1,7 @@
-"""HTTP/1.1 client with keep-alive pools, for router, planner, load generator and workers.
+"""HTTP/1.1 client with keep-alive pools.
 
-Requests are never repeated, with one exception: a kept-alive connection that the peer had closed, on
-which an idempotent request was tried, is replaced once. Everything that sockets and the parser raise is
-mapped to ``penstock.core.errors`` here or in ``client_connection``.
+Requests are never repeated, but where a kept-alive connection was closed by the peer before an idempotent one. All that
+sockets and the parser raise is mapped to ``penstock.core.errors`` here or in ``client_connection``.
 """
 
 from __future__ import annotations
@@ -18,23 +17,35 @@ from penstock.core.errors import (
     ConfigError,
     PenstockError,
     SaturatedError,
-    StreamBroken,
     UpstreamConnectError,
     UpstreamTimeout,
 )
 from penstock.core.http.client_connection import ClientConnection, StaleConnection
-from penstock.core.http.limits import PoolLimits, Timeouts
+from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import Headers, encode_headers
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 
-__all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
+__all__ = ["ConnectionPool", "Response", "StreamingResponse", "Timeouts"]
 
 log = get_logger(__name__)
 
+MAX_CONNECTIONS = 16384
+"""Open connections of all origins in one pool; beyond it a request raises SaturatedError. Chosen, as the next two."""
+MAX_IDLE_PER_ORIGIN = 1024
+"""Kept-alive connections without a request."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Longest body that ``request`` returns."""
+KEEP_ALIVE_S = 30.0
+"""Longest rest of a kept connection, real seconds; below the servers' own limit, so that this side closes first and no
+request meets a closing socket."""
+CLOSE_S = 2.0
+"""Longest wait of ``close``, real seconds. Chosen: an aborted socket takes one turn of the event loop; an attempt under
+way finds the pool closed and ends by itself."""
+
 # RFC 9110 9.2.2.
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-_BODYLESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
+_IDEMPOTENT = frozenset({"GET", "OPTIONS", "PUT", "DELETE"})
+_BODYLESS = frozenset({"GET", "OPTIONS", "DELETE"})
 _SWEEP_MAX_S = 1.0
 _SWEEP_MIN_S = 0.02
 # What this host lacks is no fault of the peer.
@@ -65,8 +76,7 @@ class _Target:
 class ConnectionPool:
     """Keep-alive connections by origin; used from one event loop."""
 
-    def __init__(self, *, limits: PoolLimits = PoolLimits()) -> None:  # noqa: B008 - frozen
-        self._limits = limits
+    def __init__(self) -> None:
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -99,11 +109,11 @@ class ConnectionPool:
             UpstreamConnectError: no connection; the request was not sent.
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
-            SaturatedError: ``max_connections`` are open, or this host has no file left for one.
+            SaturatedError: `MAX_CONNECTIONS` are open, or this host has no file left for one.
             ConfigError: the URL is not a plain http URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
-        content = await stream.read(limit_bytes=self._limits.max_body_bytes)
+        content = await stream.read(limit_bytes=MAX_BODY_BYTES)
         return Response(stream.status, stream.headers, content)
 
     async def stream(
@@ -117,25 +127,25 @@ class ConnectionPool:
     ) -> StreamingResponse:
         """Return the response as soon as its head has arrived; raises as ``request`` does."""
         target = parse_http_url(url)
-        head = _request_head(method, target, body, headers)
+        length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
+        head = b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
         loop = asyncio.get_running_loop()
         deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
         idle = self._idle.get(target.origin)
-        connection = idle.pop() if idle else await self._connect(target.origin, timeouts, loop)
+        connection = idle.pop() if idle else None
+        if connection is None or not connection.is_open:
+            connection = await self._connect(target.origin, timeouts, loop)
         self._sweep_within(timeouts.shortest_s(), loop)
         try:
-            return await connection.exchange(method, head, body, timeouts, deadline_s)
-        except StaleConnection as exc:
-            if exc.sent and method not in _IDEMPOTENT:
-                raise _stale_error(connection) from exc
+            return await connection.exchange(head, body, timeouts, deadline_s)
+        except StaleConnection:
+            if method not in _IDEMPOTENT:
+                raise
         connection = await self._connect(target.origin, timeouts, loop)
-        try:
-            return await connection.exchange(method, head, body, timeouts, deadline_s)
-        except StaleConnection as exc:
-            raise _stale_error(connection) from exc
+        return await connection.exchange(head, body, timeouts, deadline_s)
 
     async def close(self) -> None:
-        """Close idle connections and break those in use; return within ``PoolLimits.close_s``."""
+        """Close idle connections and break those in use; return within `CLOSE_S`."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -146,25 +156,14 @@ class ConnectionPool:
             return
         self._all_gone.clear()
         try:
-            await asyncio.wait_for(self._all_gone.wait(), self._limits.close_s)
+            await asyncio.wait_for(self._all_gone.wait(), CLOSE_S)
         except TimeoutError:
-            log.warning(
-                "connections given up at close", connections=len(self._open), after_s=self._limits.close_s
-            )
+            log.warning("connections given up at close", connections=len(self._open), after_s=CLOSE_S)
             self._open.clear()
             self._idle.clear()
 
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
-        """Break every round trip to a URL's host and port, as if that process had died; return how many.
-
-        Args:
-            url: Names the host and port.
-            reason: For the errors.
-            silent_s: Break none if one of them has received a byte for less than this, real seconds.
-
-        Raises:
-            ConfigError: the URL is not a plain http URL.
-        """
+        """Break every round trip to a URL's host and port, as if that process had died; return how many."""
         origin = parse_http_url(url).origin
         found = [each for each in self._open if each.origin == origin and each.busy]
         since_s = asyncio.get_running_loop().time() - silent_s
@@ -176,17 +175,15 @@ class ConnectionPool:
 
     # ------------------------------------------------------------------ called by connections
 
-    def connection_free(self, connection: ClientConnection) -> None:
-        """Keep a connection for the next request."""
+    def _free(self, connection: ClientConnection) -> None:
         idle = self._idle.setdefault(connection.origin, [])
-        if self._closed or len(idle) >= self._limits.max_idle_per_origin:
+        if self._closed or len(idle) >= MAX_IDLE_PER_ORIGIN:
             connection.close()
             return
         connection.reused = True
         idle.append(connection)
 
-    def connection_gone(self, connection: ClientConnection) -> None:
-        """Forget a closed connection."""
+    def _gone(self, connection: ClientConnection) -> None:
         self._open.discard(connection)
         if not self._open:
             self._all_gone.set()
@@ -204,11 +201,10 @@ class ConnectionPool:
         """Open a connection; however the attempt ends, the pool counts it no longer than it lives."""
         if self._closed:
             raise UpstreamConnectError(_CLOSED)
-        bound = self._limits.max_connections
-        if len(self._open) >= bound:
-            raise SaturatedError(f"max_connections={bound} upstream connections are open: retry later")
+        if len(self._open) >= MAX_CONNECTIONS:
+            raise SaturatedError(f"all {MAX_CONNECTIONS} upstream connections are open: retry later")
         connect_s = min((t for t in (timeouts.connect_s, timeouts.total_s) if t is not None), default=None)
-        connection = ClientConnection(self, origin, loop)
+        connection = ClientConnection(origin, loop, self._free, self._gone)
         self._open.add(connection)
         try:
             async with asyncio.timeout(connect_s):
@@ -242,26 +238,21 @@ class ConnectionPool:
             connection.sweep(now_s)
             if connection.busy:
                 shortest_s = min(shortest_s, connection.shortest_limit_s)
-        keep_s = self._limits.keep_alive_s
         for idle in tuple(self._idle.values()):
             for connection in tuple(idle):
-                if now_s - connection.idle_since_s < keep_s:
+                if now_s - connection.idle_since_s < KEEP_ALIVE_S:
                     break  # the list is ordered: the newest are last
                 connection.close()
                 idle.remove(connection)
         self._timer = None
         if self._open and not self._closed:
             self._sweep_period_s = _SWEEP_MAX_S
-            self._sweep_within(min(shortest_s, keep_s), loop)
+            self._sweep_within(min(shortest_s, KEEP_ALIVE_S), loop)
 
 
 @lru_cache(maxsize=4096)
 def parse_http_url(url: str) -> _Target:
-    """Split a plain http URL.
-
-    Raises:
-        ConfigError: another scheme, no host, a bad port, or characters that cannot be sent.
-    """
+    """Split a plain http URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80
@@ -274,15 +265,6 @@ def parse_http_url(url: str) -> _Target:
         raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
     line = f"{path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
     return _Target((host, port), line.encode())
-
-
-def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -> bytes:
-    length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
-    return b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
-
-
-def _stale_error(connection: ClientConnection) -> StreamBroken:
-    return StreamBroken(f"{connection.name} closed the kept-alive connection before it answered")
 
 
 def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:

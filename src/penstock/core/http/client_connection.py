@@ -1,19 +1,18 @@
 """One connection to an upstream and the response that streams over it.
 
-Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits, and a response can
-be relayed by callbacks alone (``StreamingResponse.set_sink``). Reads that are exactly one chunk are recognised, so that a
-relay can pass them on as they came: the parser is spared the chunks in the middle of a body that have the one form every
-server sends: size line in lower-case hex, body, CR LF, alone in one read.
+Nothing here starts a task or a timer. Reads that are exactly one chunk, of the form every server sends, go to a relay as
+they came: the parser is spared those in the middle of a body.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import httptools
 
-from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+from penstock.core.errors import StreamBroken, UpstreamConnectError, UpstreamError, UpstreamTimeout
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.streaming import StreamingResponse
 
@@ -75,81 +74,27 @@ _MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
 _END_OF_HEAD = b"\r\n\r\n"
 
 
-class StaleConnection(Exception):  # noqa: N818 - never leaves the client
-    """A connection was closed by the peer before it answered a byte.
-
-    Attributes:
-        sent: The request had been handed to the kernel.
-    """
-
-    def __init__(self, *, sent: bool) -> None:
-        self.sent = sent
-        super().__init__(sent)
-
-
-class PoolSide(Protocol):
-    """What a connection needs from its pool."""
-
-    def connection_free(self, connection: ClientConnection) -> None:
-        """Keep the connection for the next request."""
-
-    def connection_gone(self, connection: ClientConnection) -> None:
-        """Forget the connection."""
-
-
-class _ParserTarget:
-    """What the parser calls; ``on_body`` is a list's append, so that a chunk costs no Python frame."""
-
-    __slots__ = ("on_body", "on_header", "on_headers_complete", "on_message_begin", "on_message_complete")
-
-    def __init__(self, connection: ClientConnection, parts: list[bytes]) -> None:
-        self.on_message_begin = connection.on_message_begin
-        self.on_header = connection.on_header
-        self.on_headers_complete = connection.on_headers_complete
-        self.on_body = parts.append
-        self.on_message_complete = connection.on_message_complete
+class StaleConnection(StreamBroken):
+    """A kept-alive connection was closed by the peer before it answered a byte."""
 
 
 class ClientConnection(asyncio.Protocol):
     """Protocol of one upstream socket; carries one round trip at a time."""
 
-    __slots__ = (
-        "_body_bytes",
-        "_chunked",
-        "_complete",
-        "_discarded",
-        "_framing_bytes",
-        "_head_bytes",
-        "_head_done",
-        "_headers",
-        "_informational",
-        "_keep",
-        "_loop",
-        "_method",
-        "_next_chunk_at",
-        "_parser",
-        "_parts",
-        "_pool",
-        "_reading_paused",
-        "_repeats",
-        "_response",
-        "_sent_s",
-        "_started",
-        "_timeouts",
-        "_total_deadline_s",
-        "_touched_s",
-        "_transport",
-        "_until_close",
-        "idle_since_s",
-        "origin",
-        "reused",
-    )
-
-    def __init__(self, pool: PoolSide, origin: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        origin: tuple[str, int],
+        loop: asyncio.AbstractEventLoop,
+        on_free: Callable[[ClientConnection], None],
+        on_gone: Callable[[ClientConnection], None],
+    ) -> None:
+        """Prepare; ``on_free`` and ``on_gone`` are called when the connection can be used again, and when it is closed."""
         self._loop = loop
+        self._on_free = on_free
+        self._on_gone = on_gone
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # what the parser calls, so that a chunk costs no Python frame
         self._parser: Any = None
         self._response: StreamingResponse | None = None
         self._started: asyncio.Future[StreamingResponse] | None = None
@@ -158,7 +103,6 @@ class ClientConnection(asyncio.Protocol):
         self._sent_s = 0.0
         self._touched_s = 0.0
         self._reading_paused = False
-        self._method = ""
         self._discarded = False
         self._reset()
         self.origin = origin
@@ -185,6 +129,11 @@ class ClientConnection(asyncio.Protocol):
         return self._response is not None
 
     @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
     def received_s(self) -> float:
         """When the current round trip last received bytes, by the loop's clock; 0 before."""
         return self._touched_s if self._touched_s > self._sent_s else 0.0
@@ -200,22 +149,22 @@ class ClientConnection(asyncio.Protocol):
         return f"{self.origin[0]}:{self.origin[1]}"
 
     async def exchange(
-        self, method: str, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
+        self, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
     ) -> StreamingResponse:
         """Send a request and return its response as soon as the head has arrived.
 
         Raises:
-            StaleConnection: the peer had closed this kept-alive connection, or closed it without answering a byte.
+            UpstreamConnectError: the peer had closed this connection; nothing was sent.
+            StaleConnection: it was a kept-alive connection, and the peer closed it without answering a byte.
             StreamBroken: the connection broke or carried garbage before the head was complete.
             UpstreamTimeout: phase ``first_byte`` or ``total``.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise StaleConnection(sent=False)
+            raise UpstreamConnectError(f"{self.name} closed the connection before it was used")
         if self._parser is None:
-            self._parser = httptools.HttpResponseParser(_ParserTarget(self, self._parts))
+            self._parser = httptools.HttpResponseParser(self)
         self._reset()
-        self._method = method
         self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
         response = self._response = StreamingResponse(self)
         started: asyncio.Future[StreamingResponse] = self._loop.create_future()
@@ -255,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
         self._discarded = True
         if self._transport is not None:
             self._transport.abort()
-        self._pool.connection_gone(self)
+        self._on_gone(self)
 
     def cut(self, reason: str) -> None:
         """Break the current round trip, if any, and close the socket."""
@@ -363,7 +312,7 @@ class ClientConnection(asyncio.Protocol):
         """End a response that is delimited by close; anything else under way is broken."""
         response, self._transport = self._response, None
         self._parser = None  # it refers back to this object
-        self._pool.connection_gone(self)
+        self._on_gone(self)
         if response is None:
             return
         if exc is None and self._until_close and self._head_done:
@@ -372,7 +321,8 @@ class ClientConnection(asyncio.Protocol):
         elif self.reused and not self._head_bytes and not self._head_done and self._started is not None:
             started, self._started, self._response = self._started, None, None
             if not started.done():
-                started.set_exception(StaleConnection(sent=True))
+                message = f"{self.name} closed the kept-alive connection before it answered"
+                started.set_exception(StaleConnection(message))
         else:
             where = "inside its response" if self._head_done else "before it answered"
             self._break(f"{self.name} closed the connection {where}", exc)
@@ -410,22 +360,17 @@ class ClientConnection(asyncio.Protocol):
         if response is None:
             return
         response.status, response.headers = status, headers
-        bodyless = self._method == "HEAD" or status in {204, 304}
         coding = headers.get(b"transfer-encoding")
         self._chunked = coding is not None and coding.lower().endswith(b"chunked")
-        self._until_close = b"content-length" not in headers and not self._chunked and not bodyless
+        has_length = b"content-length" in headers or self._chunked or status in {204, 304}
+        self._until_close = not has_length
         started, self._started = self._started, None
         if started is not None and not started.done():
             started.set_result(response)
-        if self._method == "HEAD":
-            # The parser would wait for the body that content-length announces.
-            self._complete = True
-            self._keep = self._parser.should_keep_alive()
-            self._parser = None
 
     def on_message_complete(self) -> None:
         """Note the end; it is acted on when the bytes of this read have been delivered."""
-        if not self._informational and self._parser is not None:
+        if not self._informational:
             self._complete = True
             self._keep = self._parser.should_keep_alive()
 
@@ -438,7 +383,7 @@ class ClientConnection(asyncio.Protocol):
         if self._keep and transport is not None and not transport.get_write_buffer_size():
             self.resume_reading()
             self.idle_since_s = self._touched_s
-            self._pool.connection_free(self)
+            self._on_free(self)
         elif transport is not None:
             transport.close()
         response.finish()

@@ -1,11 +1,7 @@
-"""Bounds of servers, pools and requests, and how many connections a process can hold; durations are real seconds.
-
-libuv answers a lack of open files by closing new connections without a word, so the server looks for itself.
-"""
+"""Bounds of a server and of one request; durations are real seconds."""
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from dataclasses import dataclass
@@ -14,26 +10,31 @@ from typing import NamedTuple
 
 from penstock.core.logs import get_logger
 
+log = get_logger(__name__)
+
+_SPARE_FILES = 64
+"""Chosen: logs, ledgers, pipes, probes and scrapes of one process."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one server accepts; all durations are real seconds.
+    """What one server accepts.
 
     Attributes:
         max_header_bytes: Request line and headers together; beyond it 431.
         max_body_bytes: Body without framing; beyond it 413.
-        max_buffered_bytes: Bodies of all connections together, complete or not, until they are answered; beyond it 503.
-            Chosen: a handler's objects of a body take up to three times its size.
+        max_buffered_bytes: Bodies of all connections together until they are answered; beyond it 503. Chosen: a
+            handler's objects of a body take up to three times its size.
         header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
         body_timeout_s: Longest silence inside a body; beyond it 408.
         receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
         keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
         write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
         closing_s: Once the server closes: longest time for a request to arrive in full, beyond it 503, and for a client
-            to take not one of its unsent bytes, beyond it it is cut off. Responses that clients read go on. Chosen:
-            clients on slow lines take some bytes each second, and a restart must not wait for silent ones.
-        max_connections: Open connections; further ones are answered 503 and closed. Fewer are served where the
-            process's limit of open files leaves no room for as many.
+            to take not one of its unsent bytes, beyond it it is cut off. Chosen: clients on slow lines take some bytes
+            each second, and a restart must not wait for silent ones.
+        max_connections: Open connections; further ones are answered 503 and closed. Fewer where the process's limit of
+            open files leaves no room for as many.
         reserve_connections: Connections on top, for one vital request each (see ``HttpServer``).
         files_per_connection: Open files that one connection takes, with what its handler opens for it.
         write_high_bytes: Unsent bytes at which the response is paused; it resumes at a quarter of it.
@@ -65,26 +66,28 @@ class ServerLimits:
         )
         return min(1.0, max(0.02, shortest / 4))
 
+    def connections_within_files(self) -> int:
+        """Return how many connections to serve: ``max_connections``, or what the limit of open files leaves room for."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return self.max_connections
+        places = (soft - _open_files() - _SPARE_FILES) // self.files_per_connection - self.reserve_connections
+        bound = max(1, min(self.max_connections, places))
+        if bound < self.max_connections:
+            log.warning(
+                "fewer connections than configured: raise the limit of open files (ulimit -n)",
+                connections=bound,
+                max_connections=self.max_connections,
+                open_files_limit=soft,
+            )
+        return bound
 
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """Bounds of one pool.
 
-    Attributes:
-        max_connections: Open connections of all origins; beyond it a request raises SaturatedError.
-        max_idle_per_origin: Kept-alive connections without a request.
-        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so
-            that this side closes first and no request meets a closing socket.
-        max_body_bytes: Longest body that ``request`` returns.
-        close_s: Longest wait of ``close`` for its connections' ends, real seconds. An aborted socket takes
-            one turn of the event loop; an attempt under way finds the pool closed and ends by itself.
-    """
-
-    max_connections: int = 16384
-    max_idle_per_origin: int = 1024
-    keep_alive_s: float = 30.0
-    max_body_bytes: int = 64 * 1024 * 1024
-    close_s: float = 2.0
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
+    except OSError:
+        return 0
 
 
 class Timeouts(NamedTuple):
@@ -110,68 +113,3 @@ class Timeouts(NamedTuple):
     def shortest_s(self) -> float:
         """Return the shortest of the limits that the sweep applies, or infinity."""
         return min([inf if each is None else each for each in self[1:]])
-
-
-log = get_logger(__name__)
-
-# Chosen: logs, ledgers, pipes, probes and scrapes of one process.
-_SPARE_FILES = 64
-# Chosen: often enough to be seen, seldom enough for a log under attack; real seconds.
-_REPORT_S = 10.0
-
-
-def connections_within_files(limits: ServerLimits) -> int:
-    """Return how many connections to serve: the configured bound, or what the limit of open files leaves room for."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return limits.max_connections
-    places = (soft - open_files() - _SPARE_FILES) // limits.files_per_connection - limits.reserve_connections
-    bound = max(1, min(limits.max_connections, places))
-    if bound < limits.max_connections:
-        log.warning(
-            "fewer connections than configured: raise the limit of open files (ulimit -n)",
-            connections=bound,
-            max_connections=limits.max_connections,
-            open_files_limit=soft,
-        )
-    return bound
-
-
-def open_files() -> int:
-    """Return how many files this process has open; 0 where the system does not report it."""
-    try:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
-    except OSError:
-        return 0
-
-
-class ExhaustionLog:
-    """Says that connections are turned away, and why; at most one line of a kind in ten seconds.
-
-    Attributes:
-        refused: Connections turned away since the last line, counted by their server.
-    """
-
-    __slots__ = ("_files_said_s", "_refused_said_s", "refused")
-
-    def __init__(self) -> None:
-        self.refused = 0
-        self._refused_said_s = self._files_said_s = float("-inf")
-
-    def look(self, now_s: float, *, bound: int) -> None:
-        """Report what has run out."""
-        if self.refused and now_s - self._refused_said_s >= _REPORT_S:
-            log.warning("connections refused: all are in use", refused=self.refused, max_connections=bound)
-            self.refused, self._refused_said_s = 0, now_s
-        if now_s - self._files_said_s < _REPORT_S:
-            return
-        try:
-            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as exc:
-            if exc.errno in {errno.EMFILE, errno.ENFILE}:
-                self._files_said_s = now_s
-                log.error(  # noqa: TRY400 - the place says nothing
-                    "no file left: new connections are closed unanswered; raise the limit of open files (ulimit -n)",
-                    problem=str(exc),
-                    open_files=open_files(),
-                )

@@ -17,8 +17,6 @@ from urllib.parse import parse_qsl, unquote
 import httptools
 import orjson
 
-from penstock.core.errors import ClientDisconnected
-
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
@@ -49,14 +47,7 @@ def error_body(
     code: str | int | None = None,
     param: str | None = None,
 ) -> bytes:
-    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it.
-
-    Args:
-        message: What is wrong, with the bound and the remedy.
-        kind: The ``type`` field: ``invalid_request_error``, ``server_error``, ``rate_limit_error``...
-        code: Stable machine-readable word, the HTTP status as vLLM has it, or None.
-        param: The field that is wrong, or None.
-    """
+    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it."""
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
@@ -75,25 +66,17 @@ class Request:
     """A parsed request.
 
     Attributes:
-        method: Upper-case method.
         target: Request target as sent, for example ``b"/v1/models?a=b"``.
         path: Decoded path without the query.
         query: Decoded query parameters; of a repeated one, the last.
         headers: Lower-case names; repeated headers are joined by ``", "``.
-        body: Whole body, framing removed; at most ``ServerLimits.max_body_bytes``.
+        body: Complete body, framing removed; at most ``ServerLimits.max_body_bytes``.
         peer: ``host:port`` of the client.
-        keep_alive: Whether the client wants the connection kept.
         http_1_0: Whether the client speaks HTTP/1.0 and knows no chunks.
     """
 
-    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "path", "peer", "query", "target")
-
     def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], *, peer: str) -> None:
-        """Take the head of a request.
-
-        Raises:
-            ValueError: the target is neither a path, a URL, nor ``*``.
-        """
+        """Take the head of a request; ValueError where the target is neither a path, a URL, nor ``*``."""
         self.method = method
         self.target = target
         self.headers = headers
@@ -136,33 +119,12 @@ class ResponseOwner(Protocol):
 class Responder:
     """Writes one response: either ``send`` once, or ``start``, ``write``..., ``end``.
 
-    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` report it, and
-    ``drain`` raises. Callbacks run on the event loop, in the order of the events.
+    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` report it. Callbacks run on
+    the event loop, in the order of the events.
 
     Attributes:
-        started: The head has been sent.
-        closed: Nothing more can be written: the response is complete or the client is gone.
-        disconnected: The client went away before the response was complete.
         status: Status sent, or 0.
-        task: Answers the request.
     """
-
-    __slots__ = (
-        "_head_only",
-        "_http_1_0",
-        "_mode",
-        "_on_disconnect",
-        "_on_pause",
-        "_on_resume",
-        "_owner",
-        "_paused",
-        "_transport",
-        "_waiters",
-        "disconnected",
-        "keep_alive",
-        "status",
-        "task",
-    )
 
     def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
         self._owner = owner
@@ -174,7 +136,6 @@ class Responder:
         self._on_disconnect: tuple[Callback, ...] = ()
         self._on_pause: Callback | None = None
         self._on_resume: Callback | None = None
-        self._waiters: tuple[asyncio.Future[None], ...] = ()
         self.keep_alive = request.keep_alive
         self.disconnected = False
         self.status = 0
@@ -198,12 +159,7 @@ class Responder:
         content_type: str = JSON,
         headers: Headers = (),
     ) -> None:
-        """Send a complete response in one write.
-
-        Raises:
-            RuntimeError: the response was started already.
-            ValueError: a header carries a line break.
-        """
+        """Send a complete response in one write; RuntimeError if one was started, ValueError for a header's line break."""
         if not self._may_start():
             return
         if status in _BODYLESS:
@@ -215,12 +171,7 @@ class Responder:
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
-        """Send the head of a response whose length is not known: chunked, or until close for HTTP/1.0.
-
-        Raises:
-            RuntimeError: the response was started already.
-            ValueError: a header carries a line break.
-        """
+        """Send the head of a response whose length is not known: chunked, or until close for HTTP/1.0; raises as `send`."""
         if not self._may_start():
             return
         if self._http_1_0:
@@ -233,11 +184,7 @@ class Responder:
         self._transport.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send body bytes as one chunk, in one transport write; nothing when ``data`` is empty.
-
-        Raises:
-            RuntimeError: ``start`` was not called.
-        """
+        """Send body bytes as one chunk, in one transport write; nothing when ``data`` is empty."""
         if self._mode == _CHUNKED:
             if data:
                 self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -278,20 +225,6 @@ class Responder:
         if self._mode != _OVER:
             self._transport.abort()
 
-    async def drain(self) -> None:
-        """Return when the bytes waiting for the client are below the low-water mark.
-
-        Raises:
-            ClientDisconnected: the client is gone.
-        """
-        if self.disconnected:
-            raise ClientDisconnected("the client closed the connection before the response was complete")
-        if not self._paused:
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters += (waiter,)
-        await waiter
-
     def on_disconnect(self, callback: Callback) -> None:
         """Call back once if the client goes away before the response is complete (at once if it has)."""
         if self.disconnected:
@@ -315,33 +248,24 @@ class Responder:
         self._on_resume = callback
 
     def writing_paused(self) -> None:
-        """Take the connection's word that its buffer is above the high-water mark."""
+        """Record that the connection's buffer is above the high-water mark."""
         self._paused = True
         if self._on_pause is not None:
             self._on_pause()
 
     def writing_resumed(self) -> None:
-        """Take the connection's word that its buffer is below the low-water mark."""
+        """Record that the connection's buffer is below the low-water mark."""
         self._paused = False
-        waiters, self._waiters = self._waiters, ()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
         if self._on_resume is not None:
             self._on_resume()
 
     def connection_lost(self) -> None:
-        """Take the connection's word that the client is gone."""
+        """Record that the client is gone."""
         if self._mode == _OVER:
             return
         self.disconnected = True
-        callbacks, waiters = self._on_disconnect, self._waiters
+        callbacks = self._on_disconnect
         self._release()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(
-                    ClientDisconnected("the client closed the connection before the response was complete")
-                )
         for callback in callbacks:
             callback()
 
@@ -380,29 +304,21 @@ class Responder:
 
     def _finish(self) -> None:
         owner = self._owner
-        waiters = self._waiters
         self._release()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
         if owner is not None:
             owner.response_over(self)
 
     def _release(self) -> None:
-        # Callbacks and waiters hold handlers' frames; dropping them here frees a request at once
-        # instead of at the next cyclic collection.
+        # Callbacks hold handlers' frames; dropping them here frees a request at once instead of at the next
+        # cyclic collection.
         self._mode = _OVER
         self._owner = None
-        self._on_disconnect = self._waiters = ()
+        self._on_disconnect = ()
         self._on_pause = self._on_resume = None
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return ``name: value`` lines.
-
-    Raises:
-        ValueError: a name or value carries a line break or NUL, which would split the message.
-    """
+    """Return ``name: value`` lines."""
     lines = b""
     for each in headers:
         lines += b"%b: %b\r\n" % each

@@ -1,8 +1,4 @@
-"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock.
-
-Used by ``server_connection``. Every bound is on what the client has sent, so that a client can make the
-server hold or do only a small multiple of it.
-"""
+"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock."""
 
 from __future__ import annotations
 
@@ -53,52 +49,23 @@ class RequestReader:
     """Reads the requests of one connection, one behind the other.
 
     Attributes:
-        phase: Where the parser stands.
         begun: Requests begun so far; it changes where a new one has.
     """
-
-    __slots__ = (
-        "_body",
-        "_first_piece",
-        "_framing_bytes",
-        "_head_bytes",
-        "_headers",
-        "_hold",
-        "_limits",
-        "_max_head_bytes",
-        "_on_expect",
-        "_on_request",
-        "_parser",
-        "_part_bytes",
-        "_peer",
-        "_refusal",
-        "_repeats",
-        "_request",
-        "_url",
-        "_wants_body",
-        "begun",
-        "phase",
-    )
 
     def __init__(
         self,
         limits: ServerLimits,
         *,
         peer: str,
-        on_request: Callable[[Request], None],
+        on_request: Callable[[Request], Refusal | None],
         on_expect: Callable[[], None],
         wants_body: Callable[[Request], bool],
         hold: Callable[[int], bool],
     ) -> None:
-        """Prepare.
+        """Prepare; a request whose body ``wants_body`` does not want is answered from its head.
 
-        Args:
-            limits: Bounds of head and body.
-            peer: ``host:port`` of the client, for its requests.
-            on_request: Takes each complete request.
-            on_expect: Called when a client waits for ``100 Continue`` before it sends its body.
-            wants_body: Whether a request's body is to be read; else its head is all that is read of it.
-            hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
+        ``on_request`` takes each complete request or returns why not, ``on_expect`` is called when a client waits for ``100
+        Continue``, ``hold`` counts bytes of all connections' bodies and returns whether there is room for them.
         """
         self._limits = limits
         self._max_head_bytes = limits.max_header_bytes
@@ -133,7 +100,7 @@ class RequestReader:
         """Bytes held of a body that has not arrived in full."""
         return self._part_bytes if self.phase is ReaderPhase.BODY else 0
 
-    def feed(self, data: bytes | memoryview) -> Refusal | Request | None:
+    def feed(self, data: bytes) -> Refusal | Request | None:
         """Parse what came; requests that it completes go to ``on_request``.
 
         Returns:
@@ -164,13 +131,13 @@ class RequestReader:
                 return Refusal(400, "too_much_framing", message)
         return None
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _parse(self, data: bytes) -> None:
         """Feed the parser; each request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
 
         RFC 9110 7.8 allows that. The parser gives up the body of such a request, so its head is given to a
         new parser without the offer, followed by the bytes behind the head.
         """
-        rest = data
+        rest: bytes | memoryview = data
         while True:
             try:
                 self._parser.feed_data(rest)
@@ -282,7 +249,9 @@ class RequestReader:
         request.keep_alive = self._parser.should_keep_alive()
         self.phase = ReaderPhase.IDLE
         self._begin()
-        self._on_request(request)
+        refusal = self._on_request(request)
+        if refusal is not None:
+            self._refuse(refusal)
 
     # ------------------------------------------------------------------ refusals
 

@@ -1,8 +1,4 @@
-"""The HTTP/1.1 server of the router, the simulated worker and the planner.
-
-A handler gets each complete request and writes its response; see ``messages``. One timer per server looks
-over all connections for the time limits, so that no request costs a timer.
-"""
+"""The HTTP/1.1 server of the router, the simulated worker and the planner; one timer looks over all connections."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from contextlib import suppress
 from email.utils import formatdate
 
 from penstock.core.errors import ConfigError, PortInUseError
-from penstock.core.http.limits import ServerLimits, connections_within_files
+from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder
 from penstock.core.http.server_connection import Handler, ServerConnection, ServerContext
 from penstock.core.logs import get_logger
@@ -28,14 +24,8 @@ _BACKLOG = 2048
 _CANCEL_S = 5.0
 # Chosen: the least time that handlers get to act on a lost connection before they are cancelled.
 _NOTICE_S = 0.05
-
-
-def _none(_request: Request) -> bool:
-    return False
-
-
-def _all(_request: Request) -> bool:
-    return True
+# Chosen: often enough to be seen, seldom enough for a log under attack; real seconds.
+_REPORT_S = 10.0
 
 
 class HttpServer:
@@ -46,50 +36,31 @@ class HttpServer:
         handler: Handler,
         *,
         limits: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
-        is_vital: Callable[[Request], bool] = _none,
-        wants_body: Callable[[Request], bool] = _all,
+        is_vital: Callable[[Request], bool] = lambda _: False,
+        wants_body: Callable[[Request], bool] = lambda _: True,
     ) -> None:
         """Prepare; nothing listens yet.
 
-        Args:
-            handler: Answers each request.
-            limits: Of connections and requests.
-            is_vital: Whether a request, such as a probe's, is served even when all connections are in use.
-            wants_body: Whether a request's body is read; else the handler answers from its head, with an empty body,
-                and the connection ends.
+        A request that ``is_vital``, such as a probe's, is served even when all connections are in use. One whose body
+        ``wants_body`` does not want is handled with an empty body, and its connection ends.
         """
-        self._is_vital = is_vital
-        self._wants_body = wants_body
-        self._handler = handler
-        self._limits = limits
-        self._shared: ServerContext | None = None
+        self._shared = ServerContext(handler, limits, is_vital, wants_body)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reported_s = float("-inf")
         self._port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns.
-
-        Raises:
-            PortInUseError: another process listens there.
-            ConfigError: the address cannot be bound.
-        """
-        loop = asyncio.get_running_loop()
-        shared = ServerContext(
-            self._handler,
-            self._limits,
-            loop,
-            bound=connections_within_files(self._limits),
-            is_vital=self._is_vital,
-            wants_body=self._wants_body,
-        )
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns."""
+        shared = self._shared
+        shared.loop = loop = asyncio.get_running_loop()
+        shared.bound = shared.limits.connections_within_files()
         try:
             self._server = await loop.create_server(
                 lambda: ServerConnection(shared), host, port, backlog=_BACKLOG
             )
         except OSError as exc:
             raise _bind_error(exc, host, port) from exc
-        self._shared = shared
         self._port = self._server.sockets[0].getsockname()[1]
         self._sweep()
 
@@ -101,12 +72,12 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """Open connections."""
-        return len(self._shared.connections) if self._shared else 0
+        return len(self._shared.connections)
 
     @property
     def handlers(self) -> int:
         """Handlers that have not returned."""
-        return len(self._shared.responders) if self._shared else 0
+        return len(self._shared.responders)
 
     async def close(self, *, grace_s: float) -> None:
         """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off.
@@ -114,7 +85,7 @@ class HttpServer:
         Clients that neither send their request nor read their response get ``closing_s`` of it.
         """
         shared, server = self._shared, self._server
-        if shared is None or server is None:
+        if server is None:
             return
         shared.closing_since_s = shared.loop.time()
         deadline_s = shared.closing_since_s + grace_s
@@ -147,13 +118,15 @@ class HttpServer:
 
     def _sweep(self) -> None:
         shared = self._shared
-        if shared is None:
-            return
         # First, so that the limits outlive a sweep that fails.
-        self._timer = shared.loop.call_later(self._limits.sweep_period_s(), self._sweep)
+        self._timer = shared.loop.call_later(shared.limits.sweep_period_s(), self._sweep)
         now_s = shared.loop.time()
         shared.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
-        shared.exhaustion.look(now_s, bound=shared.bound)
+        if shared.refused and now_s - self._reported_s >= _REPORT_S:
+            log.warning(
+                "connections refused: all are in use", refused=shared.refused, max_connections=shared.bound
+            )
+            shared.refused, self._reported_s = 0, now_s
         for connection in tuple(shared.connections):
             connection.sweep(now_s)
 

@@ -1,7 +1,6 @@
 """One accepted connection: queues the requests of its reader, guards limits, reports disconnects.
 
-Used only by ``server``. Responses leave in the order of their requests: the next handler starts when the
-response before it is complete. Every request ends in an answer or a close, whatever its handler does.
+Responses leave in the order of their requests. Every request ends in an answer or a close, whatever its handler does.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
-from penstock.core.http.limits import ExhaustionLog, ServerLimits
+from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.request_reader import ReaderPhase, Refusal, RequestReader
 from penstock.core.logs import get_logger
@@ -27,76 +27,41 @@ _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
 # Chosen: connections and buffers become free within moments.
 _RETRY = ((b"retry-after", b"1"),)
-# Chosen: more pipelined requests than any client keeps outstanding; beyond it the socket is not read.
+# Chosen: more pipelined requests than any client keeps outstanding.
 _MAX_PIPELINED = 32
-# Chosen: what is parsed at a time, so that one read of small requests cannot make thousands of objects.
-_SLICE_BYTES = 16 * 1024
 # Chosen: what a connection of the reserve may take for its request; a probe sends its in one packet. Real seconds.
 _RESERVE_S = 2.0
 
 
+@dataclass(slots=True, eq=False)
 class ServerContext:
     """What the connections of one server have in common.
 
     Attributes:
         bound: Connections served at a time; those of the reserve come on top.
-        exhaustion: Reports connections turned away.
-        is_vital: Whether a request is served even when all connections are in use.
-        wants_body: Whether a request's body is read before its handler is called.
+        refused: Connections turned away since that was last logged.
         buffered_bytes: Of bodies, of all connections.
         responders: Of requests whose handlers have not returned.
         closing_since_s: Since when the server takes no more connections, by the loop's clock; None: it does.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        limits: ServerLimits,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        bound: int,
-        is_vital: Callable[[Request], bool],
-        wants_body: Callable[[Request], bool],
-    ) -> None:
-        self.handler = handler
-        self.limits = limits
-        self.loop = loop
-        self.bound = bound
-        self.is_vital = is_vital
-        self.wants_body = wants_body
-        self.buffered_bytes = 0
-        self.exhaustion = ExhaustionLog()
-        self.connections: set[ServerConnection] = set()
-        self.responders: set[Responder] = set()
-        self.date_line = b""
-        self.closing_since_s: float | None = None
-        self.on_empty: asyncio.Event = asyncio.Event()
+    handler: Handler
+    limits: ServerLimits
+    is_vital: Callable[[Request], bool]
+    wants_body: Callable[[Request], bool]
+    loop: asyncio.AbstractEventLoop = field(init=False)
+    bound: int = 0
+    refused: int = 0
+    buffered_bytes: int = 0
+    connections: set[ServerConnection] = field(default_factory=set)
+    responders: set[Responder] = field(default_factory=set)
+    date_line: bytes = b""
+    closing_since_s: float | None = None
+    on_empty: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ServerConnection(asyncio.Protocol):
     """Protocol of one accepted socket."""
-
-    __slots__ = (
-        "_current",
-        "_current_bytes",
-        "_drained_bytes",
-        "_held_bytes",
-        "_is_refusing",
-        "_is_reserve",
-        "_paused_since_s",
-        "_peer",
-        "_progress_s",
-        "_queue",
-        "_queued_bytes",
-        "_read_s",
-        "_reader",
-        "_shared",
-        "_since_s",
-        "_stalled_since_s",
-        "_transport",
-        "_unread",
-        "_unsent_bytes",
-    )
 
     def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
@@ -106,12 +71,10 @@ class ServerConnection(asyncio.Protocol):
         self._since_s = 0.0  # of the request being read; else of the last answer, or of another wait
         self._read_s = 0.0
         self._stalled_since_s: float | None = None
-        self._paused_since_s: float | None = None
         self._queue: deque[Request | Refusal] = deque()
         self._queued_bytes = 0
         self._current_bytes = 0
         self._held_bytes = 0
-        self._unread = b""
         self._current: Responder | None = None
         self._is_refusing = False
         self._is_reserve = False
@@ -186,32 +149,20 @@ class ServerConnection(asyncio.Protocol):
             if self._drained_bytes > _LINGER_BYTES and self._transport is not None:
                 self._transport.abort()
             return
+        reader = self._reader
+        if reader is None:
+            return
         self._read_s = self._shared.loop.time()
-        self._read(self._unread + data if self._unread else data)
-        if self._current is None and self._queue:
+        begun = reader.begun
+        refusal = reader.feed(data)
+        if reader.begun != begun:
+            self._since_s = self._read_s
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self._current is None and self._queue:
             self._next()
 
-    def _read(self, data: bytes) -> None:
-        """Parse until enough requests wait; the rest is kept as it came."""
-        reader = self._reader
-        self._unread = b""
-        for at in range(0, len(data), _SLICE_BYTES):
-            if self._paused_since_s is not None:
-                self._unread = data[at:]
-                return
-            if reader is None:
-                return
-            begun = reader.begun
-            refusal = reader.feed(data[at : at + _SLICE_BYTES])
-            if reader.begun != begun:
-                self._since_s = self._read_s
-            if refusal is not None:
-                self._refuse(refusal)
-                return
-
     def _end_reading(self) -> None:
-        """Forget what has arrived of an incomplete request."""
-        self._unread = b""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._release(reader.held_bytes)
@@ -228,29 +179,21 @@ class ServerConnection(asyncio.Protocol):
         self._shared.buffered_bytes += count
         return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
 
-    def _take(self, request: Request) -> None:
-        """Queue a complete request, and stop reading while many wait."""
+    def _take(self, request: Request) -> Refusal | None:
+        waiting_bytes = self._queued_bytes + len(request.body)
+        if self._queue and (
+            len(self._queue) >= _MAX_PIPELINED or waiting_bytes > self._shared.limits.max_body_bytes
+        ):
+            message = f"over {_MAX_PIPELINED} requests, or a longest body, wait on this connection; send fewer at once"
+            return Refusal(503, "too_many_pipelined", message)
         self._queue.append(request)
-        self._queued_bytes += len(request.body)
-        is_full = len(self._queue) > _MAX_PIPELINED
-        is_full = is_full or self._queued_bytes > self._shared.limits.max_body_bytes
-        if is_full and self._paused_since_s is None and self._transport is not None:
-            self._paused_since_s = self._shared.loop.time()
-            self._transport.pause_reading()
+        self._queued_bytes = waiting_bytes
+        return None
 
     def _permit_body(self) -> None:
         # With a response under way its bytes must not be mixed with these; the client sends anyway then.
         if self._current is None and not self._queue and self._transport is not None:
             self._transport.write(_CONTINUE)
-
-    def _resume_reading(self, transport: asyncio.Transport, paused_since_s: float) -> None:
-        """Read on; the time in which this side did not read is not the client's."""
-        self._paused_since_s = None
-        self._read_s = self._shared.loop.time()
-        self._since_s += self._read_s - paused_since_s
-        self._read(self._unread)
-        if self._paused_since_s is None:
-            transport.resume_reading()
 
     # ------------------------------------------------------------------ responses in order
 
@@ -312,13 +255,11 @@ class ServerConnection(asyncio.Protocol):
         self._current = responder
         responder.task = shared.loop.create_task(_answer(shared, item, responder))
         shared.responders.add(responder)
-        if self._paused_since_s is not None and len(self._queue) <= _MAX_PIPELINED // 2:
-            self._resume_reading(transport, self._paused_since_s)
 
     # ------------------------------------------------------------------ refusals and limits
 
     def _full(self) -> Refusal:
-        self._shared.exhaustion.refused += 1
+        self._shared.refused += 1
         return Refusal(503, "too_many_connections", f"{self._shared.bound} connections are open; retry later")
 
     def _refuse(self, refusal: Refusal | Request) -> None:
@@ -326,9 +267,6 @@ class ServerConnection(asyncio.Protocol):
         self._is_refusing = True
         self._since_s = self._shared.loop.time()
         self._end_reading()
-        if self._paused_since_s is not None and self._transport is not None:
-            self._paused_since_s = None
-            self._transport.resume_reading()
         self._queue.append(refusal)
         self._next()
 
@@ -367,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._is_refusing:
             if age_s > _LINGER_S and not self._queue and self._current is None:
                 transport.abort()
-        elif self._paused_since_s is None and self._reader is not None:
+        elif self._reader is not None:
             self._sweep_reading(now_s, age_s, self._reader.phase, transport)
 
     def _is_stuck(self, now_s: float, since_s: float, transport: asyncio.Transport) -> bool:
@@ -387,9 +325,8 @@ class ServerConnection(asyncio.Protocol):
         limits, closing_since_s = self._shared.limits, self._shared.closing_since_s
         if phase is ReaderPhase.IDLE:
             keep_s = _RESERVE_S if self._is_reserve else limits.keep_alive_s
-            if (
-                closing_since_s is not None
-            ):  # accepted by the kernel before, made after the server began to close
+            # Accepted by the kernel before, made after the server began to close.
+            if closing_since_s is not None:
                 keep_s = min(keep_s, limits.closing_s)
             if self._current is None and not self._queue and age_s > keep_s:
                 transport.close()
@@ -400,14 +337,14 @@ class ServerConnection(asyncio.Protocol):
                 Refusal(503, "shutting_down", "the server stops before the request has arrived; retry")
             )
         elif phase is ReaderPhase.HEAD and age_s > limits.header_timeout_s:
-            bound = limits.header_timeout_s
-            self._refuse(Refusal(408, "header_timeout", f"headers took longer than {bound} s"))
+            self._time_out("header_timeout", f"headers took longer than {limits.header_timeout_s} s")
         elif age_s > limits.receive_timeout_s:
-            bound = limits.receive_timeout_s
-            self._refuse(Refusal(408, "receive_timeout", f"head and body took longer than {bound} s"))
+            self._time_out("receive_timeout", f"head and body took longer than {limits.receive_timeout_s} s")
         elif phase is ReaderPhase.BODY and now_s - self._read_s > limits.body_timeout_s:
-            bound = limits.body_timeout_s
-            self._refuse(Refusal(408, "body_timeout", f"no body bytes came for {bound} s"))
+            self._time_out("body_timeout", f"no body bytes came for {limits.body_timeout_s} s")
+
+    def _time_out(self, code: str, message: str) -> None:
+        self._refuse(Refusal(408, code, message))
 
     def close_when_idle(self) -> None:
         """Close now if nothing is under way; else the response under way is the last."""

@@ -1,8 +1,4 @@
-"""Server-sent events: encode them, and find them in bytes that arrive in any pieces.
-
-Pure; called by the worker (encode), and by the router and clients that read streams (``EventSplitter``,
-``payload``). Lines may end in LF or CRLF.
-"""
+"""Server-sent events: encode them, and find them in bytes that arrive in any pieces; lines end in LF or CRLF. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +34,6 @@ class EventSplitter:
     """Cuts a body into events.
 
     Attributes:
-        max_event_bytes: Longest event accepted.
         tail: Bytes of an event that has not ended; the same object throughout.
     """
 
@@ -50,11 +45,7 @@ class EventSplitter:
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the events that ``data`` completes, each with the blank line that ends it.
-
-        Raises:
-            StreamBroken: an event is longer than ``max_event_bytes``.
-        """
+        """Return the events that ``data`` completes, each with the blank line that ends it."""
         tail = self.tail
         if not tail and data.endswith(b"\n\n") and data.count(b"\n") == 2:
             return [data]

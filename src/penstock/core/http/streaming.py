@@ -20,6 +20,7 @@ OnData = Callable[[bytes], None]
 OnChunk = Callable[[bytes, int], None]
 OnEnd = Callable[[], None]
 OnError = Callable[[UpstreamError], None]
+Observe = Callable[[bytes, int], bytes]
 
 
 class BodySource(Protocol):
@@ -36,32 +37,15 @@ class BodySource(Protocol):
 
 
 class StreamingResponse:
-    """A response whose body arrives while it is used: iterate over it, or give it a sink.
+    """A response whose body arrives while it is used: iterate over it, read it, or give it a sink.
 
-    Use it as an async context manager, iterate to the end, or call ``abort``: an unfinished response
-    holds its connection.
+    Use it as an async context manager, iterate to the end, or call ``abort``: an unfinished response holds its connection.
 
     Attributes:
         headers: Lower-case names; repeated headers are joined by ``", "``.
         ended: The complete body has arrived.
         on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
     """
-
-    __slots__ = (
-        "_buffer",
-        "_buffered_bytes",
-        "_connection",
-        "_error",
-        "_held",
-        "_on_data",
-        "_on_end",
-        "_on_error",
-        "_waiter",
-        "ended",
-        "headers",
-        "on_chunk",
-        "status",
-    )
 
     def __init__(self, connection: BodySource) -> None:
         self._connection: BodySource | None = connection
@@ -91,14 +75,8 @@ class StreamingResponse:
         """
         self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
         self.on_chunk = on_chunk
-        if self._held:
-            self._held = False
-            self.resume()
         if self._buffer:
-            data = b"".join(self._buffer)
-            self._buffer.clear()
-            self._buffered_bytes = 0
-            on_data(data)
+            on_data(self._take())
         if self.ended:
             self._drop_sink()
             on_end()
@@ -129,16 +107,10 @@ class StreamingResponse:
             self._wake()
 
     async def read(self, *, limit_bytes: int) -> bytes:
-        """Return the rest of the body.
-
-        Raises:
-            StreamBroken: the stream broke, or the body is longer than ``limit_bytes``.
-            UpstreamTimeout: the upstream fell silent or took too long in all.
-        """
+        """Return the rest of the body."""
         parts: list[bytes] = []
         size = 0
-        while self._buffer or (not self.ended and await self._has_more()):
-            part = self._take()
+        async for part in self:
             size += len(part)
             if size > limit_bytes:
                 self.abort()
@@ -150,28 +122,24 @@ class StreamingResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._buffer or await self._has_more():
-            return self._take()
-        raise StopAsyncIteration
-
-    async def _has_more(self) -> bool:
         while not self._buffer:
             if self._error is not None:
                 raise self._error
             if self.ended:
-                return False
+                raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             except asyncio.CancelledError:
                 self.abort()
                 raise
-        return True
+        return self._take()
 
     def _take(self) -> bytes:
-        data = self._buffer.pop(0)
-        self._buffered_bytes -= len(data)
-        if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
+        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        if self._held:
             self._held = False
             self.resume()
         return data
@@ -229,20 +197,13 @@ class StreamingResponse:
         self._on_data = self._on_end = self._on_error = self.on_chunk = None
 
 
-Observe = Callable[[bytes, int], bytes]
-
-
 async def relay(upstream: StreamingResponse, responder: Responder, *, observe: Observe) -> None:
     """Copy the rest of ``upstream``'s body to a started ``responder``; the caller ends the response.
 
     A slow client pauses the upstream; a client that leaves aborts it; a cancelled caller aborts it.
 
-    Args:
-        upstream: Response whose head has been looked at.
-        responder: Started response.
-        observe: Sees each read and returns what to send in its place, usually the same object, which is cheapest: body
-            bytes and 0, or one complete chunk as it came and where its body begins. An exception it raises aborts the
-            upstream and comes out of this call.
+    ``observe`` sees each read and returns what to send in its place, usually the same object, which is cheapest: body bytes
+    and 0, or one complete chunk as it came and where its body begins. What it raises aborts the upstream and comes out.
 
     Raises:
         ClientDisconnected: the client left first.

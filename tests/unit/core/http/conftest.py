@@ -42,8 +42,8 @@ def serve(stack):
 def make_pool(stack):
     """Make a pool that is closed at the end."""
 
-    def make(**kwargs):
-        pool = ConnectionPool(**kwargs)
+    def make():
+        pool = ConnectionPool()
         stack.push_async_callback(pool.close)
         return pool
 
@@ -52,7 +52,7 @@ def make_pool(stack):
 
 @pytest.fixture
 def pool(make_pool):
-    """A pool with default limits."""
+    """A pool of connections."""
     return make_pool()
 
 
@@ -95,11 +95,16 @@ class Flood:
 
     async def __call__(self, request, responder):
         """Write all pieces."""
+        room = asyncio.Event()
+        room.set()
+        responder.on_pause(room.clear)
+        responder.on_resume(room.set)
+        responder.cancel_on_disconnect()
         responder.start(200)
         while self.sent < self.total:
             responder.write(b"x" * 65536)
             self.sent += 65536
-            await responder.drain()
+            await room.wait()
         responder.end()
 
 

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from penstock.core.errors import SaturatedError, UpstreamConnectError, UpstreamTimeout
-from penstock.core.http.client import ConnectionPool, PoolLimits, Timeouts
+from penstock.core.http import client
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.client_connection import ClientConnection
 
 ON_BOTH_LOOPS = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
@@ -36,10 +37,11 @@ async def cut_at(turn, request, *, starve_s=0.0):
 
 @ON_BOTH_LOOPS
 @pytest.mark.parametrize("starve_s", [0.0, 0.001])
-async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, until, starve_s):
+async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, until, starve_s, monkeypatch):
     """Wherever the cancel falls, connect included, the pool's count returns to what is really open."""
     server = await serve(answer)
-    pool = make_pool(limits=PoolLimits(max_idle_per_origin=0))
+    monkeypatch.setattr(client, "MAX_IDLE_PER_ORIGIN", 0)
+    pool = make_pool()
     url = f"http://127.0.0.1:{server.port}/"
     ends = [await cut_at(turn, pool.request("GET", url), starve_s=starve_s) for turn in range(TURNS)]
     assert any(isinstance(each, asyncio.CancelledError) for each in ends)
@@ -49,10 +51,11 @@ async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, 
 
 
 @ON_BOTH_LOOPS
-async def test_a_connect_limit_that_passes_at_any_turn_leaves_nothing(serve, make_pool, until):
+async def test_a_connect_limit_that_passes_at_any_turn_leaves_nothing(serve, make_pool, until, monkeypatch):
     """A connect limit that ends in a stall of the loop, in the turn of the connection itself, frees its entry."""
     server = await serve(answer)
-    pool = make_pool(limits=PoolLimits(max_idle_per_origin=0))
+    monkeypatch.setattr(client, "MAX_IDLE_PER_ORIGIN", 0)
+    pool = make_pool()
     url = f"http://127.0.0.1:{server.port}/"
     for turn in range(TURNS):
         task = asyncio.create_task(pool.request("GET", url, timeouts=Timeouts(connect_s=0.001)))
@@ -80,7 +83,7 @@ async def test_close_during_an_attempt_ends(serve, until):
     await until(lambda: server.connections == 0)
 
 
-async def test_close_gives_up_what_does_not_end():
+async def test_close_gives_up_what_does_not_end(monkeypatch):
     """An attempt that neither ends nor fails holds close for its bound, not for ever."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -89,7 +92,8 @@ async def test_close_gives_up_what_does_not_end():
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        pool = ConnectionPool(limits=PoolLimits(close_s=0.05))
+        monkeypatch.setattr(client, "CLOSE_S", 0.05)
+        pool = ConnectionPool()
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
         task = asyncio.create_task(pool.request("GET", url, timeouts=Timeouts(connect_s=None)))
         await asyncio.sleep(0)
@@ -128,28 +132,18 @@ class Wire(asyncio.Transport):
         return 0
 
 
-class Keeper:
-    """The pool's side of a connection."""
-
-    def connection_free(self, connection):
-        """Keep nothing."""
-
-    def connection_gone(self, connection):
-        """Forget nothing."""
-
-
 async def test_a_late_cancel_spares_the_next_request():
     """A request cancelled in the turn in which its answer ended does not cut off its connection's next user."""
     loop = asyncio.get_running_loop()
-    wire, connection = Wire(), ClientConnection(Keeper(), ("h", 80), loop)
+    wire, connection = Wire(), ClientConnection(("h", 80), loop, id, id)
     connection.connection_made(wire)
     gate = loop.create_future()
 
     async def second():
         await gate
-        return await connection.exchange("GET", b"", b"", Timeouts(), None)
+        return await connection.exchange(b"", b"", Timeouts(), None)
 
-    first = asyncio.create_task(connection.exchange("GET", b"", b"", Timeouts(), None))
+    first = asyncio.create_task(connection.exchange(b"", b"", Timeouts(), None))
     next_one = asyncio.create_task(second())
     await asyncio.sleep(0)
     gate.set_result(None)  # wakes the second request before the first

@@ -1,6 +1,5 @@
 import asyncio
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import sys
 import pytest
 
 from penstock.core.http import loop
-from penstock.core.http.loop import raise_file_limit, run
+from penstock.core.http.loop import run
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -80,21 +79,3 @@ def test_a_task_that_refuses_to_end_does_not_hold_the_process():
     )
     assert ended.returncode == 1
     assert b"tasks or threads do not end" in ended.stdout + ended.stderr
-
-
-def test_signals_are_given_back():
-    """After run, the signals do what they did before."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    async def main(stop):
-        return None
-
-    run(main)
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_the_file_limit_is_raised():
-    """The soft limit reaches the hard limit."""
-    raise_file_limit()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft == hard

@@ -1,7 +1,7 @@
 import asyncio
 import socket
 
-from penstock.core.errors import ClientDisconnected, StreamBroken, UpstreamTimeout
+from penstock.core.errors import ClientDisconnected, StreamBroken
 from penstock.core.http.client import Timeouts
 from penstock.core.http.sse import DONE, EventSplitter, encode_event
 from penstock.core.http.streaming import relay
@@ -114,20 +114,6 @@ async def test_a_broken_upstream_breaks_the_client(serve, connect, peer, make_po
     await client.head()
     assert b"0\r\n\r\n" not in await client.rest()
     assert isinstance(await outcome, StreamBroken)
-
-
-async def test_a_silent_upstream_times_out(serve, connect, make_pool):
-    """The idle limit works on relayed streams."""
-    outcome = asyncio.get_running_loop().create_future()
-    source = await serve(events_source(2, gate=asyncio.Event()))
-    front = await serve(
-        relaying(make_pool(), url_of(source), outcome=outcome, timeouts=Timeouts(idle_s=0.08))
-    )
-    client = await connect(front)
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    error = await asyncio.wait_for(outcome, 5)
-    assert isinstance(error, UpstreamTimeout)
-    assert error.phase == "idle"
 
 
 async def test_an_observer_that_raises_ends_the_relay(serve, connect, make_pool, until):

@@ -3,7 +3,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock.core.errors import ClientDisconnected, PortInUseError, UpstreamError
+from penstock.core.errors import PortInUseError, UpstreamError
 from penstock.core.http.server import HttpServer
 
 
@@ -96,15 +96,6 @@ async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
     gate.set()
     assert (await client.response())[2] == b"/slow"
     assert (await client.response())[2] == b"/fast"
-
-
-async def test_a_thousand_pipelined_requests_are_all_answered(serve, connect):
-    """Reading stops while many requests wait, and goes on: none is lost or reordered."""
-    client = await connect(await serve(echo))
-    for number in range(1000):
-        client.send(b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc" % number)
-    for number in range(1000):
-        assert orjson.loads((await client.response())[2])["path"] == f"/{number}"
 
 
 async def test_head_gets_the_headers_only(serve, connect):
@@ -240,35 +231,8 @@ async def test_a_handler_without_an_answer_is_reported(serve, connect, caplog):
     assert "handler returned before its response was complete" in caplog.text
 
 
-async def test_misuse_of_the_responder_is_refused(serve, connect):
-    """A second response, writing before the start, and headers with line breaks raise."""
-    errors = []
-
-    def attempt(call):
-        try:
-            call()
-        except (RuntimeError, ValueError) as exc:
-            errors.append(type(exc))
-
-    async def handler(request, responder):
-        attempt(lambda: responder.write(b"x"))
-        attempt(responder.end)
-        attempt(lambda: responder.send(200, b"", headers=[(b"a", b"b\r\nc: d")]))
-        responder.send(200, b"ok")
-        attempt(lambda: responder.send(200, b""))
-        attempt(lambda: responder.start(200))
-        responder.write(b"late")
-        responder.end()
-
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert (await client.response())[2] == b"ok"
-    assert await client.rest() == b""
-    assert errors == [RuntimeError, RuntimeError, ValueError, RuntimeError, RuntimeError]
-
-
-async def test_disconnect_calls_back_and_drain_raises(serve, connect):
-    """When the client leaves, callbacks run once, drain raises, writes are dropped; nothing is cancelled."""
+async def test_disconnect_calls_back(serve, connect):
+    """When the client leaves, callbacks run once and writes are dropped; nothing is cancelled."""
     events = []
     finished = asyncio.Event()
 
@@ -281,10 +245,6 @@ async def test_disconnect_calls_back_and_drain_raises(serve, connect):
         responder.write(b"to nobody")
         responder.end()
         responder.on_disconnect(lambda: events.append("late callback"))
-        try:
-            await responder.drain()
-        except ClientDisconnected:
-            events.append("drain raised")
         events.append((responder.disconnected, responder.closed, responder.started))
         finished.set()
 
@@ -293,7 +253,7 @@ async def test_disconnect_calls_back_and_drain_raises(serve, connect):
     await client.head()
     await client.close()
     await asyncio.wait_for(finished.wait(), 5)
-    assert events == ["callback", "late callback", "drain raised", (True, True, True)]
+    assert events == ["callback", "late callback", (True, True, True)]
 
 
 async def test_no_disconnect_is_reported_after_the_answer(serve, connect, until):

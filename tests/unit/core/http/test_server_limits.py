@@ -299,24 +299,6 @@ async def test_the_reserve_is_bounded_and_the_loss_is_logged(serve_vital, connec
     await until(lambda: "connections refused: all are in use" in caplog.text)
 
 
-async def test_a_lack_of_files_is_logged_and_survived(serve, connect, until, caplog):
-    """While the process has no file left the log says so, once; afterwards connections are accepted again."""
-    server = await serve(answer, keep_alive_s=0.1)
-    first = await connect(server)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        # No number above the files that are open may be given out; holes below are filled first.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        await until(lambda: "no file left" in caplog.text)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert await first.rest() == b""
-    second = await connect(server)
-    second.send(GET)
-    assert (await second.response())[0] == 200
-    assert caplog.text.count("no file left") == 1
-
-
 async def test_the_limit_of_open_files_bounds_the_connections(serve_vital, connect, caplog):
     """A server that cannot open as many files as it may have connections says so and serves fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -384,23 +366,3 @@ async def test_a_body_sent_drop_by_drop_is_answered_408(serve, connect):
     dripping = asyncio.create_task(drip())
     assert code_of(await client.response()) == (408, "receive_timeout")
     dripping.cancel()
-
-
-async def test_time_in_which_the_server_does_not_read_is_not_the_clients(serve, connect, until):
-    """A request cut by the server's own pause is not answered 408, however long the pause."""
-    gate = asyncio.Event()
-
-    async def handler(request, responder):
-        await gate.wait()
-        responder.send(200, b"")
-
-    server = await serve(handler, header_timeout_s=0.05, receive_timeout_s=0.05, body_timeout_s=0.05)
-    client = await connect(server)
-    client.send(GET * 40 + b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
-    (connection,) = server._shared.connections
-    await until(lambda: connection._paused_since_s is not None)
-    await asyncio.sleep(0.2)
-    gate.set()
-    client.send(b"ok")
-    for _ in range(41):
-        assert (await client.response())[0] == 200
