@@ -33,16 +33,20 @@ def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
     )
 
 
+PULL_S = 10.0
+"""Longer than a live one's, so that hours are short."""
+
+
 def _served(rates, known=None, objective=OBJECTIVE):
     known = known or Hindsight()
     for rate in rates:
-        known = hindsight.chosen(hindsight.followed(known, _load(rate)), objective)
+        known = hindsight.chosen(hindsight.followed(known, _load(rate, dt_s=PULL_S)), objective)
     return known
 
 
 def _bursts(hours):
     """Return 90 s of 6 requests/s every quarter of an hour, 0.3 between."""
-    return ([0.3] * 150 + [6.0] * 45 + [0.3] * 255) * (4 * hours)
+    return ([0.3] * 30 + [6.0] * 9 + [0.3] * 51) * (4 * hours)
 
 
 def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
@@ -55,13 +59,13 @@ def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
 
 def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
     """0.3 requests/s rise to 6 within an hour, twice: a floor that carries both would idle half of the time."""
-    rates = [0.3 + 5.7 * min(1.0, max(0.0, (step % 3600 - 600) / 1200)) for step in range(2 * 3600)]
+    rates = [0.3 + 5.7 * min(1.0, max(0.0, (step % 720 - 120) / 240)) for step in range(2 * 720)]
     assert _served(rates).floor <= 2
 
 
 def test_a_floor_that_is_no_longer_needed_is_left():
     """Bursts for two hours, then none: after eight one worker is enough."""
-    known = _served([0.3] * 1800 * 8, _served(_bursts(2)))
+    known = _served([0.3] * 360 * 8, _served(_bursts(2)))
     assert known.floor_now == 1
 
 
@@ -82,21 +86,21 @@ def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
 
 def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
     """Ten minutes of almost what two do, ten of a little less: each crest would have started a third that no request needed."""
-    known = _served(([3.8] * 300 + [2.2] * 300) * 18)
+    known = _served(([3.8] * 60 + [2.2] * 60) * 18)
     assert (known.floor, known.growth) == (2, Growth.FIXED)
     assert "none above it" in hindsight.in_words(known, 1)
 
 
 def test_nothing_is_chosen_from_a_handful_of_requests():
     """Ninety requests in five minutes, most of them late with one worker: the floor stays as it was."""
-    assert _served([0.0] * 150 + [15.0] * 3).floor == 1
+    assert _served([0.0] * 30 + [4.5] * 2).floor == 1
 
 
 def test_a_floor_keeps_within_what_may_be_had():
     """Sizes end where bounds or budget do."""
     known = Hindsight()
     for rate in _bursts(1):
-        known = hindsight.chosen(hindsight.followed(known, _load(rate, sizes=2)), OBJECTIVE)
+        known = hindsight.chosen(hindsight.followed(known, _load(rate, sizes=2, dt_s=PULL_S)), OBJECTIVE)
     assert (known.floor, known.sizes) == (2, 2)
 
 
@@ -104,10 +108,10 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
     """Every quarter of an hour: two workers more are held from a start-up before until it is over, not in between."""
     known, held_s, ready = Hindsight(), 0, []
     for step, rate in enumerate(_bursts(4)):
-        known = hindsight.chosen(hindsight.followed(known, _load(rate)), OBJECTIVE)
-        if step >= 3 * 1800:
-            held_s += 2 * (known.floor_now > 1)
-            if rate > 1 and step % 450 == 150:
+        known = hindsight.chosen(hindsight.followed(known, _load(rate, dt_s=PULL_S)), OBJECTIVE)
+        if step >= 3 * 360:
+            held_s += PULL_S * (known.floor_now > 1)
+            if rate > 1 and step % 90 == 30:
                 ready.append(known.floor_now > 1 and known.recurrence.due_s >= STARTUP_S)
     assert known.growth is Growth.RECURRING
     assert ready == [True] * 4
@@ -117,7 +121,7 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
 
 def test_what_does_not_come_again_any_more_is_not_waited_for():
     """The bursts stop: a day later nothing is held for them, and nothing that demand asks for is held back."""
-    known = _served([0.3] * 1800 * 12, _served(_bursts(4)))
+    known = _served([0.3] * 360 * 12, _served(_bursts(4)))
     assert known.floor_now == 1
     assert not known.recurrence.period
 

@@ -131,6 +131,7 @@ def _ledger_records(config):
         )
         yield {**record, "wall_s": ZERO_UNIX_S + end_s / SPEED}
         decision, state = made
+        start_s = end_s
         for role in decision.changes:
             change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
             yield records.actuation_record(change, at_s=decision.at_s, outcome=Outcome.APPLIED)
