@@ -318,14 +318,14 @@ def _start_ups() -> list[Case]:
             **(options | ({"profile": A100_14B} if name == "cycles" else {})),
         )  # type: ignore[arg-type]  # as the caller says
 
-    loads = (("sine", SINE), ("cycles", CYCLES), ("recurring", RECURRING))
+    loads = (("cycles", CYCLES), ("recurring", RECURRING))
     return [
         *(
             case(name, source, str(start_up_s), cold_start_s=float(start_up_s))
             for name, source in loads
             for start_up_s in (30, 300)
         ),
-        case("sine", SINE, "40-to-300", cold_start_cv=0.5),
+        case("cycles", CYCLES, "40-to-300", cold_start_cv=0.5),
     ]
 
 

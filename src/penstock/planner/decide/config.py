@@ -105,7 +105,7 @@ class DecideConfig:
     ttft_slo_s: float = 5.0
     scale_to_zero_after_s: float | None = None
     in_time: float = 0.99
-    gpu_percent_per_point: float = 10.0
+    gpu_percent_per_point: float = 20.0
     itl_slo_s: float | None = None
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND
