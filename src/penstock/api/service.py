@@ -219,7 +219,7 @@ class ServiceSpec(SpecModel):
 
     @property
     def is_external(self) -> bool:
-        """Whether somebody other than the planner sets the replicas."""
+        """Whether another client than the planner sets the replicas."""
         return self.scaling is not None and self.scaling.managed_by is ManagedBy.EXTERNAL
 
     @property

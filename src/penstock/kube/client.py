@@ -157,7 +157,7 @@ class KubeClient:
     async def apply(
         self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None = None
     ) -> dict[str, Any]:
-        """Make the fields of ``obj`` so, by server-side apply, whoever owns them; others stay as they are.
+        """Make the fields of ``obj`` so, by server-side apply, taking them from other owners; others stay as they are.
 
         Raises:
             InvalidObjectError: the object breaks the server's rules.
@@ -198,7 +198,7 @@ class KubeClient:
         With ``metadata.resourceVersion`` in a merge patch it succeeds only if no other write was first.
 
         Raises:
-            ConflictError: somebody else changed it first.
+            ConflictError: another writer changed it first.
             NotFoundError: it does not exist.
             InvalidObjectError: the result breaks the server's rules, or a JSON patch's test failed.
         """

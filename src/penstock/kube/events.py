@@ -45,7 +45,7 @@ class EventMessage:
 
     Attributes:
         action: What was done, one word; empty: what its reporter always does.
-        is_warning: Whether somebody should look.
+        is_warning: Whether a person should look.
         detail: Put behind the text in brackets; does not distinguish repeats.
     """
 

@@ -161,7 +161,7 @@ class Election:
             async with asyncio.timeout(limit_s):
                 is_ours = await self._take()
         except ConflictError:
-            return False  # somebody else was first; the next look shows who
+            return False  # another was first; the next look shows who
         except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail for a while
             problem = str(exc) or f"no answer within {limit_s:.1f} s"
             if problem != self.problem:

@@ -102,7 +102,7 @@ class Applier:
         Children of another owner than the given one are left alone.
 
         Raises:
-            ClusterError: somebody else was first; an object that the server refuses or cannot write (a webhook
+            ClusterError: another writer was first; an object that the server refuses or cannot write (a webhook
                 that fails, a kind that it does not know) does not raise, so that the others are written.
         """
         found = Applied()
@@ -238,7 +238,7 @@ class Applier:
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
 
     async def _apply(self, want: Object) -> Object:
-        """Apply an object; where somebody changed the key of a list's entry, set the lists right before.
+        """Apply an object; where another writer changed the key of a list's entry, set the lists right before.
 
         An apply adds the entry under its own key beside the changed one, and a Service with two ports of one
         name is refused.

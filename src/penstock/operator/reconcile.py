@@ -151,7 +151,7 @@ class Reconciler:
         """Reconcile one graph; return seconds until it is to be requeued though nothing changes, or None.
 
         Raises:
-            ClusterError: the API server does not answer, refused, or somebody else was first; nothing is lost
+            ClusterError: the API server does not answer, refused, or another writer was first; nothing is lost
                 by looking again later.
         """
         started_s = time.monotonic()

@@ -163,7 +163,7 @@ def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, Any]:
     """Return a run's figures as plain data; requests of the warm-up are left out of all but the counts.
 
-    ``capacity`` is the share of judged requests whose TTFT is below the SLO; a request that failed or was
+    ``capacity`` is the share of counted requests whose TTFT is below the SLO; a request that failed or was
     rejected has missed it.
     """
     judged = slice(workload.warmup, None)

@@ -38,7 +38,7 @@ class WorkloadSpec:
     Attributes:
         source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
         spread: How Mooncake's batches of equal time are placed in their 3 s. POISSON draws new ones for every seed.
-        warmup: Requests at the beginning that are served but not judged.
+        warmup: Requests at the beginning that are served but not counted.
         copies: Populations side by side: the same requests that many times, each with prefixes and a
             spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
         tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``.

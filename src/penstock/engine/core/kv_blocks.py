@@ -59,7 +59,7 @@ KvFact = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class KvJournal:
-    """The changes since somebody last took them."""
+    """The changes since they were last taken."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

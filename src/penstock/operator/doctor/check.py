@@ -1,6 +1,6 @@
 """Facts to findings: the API server, the clock, the definitions, operator and planner, rights. Pure.
 
-Graphs are judged in `check_graph`, node pools in `check_pools`. What could not be read is never taken for
+Graphs are checked in `check_graph`, node pools in `check_pools`. What could not be read is never taken for
 healthy nor for broken: it is unknown, with the way to find out.
 """
 

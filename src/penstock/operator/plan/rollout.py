@@ -7,7 +7,7 @@ Pure. Two rules keep the ratio of prefill to decode while a graph changes:
   which the budget has no room);
 - at most one worker service rolls at a time, so at most one replica is away.
 
-Room is judged by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
+Room is measured by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
 room that it was allowed to use. A rollout that has begun to surge goes on so although more replicas are wanted
 meanwhile, unless the budget keeps its new pod from starting: a strategy that flips ends the old pod at once.
 """

@@ -2,7 +2,7 @@
 
 Pure. Everything is recomputed from what is observed; from the old status only transition times are taken
 over. The planner's part (``status.planner``, condition PlannerActive) is not in the result and so stays its own.
-Each condition is judged alone; its message is the same for the same state: sorted, without ages or counters.
+Each condition is evaluated alone; its message is the same for the same state: sorted, without ages or counters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def condition_results(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
 def conditions(
     found: Iterable[ConditionResult], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Return what is judged of a generation as the API has it; ``old`` are the conditions there, others' among them.
+    """Return a generation's conditions as the API has them; ``old`` are the conditions there, others' among them.
 
     A transition time changes, to ``now`` (RFC 3339), only with the status.
     """

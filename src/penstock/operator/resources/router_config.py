@@ -48,7 +48,7 @@ def router_manifest(graph: GraphDeployment) -> str:
     """Return the graph as YAML, cut down to what a router reads.
 
     Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
-    is off, because its budget would be judged by numbers that are not there.
+    is off, because its budget would be compared with numbers that are not there.
     """
     return str(yaml.dump(_kept(graph), Dumper=_DUMPER, sort_keys=True, width=110))
 

@@ -37,7 +37,7 @@ RETRY_S: Final = 5.0
 
 TRUST_S: Final = 30.0
 """Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
-lag by milliseconds; after that somebody has overwritten it."""
+lag by milliseconds; after that another writer has overwritten it."""
 
 MISSING_S: Final = 10.0
 """Simulated seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""

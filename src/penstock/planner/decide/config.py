@@ -79,7 +79,7 @@ class DecideConfig:
             ``planner.sla.ttftSeconds``.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         performance: What mode sla plans by; None in every other mode that needs no profile.
-        external: Roles whose replicas somebody else sets; they count against the budget and are never changed.
+        external: Roles whose replicas another writer sets; they count against the budget and are never changed.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
 

@@ -1,6 +1,6 @@
 """What is remembered of a role from decision to decision: grace, back-off, and who sets its replicas.
 
-A role of ``scaling.managedBy: external`` never belongs to the planner. Any other role that somebody else writes
+A role of ``scaling.managedBy: external`` never belongs to the planner. Any other role that another client writes
 is left to the writer for one adjustment interval, and for twice as long after each further write: a writer that keeps
 writing (an autoscaler) is overridden less and less often; after a single write (a person's) planning soon resumes.
 """
@@ -22,7 +22,7 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     """Return the role's state as this interval sees it: grace opened, a settled scale-up forgotten.
 
     The grace period opens when more decode (or aggregated) workers are ready than at the last decision: a
-    worker of ours, somebody else's or one back from a crash, each with an empty KV cache; and at the first
+    worker of ours, another writer's or one back from a crash, each with an empty KV cache; and at the first
     decision, for the workers that started with the graph.
     """
     is_kv = role is not Role.PREFILL
@@ -96,7 +96,7 @@ def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[R
 
 
 def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether one more write by somebody else changes what the planner does."""
+    """Return whether one more write by another client changes what the planner does."""
     return state.foreign_writes < UNHEARD_WRITES or not is_left(role, state, config)
 
 

@@ -35,7 +35,7 @@ class TargetState:
         is_adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
             restarts after a crash is no adjustment.
         endpoints: Ready workers only.
-        edited: Roles whose number of replicas somebody else has set since the last snapshot.
+        edited: Roles whose number of replicas another client has set since the last snapshot.
         writers: Who set each role's number of replicas last, where that is known.
         failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
         never_ready: Roles with a replica that counts as starting and will never become ready, and why.
@@ -67,7 +67,7 @@ class Target(Protocol):
         Idempotent and level-triggered: asking twice for the same number changes nothing more.
 
         Raises:
-            ConflictError: somebody else changed the backend first; observe and decide again.
+            ConflictError: another writer changed the backend first; observe and decide again.
             ClusterError: the backend refused or failed.
         """
         ...

@@ -37,7 +37,7 @@ ATTEMPTS: Final = 4
 """Tries of one write while others change other fields of the same adapter. Chosen: its status has few writers."""
 
 OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
-"""Field managers whose number of replicas is no edit by somebody else."""
+"""Field managers whose number of replicas is no edit by another client."""
 
 Object = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ class ScaledService:
 
     Attributes:
         replicas: Fixed number, or the first one.
-        is_external: Whether somebody other than the planner sets its number.
+        is_external: Whether another client than the planner sets its number.
     """
 
     name: str

@@ -125,7 +125,7 @@ def count(
 ) -> PodPool:
     """Return a role's pool.
 
-    Replicas wished for that no pod stands for yet are starting, or given up if the API server has ``refused`` their
+    Desired replicas without a pod yet are starting, or given up if the API server has ``refused`` their
     pods; those beyond the ``desired`` number, within bounds, are draining, because the operator is about to take
     them. So a desired number counts from the moment it is written. ``served`` are uids of pods that were ready
     before, ``failing`` of pods that are given up, with the reason.

@@ -122,7 +122,7 @@ class Assignment(Generic[T]):
             self.on_verdict(Verdict.PARDONED, "")
 
     def end(self) -> None:
-        """Give the share back; without a verdict the worker is judged neither way. Does nothing the second time."""
+        """Give the share back; without a verdict the worker's circuit stays as it is. Does nothing the second time."""
         if not self.is_open:
             return
         self.is_open = False

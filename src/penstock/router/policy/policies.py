@@ -10,6 +10,7 @@ Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -105,15 +106,15 @@ class LeastLoaded(_Memoryless):
         return RoutingDecision(best.name, reason)
 
 
-class _Cheapest(_Memoryless):
+class _Cheapest(_Memoryless, ABC):
     """The worker of the lowest cost; costs that differ by less than ``noise`` are equal."""
 
     noise = 0.0
     reason: str
 
+    @abstractmethod
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
         """Return what a request costs at each worker."""
-        raise NotImplementedError
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""

@@ -2,7 +2,7 @@
 
 Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets. While
 premium or standard misses one, shedding goes up the ladder `STEPS`, standard being shed for premium alone; while both keep
-well within their targets it comes down, more slowly. Each step is judged by what was measured since it was taken.
+well within their targets it comes down, more slowly. Each step is compared with what was measured since it was taken.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _STALE_PULLS: Final = 3
 _SHOWN_CHANGES: Final = 20
 """Chosen: as many as the planner's state file has."""
 _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading somebody else's data may raise."""
+"""What reading data of another process may raise."""
 
 
 @dataclass(frozen=True, slots=True)
