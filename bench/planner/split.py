@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-LOOKED_AT = frozenset(("poisson", "sine", "long-short", "flash", "bursts", "mooncake", "aggregated-sine"))
-"""Policies were made on these before there was a rule."""
+LOOKED_AT = frozenset(
+    (
+        "poisson",
+        "sine",
+        "long-short",
+        "flash",
+        "bursts",
+        "mooncake",
+        "aggregated-sine",
+        "regimes",
+        "tenants",
+        "days",
+    )
+)
+"""Policies were made on these, before there was a rule or against it."""
 
 
 def is_tuned(name: str) -> bool:

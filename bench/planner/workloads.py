@@ -159,6 +159,7 @@ def _long() -> list[Case]:
             "bursts", "on and off, CV 13, 1.5/s", f"bursts:rate=1.5,peak=6,cv=13,duration_s={HOURS_S},{CHAT}"
         ),
         _hours("recurring", "0.1/s, x 30 for 90 s every 15 minutes", RECURRING, is_quick=True),
+        _hours("aggregated-recurring", "aggregated, the same", RECURRING, fleet=(2,)),
         _hours(
             "regimes",
             "random levels of 0.1/s to 1.2/s, 15 minutes each in the mean; 12,000/300, 14B",

@@ -91,7 +91,7 @@ def test_new_workloads_and_seeds_are_tuned_or_held_out_by_their_names(bench):
     cases = bench["workloads"].cases(None)
 
     assert {case.name for case in cases if case.is_tuned} >= split.LOOKED_AT
-    assert [split.is_tuned(name) for name in ("recurring", "regimes", "tenants", "monday")] == [
+    assert [split.is_tuned(name) for name in ("recurring", "aggregated-recurring", "arxiv", "monday")] == [
         *(True, False, False, True)
     ]
     assert all(
@@ -99,4 +99,4 @@ def test_new_workloads_and_seeds_are_tuned_or_held_out_by_their_names(bench):
         for case in cases
         if case.is_tuned
     )
-    assert not split.is_tuned_seed("regimes", 0)
+    assert not split.is_tuned_seed("arxiv", 0)
