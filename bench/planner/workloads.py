@@ -212,6 +212,14 @@ def _long() -> list[Case]:
             f"day:rate=0.08,peak=10,period_s=10800,step_length_s=1800,duration_s={HOURS_S},{DAY}",
             profile=A100_14B,
         ),
+        _hours(
+            "two-days",
+            "packaged Mooncake slice over two days of four hours, 0.04/s to 0.64/s, 14B",
+            "day:rate=0.04,peak=16,period_s=14400,step_length_s=3600,duration_s=28800,requests=mooncake,max_tokens=24000",
+            profile=A100_14B,
+            budget=16,
+            is_quick=True,
+        ),
     ]
 
 
@@ -239,7 +247,7 @@ def _traces(data: Path | None) -> list[Case]:
         folder / "mooncake_arxiv_first1000.jsonl",
     )
     azure, code = (folder / f"AzureLLMInferenceTrace_{name}.csv" for name in ("conv", "code"))
-    return [
+    found = [
         Case(
             "mooncake",
             "packaged Mooncake slice at 0.7/s",
@@ -247,7 +255,6 @@ def _traces(data: Path | None) -> list[Case]:
             qps=0.7,
             budget=8,
             is_quick=True,
-            kind="short",
         ),
         Case(
             "conversation",
@@ -257,7 +264,6 @@ def _traces(data: Path | None) -> list[Case]:
             budget=24,
             fleet=(4, 2),
             needs_data=True,
-            kind="short",
             seeds=1,
         ),
         Case(
@@ -267,7 +273,6 @@ def _traces(data: Path | None) -> list[Case]:
             qps=2.0,
             budget=16,
             needs_data=True,
-            kind="short",
         ),
         Case(
             "azure",
@@ -280,7 +285,6 @@ def _traces(data: Path | None) -> list[Case]:
             slo_s=2.0,
             itl_slo_s=0.05,
             needs_data=True,
-            kind="short",
             seeds=1,
         ),
         Case(
@@ -293,18 +297,10 @@ def _traces(data: Path | None) -> list[Case]:
             fleet=(2, 1),
             slo_s=2.0,
             needs_data=True,
-            kind="short",
             seeds=1,
         ),
-        _hours(
-            "two-days",
-            "packaged Mooncake slice over two days of four hours, 0.04/s to 0.64/s, 14B",
-            "day:rate=0.04,peak=16,period_s=14400,step_length_s=3600,duration_s=28800,requests=mooncake,max_tokens=24000",
-            profile=A100_14B,
-            budget=16,
-            is_quick=True,
-        ),
     ]
+    return [replace(case, kind="short") for case in found]
 
 
 def _start_ups() -> list[Case]:
