@@ -192,6 +192,13 @@ def _long() -> list[Case]:
             f"regimes:rate=0.2,peak=12,step_length_s=600,duration_s={HOURS_S},{shared}",
             budget=16,
         ),
+        *_tides(),
+    ]
+
+
+def _tides() -> list[Case]:
+    """Return the cases that move more slowly than a start-up."""
+    return [
         _hours(
             "monday",
             "0.08/s for two hours and a half, then to 0.8/s within an hour and a half; 14,000/300, 14B",
