@@ -1,6 +1,6 @@
 """Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
 
-Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
+Four fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
 one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *fixed*
 one never does; a *recurring* one neither, and holds its floor only while more than the least is due, as it came before
 (`recurrence`). Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served

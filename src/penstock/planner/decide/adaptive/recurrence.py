@@ -18,7 +18,6 @@ AGREES_LEAST = 0.8
 """Chosen: of what was asked for so much came a period after the same was asked for, within a slot, and of that so much came
 again."""
 
-
 FALLS_TO = 0.5
 """Chosen: demand that is there for over half of the time has no period that would save much."""
 
@@ -56,19 +55,17 @@ class Recurrence:
 
 def followed(known: Recurrence, is_asked: bool, dt_s: float, startup_s: float) -> Recurrence:  # noqa: FBT001 - a reading
     """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
-    known = replace(known, slot_s=known.slot_s + dt_s, is_asked=known.is_asked or is_asked)
-    while known.slot_s >= SLOT_S:
-        left_s = known.slot_s - SLOT_S
-        bits = (int(known.asked, 16) << 1 | known.is_asked) & ((1 << SLOTS_MOST) - 1)
-        slots = min(known.slots + 1, SLOTS_MOST)
-        known = replace(
-            known,
-            asked=f"{bits:x}",
-            slots=slots,
-            slot_s=left_s,
-            is_asked=is_asked and left_s > 0,
-            period=period_of(bits, slots),
-        )
+    bits, slots, slot_s = int(known.asked, 16), known.slots, known.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
+    is_asked_now, period = known.is_asked or is_asked, known.period
+    if slot_s >= SLOT_S:
+        while slot_s >= SLOT_S:
+            bits = (bits << 1 | is_asked_now) & ((1 << SLOTS_MOST) - 1)
+            slots, slot_s = min(slots + 1, SLOTS_MOST), slot_s - SLOT_S
+            is_asked_now = is_asked and slot_s > 0
+        period = period_of(bits, slots)
+    known = replace(
+        known, asked=f"{bits:x}", slots=slots, slot_s=slot_s, is_asked=is_asked_now, period=period
+    )
     return replace(known, due_s=known.due_s + dt_s if _is_due(known, startup_s) else 0.0)
 
 
