@@ -28,7 +28,7 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER,
 from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.drift import FieldDifference, differences, stamped
+from penstock.operator.plan.drift import FieldDifference, differences
 from penstock.operator.plan.status import is_current
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.router_config import graph_secret
@@ -99,7 +99,7 @@ class Applier:
     ) -> Applied:
         """Create or apply absent or drifted objects: all others first, then the RoleBinding and workloads in turn.
 
-        Children of another owner than the given one are left alone.
+        The desired objects are `stamped`. Children of another owner than the given one are left alone.
 
         Raises:
             ClusterError: another writer was first; an object that the server refuses or cannot write (a webhook
@@ -107,7 +107,7 @@ class Applier:
         """
         found = Applied()
         stages: tuple[list[Object], list[Object]] = ([], [])
-        for each in map(stamped, desired):
+        for each in desired:
             stages[each["kind"] in _IN_TURN].append(each)
         slots = asyncio.Semaphore(PARALLEL)
 
@@ -165,29 +165,24 @@ class Applier:
     def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
         """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
         there = live.get((want["kind"], want["metadata"]["name"]))
-        return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
+        return (
+            there is None
+            or _ownership_problem(there, owner) is not None
+            or bool(self.differences(want, there))
+        )
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return where an object differs from the desired one, not stamped, except what the cluster insists on."""
-        if self._right.get(_key(want)) == (_digest(stamped(want)), there.get(VERSION)):
-            return []
-        tolerated = self._tolerated_paths(want, there)
-        return [each for each in differences(want, there) if each.path not in tolerated]
-
-    def _drift(self, want: Object, there: Object) -> str | None:
+        """Return where an object differs from the desired one, `stamped`, except what the cluster insists on."""
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:
-            return None
-        tolerated = self._tolerated_paths(want, want)
-        drift = next((each for each in differences(want, there) if each.path not in tolerated), None)
-        if drift is None:
+            return []
+        digest, paths = self._tolerated.get(key, ("", frozenset()))
+        # Where the desired object changed since, what was insisted on in the live one is no reason for a rollout.
+        tolerated = paths if digest in {_digest(want), _digest(there)} else frozenset()
+        found = [each for each in differences(want, there) if each.path not in tolerated]
+        if not found:
             self._right.put(key, compared)
-        return None if drift is None else str(drift)
-
-    def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
-        nothing: tuple[str, frozenset[str]] = ("", frozenset())
-        digest, paths = self._tolerated.get(_key(want), nothing)
-        return paths if digest == _digest(stamp) else frozenset()
+        return found
 
     async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
         name = f"{want['kind']} {want['metadata']['name']}"
@@ -197,11 +192,11 @@ class Applier:
                 if there is None:
                     found.wrote = True
                     return
-            standing = _standing(there, owner)
-            if standing == _LEAVING:
+            problem = _ownership_problem(there, owner)
+            if problem == _LEAVING:
                 found.leaving.append(name)
-            elif standing is not None:
-                found.conflicts.append(f"{name} {standing}")
+            elif problem is not None:
+                found.conflicts.append(f"{name} {problem}")
             else:
                 await self._bring_up(want, there, name, found)
         except (InvalidObjectError, ForbiddenError, UnavailableError) as exc:
@@ -225,7 +220,7 @@ class Applier:
         return None
 
     async def _bring_up(self, want: Object, there: Object, name: str, found: Applied) -> None:
-        drift = self._drift(want, there)
+        drift = next(map(str, self.differences(want, there)), None)
         if drift is None:
             return
         if there.get(POSTED, "managedFields" in there["metadata"]):
@@ -293,7 +288,7 @@ class Applier:
             log.warning("the cluster keeps other values", child="/".join(key), paths=sorted(paths))
         else:
             self._tolerated.pop(key, None)
-            self._right.put(key, (_digest(want), version_of(answer)))
+            self._right.put(key, (_digest(want), version_of(answer["metadata"])))
 
     async def _written(self, verb: str, call: Any, obj: Object) -> Object:
         answer: Object = await self._counted(verb, call, obj["kind"])
@@ -318,7 +313,7 @@ _HEAD: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
 _LEAVING: Final = "is being deleted"
 
 
-def _standing(there: Object, owner: Owner) -> str | None:
+def _ownership_problem(there: Object, owner: Owner) -> str | None:
     """Return why an object may not be written now; None if it is the owner's own, or a lost child of it."""
     metadata = there["metadata"]
     if metadata.get("deletionTimestamp"):

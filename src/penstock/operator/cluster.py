@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +36,7 @@ from penstock.kube.kinds import (
     kind_of,
 )
 from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from penstock.operator.memory import LruCache
 from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
 from penstock.operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
@@ -119,7 +119,7 @@ class Cluster:
         self._owners: dict[tuple[str, str, str], Key] = {}
         self._noted: dict[tuple[str, str, str], float] = {}
         self._reported: set[tuple[str, str, str]] = set()
-        self._tombstones: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._tombstones: LruCache[tuple[str, str, str], int] = LruCache(MAX_TOMBSTONES)
         self._trims: dict[Kind, Trim] = {
             GRAPH_DEPLOYMENT: trim_graph,
             **dict.fromkeys((*CHILD_KINDS, *OPTIONAL_KINDS), trim_child),
@@ -223,7 +223,8 @@ class Cluster:
         obj = self._trims[kind](written)
         metadata = obj["metadata"]
         identity = (kind.kind, metadata["namespace"], metadata["name"])
-        if self._tombstones.get(identity, -1) >= obj[VERSION]:
+        deleted_at = self._tombstones.get(identity)
+        if deleted_at is not None and deleted_at >= obj[VERSION]:
             return
         old = self._held(kind, identity[2], self._owners.get(identity))
         if old is not None and old[VERSION] >= obj[VERSION]:
@@ -249,7 +250,7 @@ class Cluster:
         owner = self._owners.get(identity)
         if change == "DELETED":
             self._reported.discard(identity)
-            self._add_tombstone(identity, obj[VERSION])
+            self._tombstones.put(identity, obj[VERSION])
             if owner is not None:
                 self._remove(kind, identity)
                 self._enqueue(owner, False)
@@ -276,12 +277,6 @@ class Cluster:
             self._owners[identity] = owner
             self._snapshots.setdefault(owner, GraphSnapshot()).of(kind)[kind.kind, identity[2]] = obj
         return owner
-
-    def _add_tombstone(self, identity: tuple[str, str, str], version: int) -> None:
-        self._tombstones[identity] = version
-        self._tombstones.move_to_end(identity)
-        if len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
 
     def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
         return None if owner is None else self.snapshot(owner).of(kind).get((kind.kind, name))

@@ -23,6 +23,7 @@ from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock.operator.apply import Applied, Owner
+from penstock.operator.plan.drift import stamped
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
@@ -107,7 +108,7 @@ class Profiles:
         owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
         context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
         try:
-            *before, job = profile_objects(request, graph, context)
+            *before, job = map(stamped, profile_objects(request, graph, context))
         except InvalidSpecError as exc:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", _words(exc))
         for stage in (before, [job]):

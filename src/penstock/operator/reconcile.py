@@ -31,6 +31,7 @@ from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.budget import blocked, blocked_on_budget
 from penstock.operator.plan.diagnose import Category, refusal
 from penstock.operator.plan.drain import WorkerPool, bounded, held
+from penstock.operator.plan.drift import stamped
 from penstock.operator.plan.facts import (
     ConditionFacts,
     Failure,
@@ -360,7 +361,7 @@ class Reconciler:
             scaled = [name for name, each in services.items() if each.spec.scaling is not None]
             adapters = [adapter(model, name, graph.context, replicas=None) for name in scaled]
             others = children(model, graph.context, replicas=replicas, unavailable=away)
-            built = known, [*adapters, *map(marked, others)]
+            built = known, [stamped(each) for each in (*adapters, *map(marked, others))]
             self._built.put(graph.key, built)
         return built[1]
 

@@ -72,7 +72,7 @@ def trim_pod(obj: Object) -> Object:
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
         "view": pod_view(obj),
-        VERSION: _version(metadata),
+        VERSION: version_of(metadata),
     }
 
 
@@ -80,7 +80,7 @@ def _head(obj: Object) -> Object:
     metadata = {key: _POOL.intern(obj["metadata"][key]) for key in _METADATA if key in obj["metadata"]}
     if LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != LAST_APPLIED}
-    version = _version(obj["metadata"])
+    version = version_of(obj["metadata"])
     return {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata, VERSION: version}
 
 
@@ -89,12 +89,8 @@ def same(one: Object, other: Object) -> bool:
     return {**one, VERSION: 0} == {**other, VERSION: 0}
 
 
-def version_of(obj: Mapping[str, Any]) -> int:
-    """Return the resource version of an object that is not trimmed, as `VERSION` has it."""
-    return _version(obj["metadata"])
-
-
-def _version(metadata: Mapping[str, Any]) -> int:
+def version_of(metadata: Mapping[str, Any]) -> int:
+    """Return the resource version in an object's metadata, as `VERSION` has it."""
     text = str(metadata.get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0
 
