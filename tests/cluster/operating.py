@@ -69,14 +69,11 @@ class Loads:
 
 
 class BudgetWatch:
-    """Adds up the GPUs of a graph's released, unfinished worker pods at every event of the API server."""
+    """Adds up the GPUs of the released, unfinished pods with a label, a graph's, at every event of the API server."""
 
-    def __init__(self, client, namespace):
+    def __init__(self, client, namespace, label="penstock.dev/graph"):
         self.most = 0
-        self.seen = 0
-        self._pods = Informer(
-            client, POD, namespace=namespace, on_change=self._changed, labels="penstock.dev/graph"
-        )
+        self._pods = Informer(client, POD, namespace=namespace, on_change=self._changed, labels=label)
 
     @asynccontextmanager
     async def on(self):
@@ -93,7 +90,6 @@ class BudgetWatch:
         views = map(pod_view, self._pods.objects.values())
         gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
         self.most = max(self.most, gpus)
-        self.seen += 1
 
 
 def operate(kubeconfig, namespace):

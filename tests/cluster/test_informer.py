@@ -29,10 +29,10 @@ def config_map(namespace, name, *, app="test", **data):
 class Followed:
     """A running informer, the changes it told, and a wait for a condition."""
 
-    def __init__(self, client, namespace, kind=CONFIG_MAP, **options):
+    def __init__(self, client, namespace, **options):
         self.changes = []
         self._changed = asyncio.Event()
-        self.informer = Informer(client, kind, namespace=namespace, on_change=self._take, **options)
+        self.informer = Informer(client, CONFIG_MAP, namespace=namespace, on_change=self._take, **options)
 
     def _take(self, what, obj):
         self.changes.append((what, obj["metadata"]["name"]))
@@ -56,15 +56,9 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(client, namespace, kind=CONFIG_MAP, **options):
-    """Make an informer and run it for a while."""
-    async with running(Followed(client, namespace, kind, **options)) as followed:
-        yield followed
-
-
-@asynccontextmanager
-async def running(followed):
+async def following(client, namespace, **options):
     """Run an informer for a while."""
+    followed = Followed(client, namespace, **options)
     task = asyncio.create_task(followed.informer.run())
     try:
         yield followed
@@ -114,19 +108,6 @@ async def test_an_object_that_loses_its_label_leaves_the_copy(client, namespace)
         assert followed.changes[-1] == ("DELETED", "mine")
 
 
-async def test_only_what_trim_returns_is_kept(client, namespace):
-    """Trimmed objects are what is kept and told."""
-
-    def trim(obj):
-        return {"metadata": {key: obj["metadata"][key] for key in ("namespace", "name")}}
-
-    await client.create(config_map(namespace, "big", text="x" * 1000), field_manager=ME)
-    async with following(client, namespace, trim=trim) as followed:
-        await followed.informer.synced.wait()
-        name = {"namespace": namespace, "name": "big"}
-        assert followed.informer.objects[namespace, "big"] == {"metadata": name}
-
-
 async def test_a_watch_that_ends_goes_on_without_another_list(api_server, client, namespace, monkeypatch):
     """The server ends watches after their time; the next one continues where the last one stopped."""
     monkeypatch.setattr(informer_module, "STREAM_S", (1, 1))
@@ -162,25 +143,3 @@ async def test_the_copy_survives_a_killed_server(own_api_server):
             assert sorted(followed.changes) == sorted([*first, ("DELETED", "leaving"), ("ADDED", "new")])
     finally:
         await client.close()
-
-
-async def test_a_callback_that_fails_ends_nothing(client, namespace, caplog):
-    """One object that cannot be handled is logged; the others still arrive."""
-    seen, all_seen = [], asyncio.Event()
-
-    def handle(what, obj):
-        seen.append(obj["metadata"]["name"])
-        if len(seen) == 2:
-            all_seen.set()
-        if obj["metadata"]["name"] == "bad":
-            raise ValueError("cannot handle this")
-
-    for name in ("bad", "good"):
-        await client.create(config_map(namespace, name), field_manager=ME)
-    running = asyncio.create_task(Informer(client, CONFIG_MAP, namespace=namespace, on_change=handle).run())
-    async with asyncio.timeout(15):
-        await all_seen.wait()
-    running.cancel()
-    await asyncio.wait([running])
-    assert sorted(seen) == ["bad", "good"]
-    assert "change not handled" in caplog.text

@@ -20,7 +20,6 @@ from operating import (
     running,
     scale,
     set_round,
-    set_status,
     settled,
     until,
 )
@@ -194,18 +193,28 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
         await until(is_over, "the end of the refusal", timeout_s=60)
 
 
-async def test_a_lost_node_is_an_event(crds, kwok, make_node, client, namespace):
-    """The node controller takes Ready from its pods and nothing else; whoever reads Events learns which node."""
+async def test_a_node_pool_without_nodes_is_told_in_the_schedulers_words(
+    crds, kwok, make_node, client, namespace
+):
+    """Schedulable is false with the scheduler's message and a remedy, until such a node comes."""
     make_node(gpus=8)
-    await client.create(graph(namespace), field_manager="test")
+    wanted = graph(namespace, nodePools={"big": {"nodeSelector": {"example.com/pool": namespace}}})
+    wanted["spec"]["services"]["decode"]["nodePool"] = "big"
+    await client.create(wanted, field_manager="test")
     async with running(client, namespace):
+        remedy = "label the nodes as the node pool's nodeSelector says"
+
+        async def told():
+            found = await condition(client, namespace, "Schedulable")
+            words = ("g-decode-", "nodes are available", remedy)
+            return found.get("reason") == "Unschedulable" and all(each in found["message"] for each in words)
+
+        await until(told, "the condition", timeout_s=90)
+        live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+        assert live["status"]["phase"] in {"Pending", "Degraded"}
+        make_node(gpus=8, labels={"example.com/pool": namespace})
         await until(is_ready(client, namespace), "readiness", timeout_s=90)
-        [pod] = await pods_of(client, namespace, "decode")
-        cut_off = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-        await set_status(client, POD, pod.name, namespace, {"conditions": cut_off})
-        [event] = await until(lambda: events(client, namespace, "NodeLost"), "the Event")
-    assert f"{pod.name}: node {pod.node} is not ready" in event["message"]
-    assert event["lastTimestamp"]
+        assert (await condition(client, namespace, "Schedulable"))["status"] == "True"
 
 
 async def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(crds, kwok, make_node, client, namespace):

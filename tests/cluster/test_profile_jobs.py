@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
-from operating import graph, running, set_status, until
+from operating import BudgetWatch, graph, running, set_status, until
 
 from penstock.core.errors import NotFoundError
-from penstock.kube.informer import Informer
 from penstock.kube.kinds import JOB, POD, PROFILE_REQUEST
-from penstock.operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -52,25 +49,6 @@ def pods_are(client, namespace, number):
     return check
 
 
-@asynccontextmanager
-async def gpu_peak(client, namespace):
-    """Watch the GPUs of the Job's unfinished pods; give a list that ends with the most at any event."""
-    peaks = [0]
-
-    def changed(_change, _pod):
-        views = map(pod_view, pods.objects.values())
-        peaks.append(max(peaks[-1], sum(each.gpus for each in views if not each.finished)))
-
-    pods = Informer(client, POD, namespace=namespace, on_change=changed, labels="penstock.dev/profile")
-    task = asyncio.create_task(pods.run())
-    await pods.synced.wait()
-    try:
-        yield peaks
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 async def fail(client, namespace, name, code, message):
     """End a pod as its kubelet would."""
     ended = {"exitCode": code, "message": message, "startedAt": None, "finishedAt": "2026-01-01T00:01:00Z"}
@@ -82,7 +60,8 @@ async def fail(client, namespace, name, code, message):
 async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, controllers, client, namespace):
     """GPUs that no node has; and the second try waits until the first pod is gone, whatever becomes of it."""
     await client.create(request(namespace), field_manager="test")
-    async with gpu_peak(client, namespace) as peaks, running(client, namespace):
+    watch = BudgetWatch(client, namespace, "penstock.dev/profile")
+    async with watch.on(), running(client, namespace):
         await until(
             says(client, namespace, "Profiling", "Unschedulable"), "the scheduler's word", timeout_s=60
         )
@@ -103,7 +82,7 @@ async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, contro
             return [each for each in await pods_of(client, namespace) if each["metadata"]["name"] != name]
 
         await until(replaced, "the second try", timeout_s=90)
-    assert peaks[-1] == 2
+    assert watch.most == 2
 
 
 async def test_wrong_options_are_not_tried_again(crds, controllers, client, namespace):

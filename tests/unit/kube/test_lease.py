@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import suppress
 
 import pytest
 
-from penstock.core.errors import ClusterError, NotFoundError
+from penstock.core.errors import ClusterError, NotFoundError, UnavailableError
 from penstock.kube.lease import Election, own_pod
 
 TERM_S = 0.3
@@ -93,6 +94,39 @@ async def test_work_that_outlasts_its_leadership_is_named(lease, election):
     with suppress(asyncio.CancelledError):
         await leading
     assert lease.stored["spec"]["holderIdentity"] == ""
+
+
+async def test_work_that_ends_ends_the_leading(lease, election):
+    """lead() returns when the work does, raises what it raises, and gives the lease back."""
+
+    async def good():
+        assert election.is_leading
+
+    async def bad():
+        raise UnavailableError("no metrics")
+
+    await election.lead(good)
+    with pytest.raises(UnavailableError, match="no metrics"):
+        await election.lead(bad)
+    assert lease.stored["spec"]["holderIdentity"] == ""
+    assert not election.is_leading
+
+
+async def test_a_foreign_clock_says_nothing(lease, election):
+    """A lease renewed in 1999 by its holder's clock is respected for its complete term, counted by the candidate."""
+    spec = {
+        "holderIdentity": "other",
+        "leaseDurationSeconds": 0.5,
+        "renewTime": "1999-12-31T23:59:59.000000Z",
+    }
+    lease.stored = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+    started_s = time.monotonic()
+
+    async def work():
+        assert time.monotonic() - started_s >= 0.5
+
+    async with asyncio.timeout(5):
+        await election.lead(work)
 
 
 POD = {"POD_NAME": "penstock-operator-1", "POD_NAMESPACE": "serving", "POD_UID": "u1"}

@@ -32,12 +32,13 @@ async def follow(api, client, monkeypatch):
     async def run(script, condition):
         api.script = [*script, api.stream(then=end)]
         changes = []
-        informer = Informer(
-            client,
-            CONFIG_MAP,
-            namespace="first",
-            on_change=lambda what, each: changes.append((what, each["metadata"]["name"])),
-        )
+
+        def note(what, each):
+            changes.append((what, each["metadata"]["name"]))
+            if each["metadata"]["name"] == "bad":
+                raise ValueError("cannot handle this")
+
+        informer = Informer(client, CONFIG_MAP, namespace="first", on_change=note)
         task = asyncio.create_task(informer.run())
         tasks.append(task)
         async with asyncio.timeout(5):
@@ -123,3 +124,10 @@ async def test_a_refused_watch_is_a_problem_until_it_works(api, follow, caplog):
     )
     assert "cannot watch" in told()[0]
     assert informer.synced.is_set()
+
+
+async def test_a_callback_that_fails_ends_nothing(api, follow, caplog):
+    """One object that cannot be handled is logged; the others still arrive."""
+    _, changes = await follow([listing(5, obj("bad", 3), obj("good", 4))], asked_all(api))
+    assert changes == [("ADDED", "bad"), ("ADDED", "good")]
+    assert "change not handled" in caplog.text
