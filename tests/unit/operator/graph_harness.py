@@ -182,7 +182,8 @@ async def operator(api, loads=None):
 
 
 async def to_rest(api, made, *, looks=12):
-    """Look until a look writes nothing."""
+    """Deliver what happened, and reconcile until a reconcile writes nothing."""
+    await told(api)
     for _ in range(looks):
         before = len(api.writes)
         await made.reconciler.reconcile(KEY)

@@ -46,10 +46,8 @@ async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, mo
     async with operator(api, loads) as made:
         monkeypatch.setattr("time.time", lambda: now[0])
         edit(api, "GraphDeployment", "g", planner={"maxGpuBudget": 8})
-        await told(api)
         await to_rest(api, made)
         edit(api, "ScalingAdapter", "g-decode", replicas=3)
-        await told(api)
         await to_rest(api, made)
         workload = api.at("Deployment", "g-decode")
         assert workload["spec"]["replicas"] == 3
@@ -84,7 +82,6 @@ async def test_a_rollout_that_surges_goes_on_so_while_more_is_wanted(api, is_wai
             await serving(api, name, "prefill" if name == "p-old" else "decode")
         await api.create(pod("p-new", "prefill"), field_manager="kubelet")
         edit(api, "ScalingAdapter", "g-decode", replicas=2)
-        await told(api)
         await to_rest(api, made)
     assert api.at("Deployment", "g-prefill")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == surge
 
@@ -102,7 +99,6 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
         edit(api, "ScalingAdapter", "g-decode", replicas=2)
         for name in ("d-1", "d-2", "d-3"):
             await api.create(pod(name, "decode"), field_manager="kubelet")
-        await told(api)
         await to_rest(api, made)
         assert api.at("Deployment", "g-decode")["spec"] == before["spec"]
         gated = [name for name in ("d-1", "d-2", "d-3") if api.at("Pod", name)["spec"]["schedulingGates"]]
@@ -114,7 +110,6 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
 
         api.at("GraphDeployment", "g")["metadata"].pop("annotations", None)
         edit(api, "GraphDeployment", "g", paused=None)
-        await told(api)
         await to_rest(api, made)
     spec = api.at("Deployment", "g-decode")["spec"]
     assert (spec["replicas"], spec["template"]["spec"]["containers"][0]["image"]) == (2, "other:2")

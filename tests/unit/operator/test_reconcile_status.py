@@ -16,7 +16,6 @@ async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
         children = {each for each in api.objects if each[0] != "Event"}
         api.at("GraphDeployment", "g")["spec"]["services"]["decode"]["replicas"] = 9
         edit(api, "GraphDeployment", "g", router={"policy": "fastest"})
-        await told(api)
         await to_rest(api, made)
     ready = conditions(api)["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
@@ -33,7 +32,6 @@ async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
             await serving(api, f"{each}-1", each)
         await api.create(router(), field_manager="kubelet")
         edit(api, "GraphDeployment", "g", router={"policy": "fastest"})
-        await told(api)
         await to_rest(api, made)
     rows = conditions(api)
     assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("True", "Serving")
@@ -82,7 +80,6 @@ async def test_every_declared_role_has_a_series_also_without_a_pod(api):
         assert 'penstock_operator_planner_expected{graph="g",namespace="ns"} 1.0' in page
         assert 'planner_expected{graph="h"' not in page
         await serving(api, "d0", "decode")
-        await told(api)
         await to_rest(api, made)
         assert 'replicas{graph="g",namespace="ns",role="decode"} 1.0' in metrics.page().decode()
         await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")

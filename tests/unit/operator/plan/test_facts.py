@@ -1,0 +1,114 @@
+"""What a status is made of: replicas, observed services, kinds that are missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.api import GraphSpec, Role
+from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
+from penstock.operator.plan.facts import (
+    Replicas,
+    ServiceFacts,
+    count,
+    missing_definition,
+    observed_facts,
+)
+from penstock.operator.plan.pods import PodView
+from penstock.operator.resources.metadata import BuildContext
+
+
+def pod(name, **more):
+    """Return a ready, serving decode pod with one GPU."""
+    return PodView(name, **{"role": "decode", "ready": True, "serving": SERVING, "gpus": 1, **more})
+
+
+def test_each_pod_is_counted_once_for_what_it_is():
+    """Ready, starting, gated, draining, stripped of its label, terminating, finished."""
+    pods = [
+        pod("ready"),
+        pod("starting", ready=False),
+        pod("gated", ready=False, gates=(BUDGET_GATE,)),
+        pod("draining", serving=DRAINING),
+        pod("stripped", serving=""),
+        pod("terminating", terminating=True),
+        pod("finished", phase="Failed"),
+    ]
+    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5)
+
+
+def test_a_group_is_one_replica():
+    """Ready only as a whole; a leader's end is the group's."""
+
+    def member(group, index, **more):
+        more = {"serving": SERVING if index == 0 else "", **more}
+        return pod(f"{group}-{index}", group=group, worker_index=index, group_size=2, **more)
+
+    assert count([member("a", 0), member("a", 1)]) == Replicas(1, 1, 1, 0, 2)
+    assert count([member("a", 0), member("a", 1, ready=False)]) == Replicas(1, 0, 0, 0, 2)
+    assert count([member("a", 0)]) == Replicas(1, 0, 0, 0, 1)
+    leaving = [member("a", 0, terminating=True), member("a", 1, terminating=True)]
+    assert count(leaving) == Replicas(0, 0, 0, 1, 2)
+
+
+def member(name, role, service, **more):
+    """Return a ready pod that serves."""
+    return PodView(name, graph="g", role=role, service=service, ready=True, serving=SERVING, gpus=1, **more)
+
+
+def test_services_are_found_by_their_pods():
+    """Role and number from the pods; what carries no name or role is left out."""
+    pods = [
+        member("b", "decode", "decode"),
+        member("a", "decode", "decode", terminating=True),
+        member("r", "router", "frontend"),
+        member("x", "", "frontend"),
+        member("y", "decode", ""),
+        member("z", "juggler", "circus"),
+    ]
+    raw = {"metadata": {"generation": 2}, "spec": {"planner": {"maxGpuBudget": 3}}}
+    found = observed_facts(raw, pods, deleting="waits")
+    assert (found.generation, found.budget, found.deleting) == (2, 3, "waits")
+    selects = "penstock.dev/graph=g,penstock.dev/service="
+    assert found.services == {
+        "decode": ServiceFacts(Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"),
+        "frontend": ServiceFacts(Role.ROUTER, Replicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"),
+    }
+    assert observed_facts(raw, []).services == {}
+
+
+def spec(runtime, nodes=1, **router):
+    """Return a graph of one worker."""
+    worker = {"role": "aggregated", "nodesPerReplica": nodes, "gpusPerReplica": nodes}
+    services = {"frontend": {"role": "router"}, "worker": worker}
+    return GraphSpec.model_validate(
+        {"model": {"name": "m"}, "runtime": runtime, "services": services, "router": router}
+    )
+
+
+SEVERAL_NODES = "worker: nodesPerReplica above 1"
+POOL = "InferencePool of inference.networking.k8s.io"
+BEHIND_A_GATEWAY = spec("vllm", gateway={"enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("spec", "known", "discovery", "named"),
+    [
+        (spec("vllm"), {}, False, None),
+        (spec("vllm", nodes=2), {"has_leader_worker_set": True}, False, None),
+        (spec("vllm", nodes=2), {}, True, SEVERAL_NODES),
+        (spec("dynamo"), {}, True, None),
+        (spec("dynamo"), {"has_leader_worker_set": True}, False, "DynamoWorkerMetadata"),
+        (spec("dynamo", nodes=2), {}, True, SEVERAL_NODES),
+        (spec("dynamo", nodes=2), {"has_leader_worker_set": True}, True, None),
+        (BEHIND_A_GATEWAY, {}, False, POOL),
+        (BEHIND_A_GATEWAY, {"has_inference_pool": True}, False, None),
+    ],
+)
+def test_only_what_a_graph_needs_is_missed(spec, known, discovery, named):
+    """One replica over several nodes, runtime dynamo, and a Gateway's pool; the kind is named."""
+    failure = missing_definition(spec, BuildContext("", "", **known), has_kind_of_runtime=discovery)
+    if named is None:
+        assert failure is None
+    else:
+        assert failure.reason == "MissingCRD"
+        assert named in failure.message
