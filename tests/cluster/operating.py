@@ -73,6 +73,7 @@ class BudgetWatch:
 
     def __init__(self, client, namespace, label="penstock.dev/graph"):
         self.most = 0
+        self.seen = 0
         self._pods = Informer(client, POD, namespace=namespace, on_change=self._changed, labels=label)
 
     @asynccontextmanager
@@ -90,6 +91,7 @@ class BudgetWatch:
         views = map(pod_view, self._pods.objects.values())
         gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
         self.most = max(self.most, gpus)
+        self.seen += 1
 
 
 def operate(kubeconfig, namespace):
