@@ -13,7 +13,7 @@ from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.apply import Applier
-from penstock.operator.plan.budget import Holding, Releases, holdings, releases
+from penstock.operator.plan.budget import Holding, Releases, holdings, released, releases
 from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
 
@@ -37,11 +37,10 @@ class Gates:
     ) -> Releases:
         """Return the releases that the budget allows now; arguments as in `ungate`."""
         return releases(
-            pods,
+            released(pods, self._pending(key, pods)),
             budget=budget,
             priorities=priorities,
             held=self._held.get(key, {}),
-            already_released=self._pending(key, pods),
             now_s=now_s,
         )
 
@@ -60,13 +59,12 @@ class Gates:
         ``replicas`` are, by service, the number that its workload is to have; more are not given back to it.
         """
         by_uid = {each.uid: each for each in pods}
-        pending = set(self._pending(key, pods))
+        pending = self._pending(key, pods)
         self._remember(key, pending)
         plan = self.plan(key, pods, budget=budget, priorities=priorities, now_s=now_s)
         self._held[key] = holdings(
-            pods,
+            released(pods, {*pending, *plan.release}),
             self._held.get(key, {}),
-            already_released=frozenset({*pending, *plan.release}),
             replicas=replicas,
             now_s=now_s,
         )
@@ -88,10 +86,10 @@ class Gates:
         self._released.pop(key, None)
         self._held.pop(key, None)
 
-    def _pending(self, key: Key, pods: Sequence[PodView]) -> frozenset[str]:
+    def _pending(self, key: Key, pods: Sequence[PodView]) -> set[str]:
         """Return the released pods that still look gated."""
         gated = {each.uid for each in pods if each.gated}
-        return frozenset(self._released.get(key, set()) & gated)
+        return self._released.get(key, set()) & gated
 
     def _remember(self, key: Key, pending: set[str]) -> None:
         if pending:

@@ -23,19 +23,23 @@ other service's waiting pod takes them, what a service held stays its own while 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.operator.plan.pods import PodView
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """One replica: a pod, or all pods of a group, and how many of them are released."""
+    """One replica: a pod, or all pods of a group."""
 
     pods: list[PodView]
-    started: int = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether a pod of it is released, so that all of it counts against the budget."""
+        return not all(pod.gated for pod in self.pods)
 
     @property
     def first(self) -> PodView:
@@ -59,20 +63,18 @@ class Unit:
         return max(size * max(pod.gpus for pod in self.pods), sum(pod.gpus for pod in self.pods))
 
 
-def units(pods: Iterable[PodView], already_released: frozenset[str]) -> list[Unit]:
-    """Return the replicas that ``pods`` are part of; uids whose gate was lifted may not be visible in them yet."""
+def units(pods: Iterable[PodView]) -> list[Unit]:
+    """Return the replicas that ``pods`` are part of."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")
-        unit = found.setdefault(key, Unit([]))
-        unit.pods.append(pod)
-        unit.started += is_started(pod, already_released)
+        found.setdefault(key, Unit([])).pods.append(pod)
     return list(found.values())
 
 
-def is_started(pod: PodView, already_released: frozenset[str]) -> bool:
-    """Return whether a pod's gate is lifted, so that it counts against the budget."""
-    return not pod.gated or pod.uid in already_released
+def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
+    """Return the pods as they are once the gates of those with these uids are lifted, which a watch may not show yet."""
+    return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
 KEEP_S: Final = 10.0
@@ -99,7 +101,6 @@ def holdings(
     pods: Iterable[PodView],
     before: Mapping[str, Holding],
     *,
-    already_released: frozenset[str],
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
@@ -107,7 +108,7 @@ def holdings(
 
     ``replicas`` are, by service, the number that its workload is to have; the rest is as in `releases`.
     """
-    started = _started(pods, already_released)
+    started = _started(pods)
     counts = Counter(each.service for each in started)
     found = {}
     for service in {*counts, *before} & set(replicas):
@@ -124,18 +125,15 @@ def holdings(
     return found
 
 
-def lost(
-    held: Mapping[str, Holding], pods: Iterable[PodView], already_released: frozenset[str]
-) -> Counter[str]:
+def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
     """Return how many replicas each service has lost, of those that it held, that it is to get back."""
     missing = Counter({service: each.replicas for service, each in held.items()})
-    missing.subtract(each.service for each in _started(pods, already_released))
+    missing.subtract(each.service for each in _started(pods))
     return +missing
 
 
-def _started(pods: Iterable[PodView], already_released: frozenset[str]) -> list[Unit]:
-    present = units([pod for pod in pods if not pod.finished], already_released)
-    return [each for each in present if each.started]
+def _started(pods: Iterable[PodView]) -> list[Unit]:
+    return [each for each in units([pod for pod in pods if not pod.finished]) if each.started]
 
 
 OVERDUE_S: Final = 60.0
@@ -173,41 +171,39 @@ def releases(
     budget: int | None,
     priorities: Mapping[str, int],
     held: Mapping[str, Holding],
-    already_released: frozenset[str],
     now_s: float,
 ) -> Releases:
     """Return which gated pods may start and why the others wait.
 
     Args:
-        pods: All worker pods of the graph.
+        pods: All worker pods of the graph; those whose gate this operator has lifted as `released` returns them.
         budget: Most GPUs that existing workers may hold together; None: no ceiling.
         priorities: ``scaling.priority`` by service; 0 where absent.
         held: What each service held at the last look; empty if unknown.
-        already_released: Uids whose gate this operator lifted, perhaps not yet visible in ``pods``.
         now_s: Seconds since the epoch.
     """
     present = [pod for pod in pods if not pod.finished]
-    leaving = [pod for pod in present if pod.terminating and is_started(pod, already_released)]
-    staying = units([pod for pod in present if not pod.terminating], already_released)
+    leaving = [pod for pod in present if pod.terminating and not pod.gated]
+    staying = units([pod for pod in present if not pod.terminating])
     running = [unit for unit in staying if unit.started]
     gpus = sum(pod.gpus for pod in leaving) + sum(unit.all_gpus for unit in running)
     coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
     allowed: list[str] = []
     for unit in running:  # the rest of a group whose GPUs are taken already
         if budget is None or gpus <= budget:
-            allowed += _to_lift(unit, already_released)
-    missing = lost(held, present, already_released)
+            allowed += _to_lift(unit)
+    missing = lost(held, present)
     first, rest = _line([unit for unit in staying if not unit.started], running, priorities, missing)
     missing.subtract(unit.service for unit in first)
     kept = sum(number * held[service].gpus for service, number in (+missing).items())
     line = [*((unit, 0) for unit in first), *((unit, kept) for unit in rest)]
     started, waiting = _admit(line, gpus, coming, budget)
-    allowed += [uid for unit in started for uid in _to_lift(unit, already_released)]
+    allowed += [uid for unit in started for uid in _to_lift(unit)]
     over = [
         Waiting(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
         for unit in running
         for pod in unit.gated
-        if pod.uid not in allowed and pod.uid not in already_released
+        if pod.uid not in allowed
     ]
     return Releases(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
 
@@ -226,15 +222,14 @@ def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]
-    count = Counter(each.service for each in units([p for p in present if p.uid in waiting], frozenset()))
-    leaving = units([p for p in present if p.terminating and not p.gated], frozenset())
+    count = Counter(each.service for each in units([p for p in present if p.uid in waiting]))
+    leaving = units([p for p in present if p.terminating and not p.gated])
     count.subtract(each.service for each in leaving)
     return +count
 
 
-def _to_lift(unit: Unit, already_released: frozenset[str]) -> list[str]:
-    gated = sorted(unit.gated, key=lambda pod: (pod.worker_index, pod.name))
-    return [pod.uid for pod in gated if pod.uid not in already_released]
+def _to_lift(unit: Unit) -> list[str]:
+    return [pod.uid for pod in sorted(unit.gated, key=lambda pod: (pod.worker_index, pod.name))]
 
 
 def _line(

@@ -47,16 +47,12 @@ _ADDED = "tolerations"
 
 
 def overlay(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a pod template with a user's patch, which stands at ``path`` of a manifest, laid over it.
+    """Return a pod template, or a map in one, with a user's patch laid over it, which stands at ``path`` of a manifest.
 
     Raises:
         InvalidSpecError: a map stands where the template has a list or the other way round, a list's item
             has no name, or a ``$`` directive is unknown.
     """
-    return _merge_map(base, patch, path)
-
-
-def _merge_map(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
     directive = _directive(patch, path)
     if directive == _DELETE:
         return {}
@@ -77,7 +73,7 @@ def _merge(key: str, base: Any, value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
         if base is not None and not isinstance(base, Mapping):
             raise _refusal(path, "is a map where the pod has none; remove it")
-        return _merge_map(base or {}, value, path)
+        return overlay(base or {}, value, path)
     if isinstance(base, Mapping):
         raise _refusal(path, "is no map where the pod has one; write its keys, or null to delete it")
     if not isinstance(value, list):
@@ -113,7 +109,7 @@ def _merge_items(key: str, base: Sequence[Any], patch: Sequence[Any], path: str)
             merged.pop(name, None)
             continue
         under = {} if key in _WHOLE_ITEMS else merged.get(name, {})
-        merged[name] = _merge_map(under, item, where)
+        merged[name] = overlay(under, item, where)
     return list(merged.values())
 
 

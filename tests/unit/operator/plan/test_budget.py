@@ -18,6 +18,7 @@ from penstock.operator.plan.budget import (
     blocked_on_budget,
     holdings,
     lost,
+    released,
     releases,
 )
 from penstock.operator.plan.pods import PodView
@@ -34,21 +35,16 @@ def running(name, **more):
     return worker(name, gates=(), **more)
 
 
-def judge(*pods, budget=8, priorities=None, held=None, released=(), now_s=0.0):
-    """Call `releases` with defaults."""
+def allowed(*pods, budget=8, priorities=None, held=None, lifted=(), now_s=0.0):
+    """Call `releases` with defaults; gates of pods with the ``lifted`` uids are lifted."""
     return releases(
-        pods,
-        budget=budget,
-        priorities=priorities or {},
-        held=held or {},
-        already_released=frozenset(released),
-        now_s=now_s,
+        released(pods, lifted), budget=budget, priorities=priorities or {}, held=held or {}, now_s=now_s
     )
 
 
 def test_without_a_ceiling_all_start():
     """No budget, no waiting; the used GPUs are counted all the same."""
-    assert judge(running("a", gpus=4), worker("b", gpus=99), budget=None) == Releases(("b",), (), 4)
+    assert allowed(running("a", gpus=4), worker("b", gpus=99), budget=None) == Releases(("b",), (), 4)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +58,7 @@ def test_without_a_ceiling_all_start():
 )
 def test_starved_is_who_waits_for_gpus_that_nobody_is_about_to_free(pods, expected):
     """Room, or a worker on its way out, is worth waiting for."""
-    assert blocked_on_budget(judge(*pods), pods) == expected
+    assert blocked_on_budget(allowed(*pods), pods) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +73,7 @@ def test_starved_is_who_waits_for_gpus_that_nobody_is_about_to_free(pods, expect
 )
 def test_blocked_is_who_waits_for_gpus_that_its_own_service_does_not_free(pods, expected):
     """A replacement whose predecessor leaves is on its way; so is one that fits."""
-    assert blocked(judge(*pods), pods) == expected
+    assert blocked(allowed(*pods), pods) == expected
 
 
 def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
@@ -89,13 +85,13 @@ def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
         worker("d1", created_s=3),
         worker("d2", created_s=4),
     ]
-    assert judge(*pods, budget=3).release == ("p1",)
+    assert allowed(*pods, budget=3).release == ("p1",)
     held = {"decode": Holding(2, 1), "prefill": Holding(1, 1)}
-    assert judge(*pods, budget=3, held=held, priorities={"prefill": 1}).release == ("d1",)
-    assert judge(*pods, budget=4, held=held).release == ("d1", "p1")
-    assert judge(pods[0], *pods[2:], budget=2, held={"decode": Holding(2, 1)}).release == ("p1",)
+    assert allowed(*pods, budget=3, held=held, priorities={"prefill": 1}).release == ("d1",)
+    assert allowed(*pods, budget=4, held=held).release == ("d1", "p1")
+    assert allowed(pods[0], *pods[2:], budget=2, held={"decode": Holding(2, 1)}).release == ("p1",)
     leaving = running("d9", terminating=True)
-    assert judge(*pods, leaving, budget=4, held=held).release == ("p1",)
+    assert allowed(*pods, leaving, budget=4, held=held).release == ("p1",)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,7 @@ def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
 )
 def test_a_pod_counts_from_release_to_its_end(pod, counts):
     """Terminating pods still hold their GPUs; finished ones and those never released hold none."""
-    found = judge(pod, worker("b"))
+    found = allowed(pod, worker("b"))
     assert found.release == (() if counts else ("b",))
     assert found.gpus == (8 if counts else 0)
 
@@ -122,8 +118,8 @@ def test_an_empty_role_goes_before_any_priority():
         worker("d1"),
         worker("d2"),
     ]
-    assert judge(*pods, budget=3, priorities={"prefill": 5}).release == ("p1", "d1", "p2")
-    assert judge(running("d0"), *pods, budget=3, priorities={"decode": 5}).release == ("p1", "d1")
+    assert allowed(*pods, budget=3, priorities={"prefill": 5}).release == ("p1", "d1", "p2")
+    assert allowed(running("d0"), *pods, budget=3, priorities={"decode": 5}).release == ("p1", "d1")
 
 
 def test_room_that_comes_free_is_kept_for_the_first_in_line():
@@ -135,7 +131,7 @@ def test_room_that_comes_free_is_kept_for_the_first_in_line():
         worker("big", gpus=4, created_s=1),
         worker("small", created_s=2),
     ]
-    found = judge(*pods, now_s=50.0)
+    found = allowed(*pods, now_s=50.0)
     assert found.release == ()
     assert {each.uid: each.reason for each in found.waiting} == {
         "big": "needs 4 of 8 GPUs and 2 are free; 2 more are being freed",
@@ -152,7 +148,7 @@ def test_nobody_waits_for_a_stuck_pod(deleted_s):
         worker("big", gpus=4, created_s=1),
         worker("small", created_s=2),
     ]
-    assert judge(*pods, now_s=100.0).release == ("small",)
+    assert allowed(*pods, now_s=100.0).release == ("small",)
 
 
 def group(name, index, **more):
@@ -162,18 +158,18 @@ def group(name, index, **more):
 
 def test_a_group_starts_as_a_whole():
     """Leader first, and only if the whole group fits, also the pods that do not exist yet."""
-    assert judge(group("g", 1), group("g", 0)).release == ("g-0", "g-1")
-    assert judge(group("g", 0), running("a")).release == ()
-    assert judge(group("g", 0)).release == ("g-0",)
+    assert allowed(group("g", 1), group("g", 0)).release == ("g-0", "g-1")
+    assert allowed(group("g", 0), running("a")).release == ()
+    assert allowed(group("g", 0)).release == ("g-0",)
 
 
 def test_a_started_groups_rest_has_its_room():
     """Nobody takes the GPUs that a group's missing pods will need."""
     leader = group("g", 0, gates=())
-    found = judge(leader, worker("other"))
+    found = allowed(leader, worker("other"))
     assert (found.release, found.gpus) == ((), 8)
-    assert judge(leader, group("g", 1)).release == ("g-1",)
-    assert judge(leader, group("g", 1), released={"g-1"}).release == ()
+    assert allowed(leader, group("g", 1)).release == ("g-1",)
+    assert allowed(leader, group("g", 1), lifted={"g-1"}).release == ()
 
 
 def test_a_groups_replacement_waits_for_what_it_replaces():
@@ -183,7 +179,7 @@ def test_a_groups_replacement_waits_for_what_it_replaces():
         replace(group("g", 1, gates=(), terminating=True), uid="old"),
         group("g", 1),
     )
-    found = judge(*pods)
+    found = allowed(*pods)
     assert (found.release, found.gpus) == ((), 12)
     assert found.waiting[0].reason == "12 GPUs are in use and the budget is 8"
 
@@ -208,7 +204,7 @@ PODS = st.lists(
 @given(PODS, st.integers(0, 12), st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(-2, 2)))
 def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
     """What starts fits; what waits either does not fit or gives way to one whose room is coming."""
-    found = judge(*pods, budget=budget, priorities=priorities)
+    found = allowed(*pods, budget=budget, priorities=priorities)
     by_uid = {pod.uid: pod for pod in pods}
     started = sum(by_uid[uid].gpus for uid in found.release)
     if any(by_uid[uid].gpus for uid in found.release):
@@ -271,7 +267,7 @@ class World:
         """The operator decides on what it sees and sends its patches."""
         view = self.history[self.seen]
         self.released = {uid for uid in self.released if uid in view and view[uid].gated}
-        found = judge(*view.values(), budget=self.budget, released=self.released)
+        found = allowed(*view.values(), budget=self.budget, lifted=self.released)
         self.released |= set(found.release)
         self.in_flight += found.release
         return found
@@ -343,16 +339,13 @@ def test_gpus_are_kept_for_a_replacement_that_does_not_exist_yet():
     """Of those behind it; an empty role goes first all the same."""
     held = {"decode": Holding(2, 1)}
     pods = [running("d0"), running("p0", role="prefill"), worker("p1", role="prefill")]
-    found = judge(*pods, budget=3, held=held)
+    found = allowed(*pods, budget=3, held=held)
     assert found.release == ()
     assert [each.reason for each in found.waiting] == [
         "needs 1 of 3 GPUs and 0 are free; 1 more are being freed"
     ]
-    assert judge(*pods, budget=4, held=held).release == ("p1",)
-    assert judge(pods[0], pods[2], budget=2, held=held).release == ("p1",)
-
-
-NOTHING = frozenset()
+    assert allowed(*pods, budget=4, held=held).release == ("p1",)
+    assert allowed(pods[0], pods[2], budget=2, held=held).release == ("p1",)
 
 
 def pod(name, *, gated=False, **more):
@@ -361,16 +354,16 @@ def pod(name, *, gated=False, **more):
     return PodView(name, uid=name, service="decode", role="decode", gpus=2, gates=gates, **more)
 
 
-def held(*pods, before=None, wanted=2, released=NOTHING, now_s=100.0):
+def held(*pods, before=None, wanted=2, now_s=100.0):
     """Call `holdings` with defaults."""
-    return holdings(pods, before or {}, already_released=released, replicas={"decode": wanted}, now_s=now_s)
+    return holdings(pods, before or {}, replicas={"decode": wanted}, now_s=now_s)
 
 
 def test_what_runs_starts_or_leaves_is_held():
     """A lifted gate counts before it is seen; a gated or finished pod holds nothing."""
     pods = (pod("a"), pod("b", gated=True), pod("c", phase="Failed"), pod("d", terminating=True))
     assert held(*pods) == {"decode": Holding(2, 2)}
-    assert held(*pods, released=frozenset({"b"}), wanted=3) == {"decode": Holding(3, 2)}
+    assert held(*released(pods, {"b"}), wanted=3) == {"decode": Holding(3, 2)}
 
 
 def test_a_lost_replica_is_kept_for_a_while():
@@ -378,7 +371,7 @@ def test_a_lost_replica_is_kept_for_a_while():
     both = held(pod("a"), pod("b"))
     missed = held(pod("a"), before=both)
     assert missed == {"decode": Holding(2, 2, 100.0)}
-    assert lost(missed, [pod("a")], NOTHING) == {"decode": 1}
+    assert lost(missed, [pod("a")]) == {"decode": 1}
     assert held(pod("a"), before=missed, now_s=100.0 + KEEP_S - 0.1) == missed
     assert held(pod("a"), before=missed, now_s=100.0 + KEEP_S) == {"decode": Holding(1, 2)}
     assert held(pod("a"), pod("b"), before=missed, now_s=101.0) == both
@@ -389,5 +382,5 @@ def test_what_is_no_longer_wanted_is_given_up_at_once():
     """A scale-down, and a service that the graph no longer has."""
     both = held(pod("a"), pod("b"))
     assert held(pod("a"), before=both, wanted=1) == {"decode": Holding(1, 2)}
-    assert lost(held(pod("a"), pod("b"), wanted=1), [pod("a")], NOTHING) == {}
-    assert holdings([], both, already_released=NOTHING, replicas={}, now_s=0.0) == {}
+    assert lost(held(pod("a"), pod("b"), wanted=1), [pod("a")]) == {}
+    assert holdings([], both, replicas={}, now_s=0.0) == {}

@@ -11,8 +11,6 @@ from penstock.operator.plan.budget import blocked, holdings, releases
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import unavailable
 
-NOTHING = frozenset()
-
 
 class Rollout:
     """Two services, their Deployment controllers, an operator and the kubelets.
@@ -63,9 +61,7 @@ class Rollout:
     def operate(self):
         """The operator lifts gates and says how many replicas a rollout may take away."""
         pods = list(self.pods.values())
-        found = releases(
-            pods, budget=self.budget, priorities={}, held=self.held, already_released=NOTHING, now_s=0.0
-        )
+        found = releases(pods, budget=self.budget, priorities={}, held=self.held, now_s=0.0)
         counts = blocked(found, pods)
         for service in self.wanted:
             self.away[service] = unavailable(
@@ -77,9 +73,7 @@ class Rollout:
             )
         for uid in found.release:
             self.pods[uid] = replace(self.pods[uid], gates=())
-        self.held = holdings(
-            self.pods.values(), self.held, already_released=NOTHING, replicas=self.wanted, now_s=0.0
-        )
+        self.held = holdings(self.pods.values(), self.held, replicas=self.wanted, now_s=0.0)
         assert sum(not pod.gated for pod in self.pods.values()) <= self.budget
 
     def run(self, service):
