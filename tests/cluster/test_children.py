@@ -11,7 +11,7 @@ import yaml
 from penstock.api import GraphDeployment
 from penstock.cli.graph import as_yaml, objects_of
 from penstock.core.errors import ForbiddenError
-from penstock.kube.kinds import KINDS
+from penstock.kube.kinds import KINDS, LEADER_WORKER_SET
 from penstock.kube.objects.names import OPERATOR
 from penstock.operator.plan.drift import differences, stamped
 from penstock.operator.resources import BuildContext, adapter, children
@@ -183,7 +183,7 @@ async def test_children_are_accepted_and_settle(client, live, manifest):
 async def test_pods_pass_the_restricted_standard(client, live, manifest):
     """A pod of each template is admitted, with its gate, beside the account that it names."""
     graph, context = await live(manifest)
-    several = dataclasses.replace(context, has_leader_worker_set=True)
+    several = dataclasses.replace(context, kinds=frozenset({LEADER_WORKER_SET}))
     objects = children(graph, several, replicas={}, unavailable={})
     for each in objects:
         if each["kind"] == "ServiceAccount":

@@ -21,6 +21,7 @@ from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.operator.resources import BuildContext, adapter, children
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
@@ -227,7 +228,7 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
 def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
     """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
     context = BuildContext(
-        owner_uid="", namespace=namespace, has_leader_worker_set=True, has_inference_pool=True
+        owner_uid="", namespace=namespace, kinds=frozenset({LEADER_WORKER_SET, INFERENCE_POOL})
     )
     found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():

@@ -29,6 +29,7 @@ from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, R
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drift import FieldDifference, differences
+from penstock.operator.plan.facts import Failure
 from penstock.operator.plan.status import is_current
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.router_config import graph_secret
@@ -77,6 +78,14 @@ class Applied:
     conflicts: list[str] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def failure(self) -> Failure | None:
+        """What keeps the children from being as they are wanted; None: nothing."""
+        for reason, found in (("NameConflict", self.conflicts), ("ApplyFailed", self.refused)):
+            if found:
+                return Failure(reason, "; ".join(sorted(found)))
+        return None
 
 
 class Applier:

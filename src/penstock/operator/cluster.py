@@ -158,8 +158,10 @@ class Cluster:
         """Return the current state of a graph."""
         return self._snapshots.get(key, GraphSnapshot())
 
-    async def watches(self, kind: Kind) -> bool:
-        """Return whether the cluster knows a kind of `OPTIONAL_KINDS`, and watch its objects from then on."""
+    async def serves(self, kind: Kind) -> bool:
+        """Return whether the cluster knows a kind of another's; objects of `OPTIONAL_KINDS` are watched from then on."""
+        if kind not in OPTIONAL_KINDS:
+            return await self.knows(kind)
         async with self._optional_lock:
             if kind not in self._informers:
                 if not await self.knows(kind) or self._group is None:

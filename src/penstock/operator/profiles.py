@@ -206,8 +206,4 @@ def _trouble(applied: Applied) -> Outcome | None:
             f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
         )
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
-    if applied.conflicts:
-        return Outcome(ProfilePhase.PENDING, "NameConflict", "; ".join(sorted(applied.conflicts)))
-    if applied.refused:
-        return Outcome(ProfilePhase.PENDING, "ApplyFailed", "; ".join(sorted(applied.refused)))
-    return None
+    return None if applied.failure is None else Outcome(ProfilePhase.PENDING, *applied.failure)

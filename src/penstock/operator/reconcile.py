@@ -19,7 +19,7 @@ from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
 from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
@@ -38,9 +38,8 @@ from penstock.operator.plan.facts import (
     ReconcileState,
     ServiceState,
     graph_facts,
-    kind_of_runtime,
     missing_definition,
-    needs_leader_worker_set,
+    needed_kinds,
     observed_facts,
 )
 from penstock.operator.plan.pods import PodView
@@ -110,9 +109,9 @@ class _Graph:
     model: GraphDeployment
     raw: Object
     snapshot: GraphSnapshot
+    fingerprint: tuple[object, ...]
     context: BuildContext
     now_s: float
-    has_kind_of_runtime: bool = False
 
     @property
     def uid(self) -> str:
@@ -187,15 +186,14 @@ class Reconciler:
             return ReconcileResult("unchanged")
         if raw["metadata"].get("deletionTimestamp"):
             return await self._delete(key, raw, snapshot)
-        seen_as = snapshot.fingerprint()
-        if self._settled.get(key) == seen_as:
+        if self._settled.get(key) == snapshot.fingerprint():
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
         model, problems = self._validated(key, raw)
         if model is None:
             return await self._invalid(raw, snapshot, problems)
         try:
-            return await self._reconcile_valid(await self._graph(key, model, raw, snapshot), seen_as)
+            return await self._reconcile_valid(await self._graph(key, model, raw, snapshot))
         except InvalidSpecError as exc:
             return await self._invalid(raw, snapshot, exc.problems)
 
@@ -208,23 +206,21 @@ class Reconciler:
         return known[1]
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
-        cluster, spec = self._parts.cluster, model.spec
+        cluster, spec, fingerprint = self._parts.cluster, model.spec, snapshot.fingerprint()
+        kinds = [kind for kind in needed_kinds(spec) if await cluster.serves(kind)]
         context = replace(
             inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
-            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.watches(LEADER_WORKER_SET),
-            has_inference_pool=spec.router.gateway.enabled and await cluster.watches(INFERENCE_POOL),
+            kinds=frozenset(kinds),
         )
-        kind = kind_of_runtime(spec)
-        has_kind = kind is not None and await cluster.knows(kind)
-        return _Graph(key, model, raw, snapshot, context, time.time(), has_kind_of_runtime=has_kind)
+        return _Graph(key, model, raw, snapshot, fingerprint, context, time.time())
 
-    async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
+    async def _reconcile_valid(self, graph: _Graph) -> ReconcileResult:
         seen = ReconcileState(paused=paused_by(graph.raw))
-        first_replicas = self._desired_replicas(graph, seen)
+        self._find_desired_replicas(graph, seen)
         try:
-            return await self._take_steps(graph, seen, first_replicas, seen_as)
+            return await self._take_steps(graph, seen)
         except UnavailableError as exc:
             if self._parts.cluster.problem() is None:  # it answers, but not to this
                 seen.failure = Failure("ApplyFailed", str(exc))
@@ -232,27 +228,25 @@ class Reconciler:
                     await self._report(graph, self._parts.cluster.snapshot(graph.key), seen)
             raise
 
-    async def _take_steps(
-        self, graph: _Graph, seen: ReconcileState, first_replicas: dict[str, int], seen_as: tuple[object, ...]
-    ) -> ReconcileResult:
+    async def _take_steps(self, graph: _Graph, seen: ReconcileState) -> ReconcileResult:
         self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
         emitted = await self._scale(graph, seen)
         applied, gone = Applied(), False
         if not seen.paused:
             wanted = self._wanted(graph, seen)
-            applied = await self._apply(graph, seen, wanted, first_replicas)
+            applied = await self._apply(graph, seen, wanted)
             gone = await self._prune(graph, wanted)
         ungated = await self._ungate(graph, seen)
-        seen.failure = _failure(applied, graph)
+        seen.failure = applied.failure or missing_definition(graph.model.spec, graph.context.kinds)
         snapshot = self._parts.cluster.snapshot(graph.key)
         facts = await self._report(graph, snapshot, seen)
         for message in [*emitted, *self._event_messages(graph.key, applied, facts)]:
             await self._parts.recorder.emit(graph.raw, message)
         result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
         is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
-        if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == seen_as:
+        if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == graph.fingerprint:
             # What changed meanwhile was not part of it.
-            self._settled[graph.key] = seen_as
+            self._settled[graph.key] = graph.fingerprint
         return result
 
     def _event_messages(self, key: Key, applied: Applied, facts: ConditionFacts) -> list[EventMessage]:
@@ -288,9 +282,8 @@ class Reconciler:
             "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
         )
 
-    def _desired_replicas(self, graph: _Graph, seen: ReconcileState) -> dict[str, int]:
-        """Note every service's desired number within its bounds; return the first number of adapters yet to be made."""
-        first: dict[str, int] = {}
+    def _find_desired_replicas(self, graph: _Graph, seen: ReconcileState) -> None:
+        """Note every service's desired number within its bounds, and the first number of adapters yet to be made."""
         for name, service in graph.model.spec.services.items():
             workload = workload_of(graph.model, name, graph.snapshot.children)
             there = replicas_of(workload)
@@ -302,7 +295,7 @@ class Reconciler:
                     desired = live["spec"].get("replicas")
                 else:
                     # An adapter that was deleted comes back with the number that runs, not with the first one.
-                    desired = first[child] = service.replicas if there is None else there
+                    desired = seen.first_replicas[child] = service.replicas if there is None else there
             bounds = bounded(desired, service, max_gpu_budget=graph.budget)
             bounds = held(bounds, there) if seen.paused else bounds
             state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
@@ -310,7 +303,6 @@ class Reconciler:
                 state.rollout = rollout_view(name, service.role, workload)
                 state.refused = refusal(name, workload)
             seen.services[name] = state
-        return first
 
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
@@ -365,9 +357,7 @@ class Reconciler:
             self._built.put(graph.key, built)
         return built[1]
 
-    async def _apply(
-        self, graph: _Graph, seen: ReconcileState, wanted: list[Object], first_replicas: dict[str, int]
-    ) -> Applied:
+    async def _apply(self, graph: _Graph, seen: ReconcileState, wanted: list[Object]) -> Applied:
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
         workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
@@ -382,7 +372,7 @@ class Reconciler:
         waiting = held_rollouts(changed, [each for each in rollouts if each is not None])
         later = [workloads[name] for name in waiting]
         now = [each for each in wanted if each not in later]
-        owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
+        owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
         refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
         applied = await self._parts.applier.apply(now, live, owner)
         applied.refused += refused
@@ -397,9 +387,9 @@ class Reconciler:
     async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
         """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
-        if not graph.context.has_leader_worker_set:
-            # Not built because their CRD is missing; they may still be wanted.
-            names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
+        # Not built because their definition is missing; they are still wanted.
+        missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
+        names |= {key for key in graph.snapshot.children if key[0] in missing}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
             await self._drains.retire(child, graph.snapshot, now_s=graph.now_s)
@@ -469,11 +459,3 @@ class Reconciler:
         # Kopf's handler waits for this, and kopf removes the finalizer then.
         self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()
         return ReconcileResult("changed")
-
-
-def _failure(applied: Applied, graph: _Graph) -> Failure | None:
-    if applied.conflicts:
-        return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
-    if applied.refused:
-        return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
-    return missing_definition(graph.model.spec, graph.context, has_kind_of_runtime=graph.has_kind_of_runtime)

@@ -178,7 +178,7 @@ async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
     await view.synced()
     for _ in range(2):
         with pytest.raises(UnavailableError, match="403: leaderworkersets is forbidden"):
-            await view.watches(LEADER_WORKER_SET)
+            await view.serves(LEADER_WORKER_SET)
     assert "403" in view.problem()
     watching.cancel()
     await asyncio.wait({watching})

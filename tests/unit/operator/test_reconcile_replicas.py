@@ -131,6 +131,28 @@ async def test_a_service_that_is_no_longer_wanted_goes(api):
     assert set(deleted[1:]) == {("Service", "g-second"), ("PodDisruptionBudget", "g-second")}
 
 
+async def test_a_service_that_fits_one_node_again_gives_its_leader_worker_set_up(api):
+    """Its Deployment comes, and the set, whose kind no service needs any more, goes."""
+
+    async def raw_get(_path):
+        return {"resources": [{"name": "leaderworkersets"}]}
+
+    api.raw_get = raw_get
+    services = api.at("GraphDeployment", "g")["spec"]["services"]
+    wide = {**services["decode"], "nodesPerReplica": 2, "gpusPerReplica": 2}
+    edit(api, "GraphDeployment", "g", services={**services, "decode": wide}, planner={"maxGpuBudget": 9})
+    async with operator(api) as made:
+        await to_rest(api, made)
+        workloads = {each[0] for each in api.objects if each[2] == "g-decode"}
+        assert "LeaderWorkerSet" in workloads
+        assert "Deployment" not in workloads
+        edit(api, "GraphDeployment", "g", services=services)
+        await to_rest(api, made)
+    workloads = {each[0] for each in api.objects if each[2] == "g-decode"}
+    assert "Deployment" in workloads
+    assert "LeaderWorkerSet" not in workloads
+
+
 async def _ended(api, loads):
     """Delete a graph with two routers, prefill and decode; return the pods that were ended and their grace."""
     given = {}

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock.kube.objects.names import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS, REPLICA_FAILURE
-from penstock.operator.plan.pods import ContainerView, PodView, pod_view
+from penstock.operator.plan.pods import ContainerView, PodView
 
 SLOW_START_S: Final = 300.0
 """A worker that loads its model longer than this is worth a word. Chosen: 8B models load in 30 to 120 s."""
@@ -137,13 +137,13 @@ class _Trouble(NamedTuple):
 
 
 def diagnose(
-    pod: PodView | Mapping[str, Any],
+    pod: PodView,
     *,
     now_s: float,
     budget_reason: str = "",
     slow_start_s: float = SLOW_START_S,
 ) -> Diagnosis | None:
-    """Return what keeps ``pod``, a view or as the API returns it, from serving; None if nothing is known to.
+    """Return what keeps a pod from serving; None if nothing is known to.
 
     Args:
         pod: The pod.
@@ -151,14 +151,13 @@ def diagnose(
         budget_reason: Why the budget does not release it, from `budget.releases`.
         slow_start_s: Seconds that a container may take to start before that is reported.
     """
-    view = pod if isinstance(pod, PodView) else pod_view(pod)
-    found = _of_the_pod(view, now_s)
-    if found is None and view.alive and not view.ready:
-        found = _of_scheduling(view, budget_reason) or _of_containers(view, now_s, slow_start_s)
+    found = _of_the_pod(pod, now_s)
+    if found is None and pod.alive and not pod.ready:
+        found = _of_scheduling(pod, budget_reason) or _of_containers(pod, now_s, slow_start_s)
     if found is None:
         return None
-    remedy = found.remedy or _REMEDIES[found.category].format(pod=view.name, container=found.container)
-    return Diagnosis(found.category, view.name, view.service, found.message, remedy)
+    remedy = found.remedy or _REMEDIES[found.category].format(pod=pod.name, container=found.container)
+    return Diagnosis(found.category, pod.name, pod.service, found.message, remedy)
 
 
 def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:

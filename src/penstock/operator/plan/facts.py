@@ -6,19 +6,19 @@ Pure.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
-from penstock.kube.kinds import Kind
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.diagnose import Diagnosis, diagnose
 from penstock.operator.plan.drain import Bounded, ScalePlan
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import RolloutView
-from penstock.operator.resources.metadata import BuildContext, selector
+from penstock.operator.resources.metadata import selector
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.runtimes import runtime_of
 
@@ -168,6 +168,7 @@ class ReconcileState:
 
     Attributes:
         paused: What keeps the graph's children as they are; empty: nothing.
+        first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
@@ -175,6 +176,7 @@ class ReconcileState:
 
     paused: str = ""
     services: dict[str, ServiceState] = field(default_factory=dict)
+    first_replicas: dict[str, int] = field(default_factory=dict)
     waiting: Sequence[Waiting] = ()
     blocked: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
@@ -266,41 +268,28 @@ def observed_facts(
     )
 
 
-def needs_leader_worker_set(spec: GraphSpec) -> bool:
-    """Return whether a replica spans several nodes."""
-    return bool(_over_nodes(spec))
-
-
-def kind_of_runtime(spec: GraphSpec) -> Kind | None:
-    """Return the kind of another's that the graph's runtime needs, if any."""
-    return runtime_of(spec.runtime).cluster.kind
-
-
-def missing_definition(
-    spec: GraphSpec, context: BuildContext, *, has_kind_of_runtime: bool
-) -> Failure | None:
-    """Return the missing kind and its source; None if the cluster has every kind that the graph needs."""
-    kind = kind_of_runtime(spec)
-    if kind is not None and not has_kind_of_runtime:
-        group = kind.api_version.partition("/")[0]
-        source = runtime_of(spec.runtime).cluster.kind_source
-        return Failure(
-            "MissingCRD", f"runtime {spec.runtime} needs the kind {kind.kind} of {group}, {source}"
-        )
-    if needs_leader_worker_set(spec) and not context.has_leader_worker_set:
-        message = (
-            f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
+def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
+    """Return the kinds of others' definitions that a graph needs, each with what to say where the cluster lacks it."""
+    found: dict[Kind, str] = {}
+    cluster = runtime_of(spec.runtime).cluster
+    if cluster.kind is not None:
+        kind = f"{cluster.kind.kind} of {cluster.kind.group}"
+        found[cluster.kind] = f"runtime {spec.runtime} needs the kind {kind}, {cluster.kind_source}"
+    over_nodes = sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)
+    if over_nodes:
+        found[LEADER_WORKER_SET] = (
+            f"{', '.join(over_nodes)}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
             "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
         )
-        return Failure("MissingCRD", message)
-    if spec.router.gateway.enabled and not context.has_inference_pool:
-        message = (
+    if spec.router.gateway.enabled:
+        found[INFERENCE_POOL] = (
             "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
             "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
         )
-        return Failure("MissingCRD", message)
-    return None
+    return found
 
 
-def _over_nodes(spec: GraphSpec) -> list[str]:
-    return sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)
+def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
+    """Return the first needed kind that the cluster does not serve, and its source; None if it serves all."""
+    missing = (message for kind, message in needed_kinds(spec).items() if kind not in served)
+    return next((Failure("MissingCRD", message) for message in missing), None)

@@ -85,7 +85,7 @@ def children(
     if graph.spec.traits.frontend is None:  # a runtime's own is configured by flags
         found.append(config_map(graph, context))
     found += _network_policies(graph, context)
-    if graph.spec.router.gateway.enabled and context.has_inference_pool:
+    if graph.spec.router.gateway.enabled and INFERENCE_POOL in context.kinds:
         found.append(_inference_pool(graph, context))
     specs = processes(graph, context)
     workers_first = sorted(specs, key=lambda name: (not graph.spec.services[name].role.is_worker, name))
@@ -242,7 +242,7 @@ def _workload(
     # One at a time keeps the pools' proportions.
     rollout = {"maxSurge": 0 if unavailable else 1, "maxUnavailable": unavailable}
     if spec.nodes > 1:
-        if not context.has_leader_worker_set:
+        if LEADER_WORKER_SET not in context.kinds:
             return []
         body = {
             "replicas": replicas,

@@ -36,8 +36,7 @@ class BuildContext:
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
         allows_privileges: Whether a podTemplate may add privileges, see `resources.privileges`.
-        has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
-        has_inference_pool: Whether it knows the kind InferencePool.
+        kinds: Kinds of others' definitions that the graph needs and the cluster serves.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
     """
@@ -48,8 +47,7 @@ class BuildContext:
     penstock_image: str | None = None
     image_pull_policy: str = "IfNotPresent"
     allows_privileges: bool = False
-    has_leader_worker_set: bool = False
-    has_inference_pool: bool = False
+    kinds: frozenset[Kind] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.stamps import stamp
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.plan.diagnose import Category, Diagnosis, diagnose, refusal, worst
+from penstock.operator.plan.pods import pod_view
 
 NOW = 10_000.0
 
@@ -17,7 +18,7 @@ def pod(*, spec=None, status=None, metadata=None, container=None):
     """Return a bound, running pod that is not ready; parts as the API has them."""
     names = [{"name": "worker", "image": "vllm:1"}]
     state = [{"name": "worker", "image": "vllm:1", **container}] if container is not None else []
-    return {
+    found = {
         "metadata": {"name": "p", "creationTimestamp": stamp(NOW - 100), **(metadata or {})},
         "spec": {"nodeName": "n1", "containers": names, **(spec or {})},
         "status": {
@@ -27,6 +28,7 @@ def pod(*, spec=None, status=None, metadata=None, container=None):
             **(status or {}),
         },
     }
+    return pod_view(found)
 
 
 def waiting(reason, message="", **more):
@@ -185,7 +187,7 @@ def test_the_budgets_reason_is_told():
         pod(spec={"nodeName": "", "containers": []}, status={"phase": "Pending"}),
         unscheduled("", "SchedulingGated"),  # released; the scheduler has not looked again
         pod(status=conditions(("DisruptionTarget", "True", {"reason": "PreemptionByScheduler"}))),
-        {},
+        pod_view({}),
     ],
 )
 def test_what_is_normal_is_no_trouble(fine):

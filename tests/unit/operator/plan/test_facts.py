@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.api import GraphSpec, Role
+from penstock.kube.kinds import DYNAMO_WORKER_METADATA, INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.facts import (
     Replicas,
@@ -14,7 +15,6 @@ from penstock.operator.plan.facts import (
     observed_facts,
 )
 from penstock.operator.plan.pods import PodView
-from penstock.operator.resources.metadata import BuildContext
 
 
 def pod(name, **more):
@@ -91,22 +91,22 @@ BEHIND_A_GATEWAY = spec("vllm", gateway={"enabled": True})
 
 
 @pytest.mark.parametrize(
-    ("spec", "known", "discovery", "named"),
+    ("spec", "served", "named"),
     [
-        (spec("vllm"), {}, False, None),
-        (spec("vllm", nodes=2), {"has_leader_worker_set": True}, False, None),
-        (spec("vllm", nodes=2), {}, True, SEVERAL_NODES),
-        (spec("dynamo"), {}, True, None),
-        (spec("dynamo"), {"has_leader_worker_set": True}, False, "DynamoWorkerMetadata"),
-        (spec("dynamo", nodes=2), {}, True, SEVERAL_NODES),
-        (spec("dynamo", nodes=2), {"has_leader_worker_set": True}, True, None),
-        (BEHIND_A_GATEWAY, {}, False, POOL),
-        (BEHIND_A_GATEWAY, {"has_inference_pool": True}, False, None),
+        (spec("vllm"), set(), None),
+        (spec("vllm", nodes=2), {LEADER_WORKER_SET}, None),
+        (spec("vllm", nodes=2), {DYNAMO_WORKER_METADATA}, SEVERAL_NODES),
+        (spec("dynamo"), {DYNAMO_WORKER_METADATA}, None),
+        (spec("dynamo"), {LEADER_WORKER_SET}, "DynamoWorkerMetadata"),
+        (spec("dynamo", nodes=2), {DYNAMO_WORKER_METADATA}, SEVERAL_NODES),
+        (spec("dynamo", nodes=2), {DYNAMO_WORKER_METADATA, LEADER_WORKER_SET}, None),
+        (BEHIND_A_GATEWAY, set(), POOL),
+        (BEHIND_A_GATEWAY, {INFERENCE_POOL}, None),
     ],
 )
-def test_only_what_a_graph_needs_is_missed(spec, known, discovery, named):
+def test_only_what_a_graph_needs_is_missed(spec, served, named):
     """One replica over several nodes, runtime dynamo, and a Gateway's pool; the kind is named."""
-    failure = missing_definition(spec, BuildContext("", "", **known), has_kind_of_runtime=discovery)
+    failure = missing_definition(spec, served)
     if named is None:
         assert failure is None
     else:

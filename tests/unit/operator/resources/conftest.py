@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.kube.kinds import LEADER_WORKER_SET
 from penstock.operator.resources import BuildContext, children
 
 
@@ -17,7 +18,10 @@ def base_runtime():
 def context() -> BuildContext:
     """A cluster that knows LeaderWorkerSets, operator in a namespace of its own."""
     return BuildContext(
-        owner_uid="uid-1", namespace="serving", operator_namespace="penstock", has_leader_worker_set=True
+        owner_uid="uid-1",
+        namespace="serving",
+        operator_namespace="penstock",
+        kinds=frozenset({LEADER_WORKER_SET}),
     )
 
 

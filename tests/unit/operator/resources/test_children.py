@@ -323,7 +323,7 @@ def test_followers_answer_nobody(wide):
 
 def test_without_the_kind_there_is_no_workload(build, context):
     """The other children stand ready; a status tells what is missing."""
-    poor = dataclasses.replace(context, has_leader_worker_set=False)
+    poor = dataclasses.replace(context, kinds=frozenset())
     graph = build(services={"decode": WIDE}, planner={"maxGpuBudget": 64})
     kinds = {
         (each["kind"], each["metadata"]["name"])

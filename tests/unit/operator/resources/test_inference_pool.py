@@ -6,13 +6,15 @@ import dataclasses
 
 import pytest
 
+from penstock.kube.kinds import INFERENCE_POOL
+
 GATEWAY = {"gateway": {"enabled": True}}
 
 
 @pytest.fixture
 def known(context):
     """A cluster that knows InferencePools."""
-    return dataclasses.replace(context, has_inference_pool=True)
+    return dataclasses.replace(context, kinds=frozenset({INFERENCE_POOL}))
 
 
 def test_the_pool_names_the_workers_that_answer_and_the_router(objects, known):
