@@ -201,7 +201,7 @@ def _start(deployment: Object) -> str:
     return f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
 
 
-def _lease(fact: LeaseFact) -> Finding:
+def _lease(fact: LeaseFact, now_s: float | None) -> Finding:
     subject = f"{fact.component} lease {fact.namespace}/{fact.name}"
     logs = f"kubectl logs -n {fact.namespace} -l {COMPONENT_LABEL}={fact.component}"
     if isinstance(fact.later, Unreadable):
@@ -211,16 +211,18 @@ def _lease(fact: LeaseFact) -> Finding:
     spec = fact.later.get("spec", {})
     if not spec.get("holderIdentity") or spec.get("renewTime") is None:
         return problem(subject, f"nobody holds it, so no {fact.component} acts", logs)
-    return _renewal(fact, subject, spec, logs)
+    return _renewal(fact, now_s, subject, logs)
 
 
-def _renewal(fact: LeaseFact, subject: str, spec: Object, logs: str) -> Finding:
-    """Judge a held Lease: a renewal between the looks proves life whatever the clocks say."""
+def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> Finding:
+    """Check a held Lease: a renewal between the readings proves life whatever the clocks say."""
+    first, spec = (
+        each.get("spec", {}) if isinstance(each, dict) else {} for each in (fact.first, fact.later)
+    )
     holder, renewed = spec["holderIdentity"], spec["renewTime"]
-    first = fact.first.get("spec", {}) if isinstance(fact.first, dict) else {}
     moved = first.get("renewTime") not in (None, renewed)
     term_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
-    age_s = None if fact.now_s is None else fact.now_s - datetime.fromisoformat(renewed).timestamp()
+    age_s = None if now_s is None else now_s - datetime.fromisoformat(renewed).timestamp()
     if moved and age_s is not None and not -SKEW_S <= age_s <= term_s:
         side = "behind" if age_s > 0 else "ahead of"
         message = f"the clock of {holder} is {abs(age_s):.0f} s {side} the API server's"
@@ -293,7 +295,9 @@ def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
         why = f"no operator of its class {name} watches it, only of {', '.join(others)}"
         return why, f"{INSTALL} --set operatorClass={name}"
     names = {lease_of(each) for each in acting}
-    found = [_lease(each) for each in facts.leases if (each.namespace, each.name) in names]
+    found = [
+        _lease(each, facts.server_now_s) for each in facts.leases if (each.namespace, each.name) in names
+    ]
     if found and all(each.severity is Severity.PROBLEM for each in found):
         return f"no operator acts on it: {found[0].subject}: {found[0].message}", found[0].remedy
     return None
@@ -320,7 +324,7 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _server,
     _definitions,
     _components,
-    lambda facts: map(_lease, facts.leases),
+    lambda facts: (_lease(each, facts.server_now_s) for each in facts.leases),
     lambda facts: map(_rights, facts.rights),
     _graphs,
     _profiles,

@@ -94,18 +94,13 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """The Lease of operator or planner, None where there is none, looked at twice.
-
-    Attributes:
-        now_s: The server's clock at the second look, seconds since the epoch; None if unknown.
-    """
+    """The Lease of operator or planner, None where there is none, looked at twice."""
 
     component: str
     namespace: str
     name: str
     first: Object | Unreadable | None
     later: Object | Unreadable | None
-    now_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +168,8 @@ class Facts:
     profiles: tuple[Object, ...] | Unreadable = ()
     nodes: tuple[Object, ...] | Unreadable = ()
     requested: Mapping[str, Mapping[str, int]] | Unreadable = field(default_factory=dict)
+
+    @property
+    def server_now_s(self) -> float | None:
+        """The server's clock at the second look, seconds since the epoch; None if unknown."""
+        return None if self.skew_s is None else self.now_s

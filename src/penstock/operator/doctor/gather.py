@@ -69,6 +69,9 @@ _REQUEST: Final = re.compile(r"^[A-Z]+ /\S*: ")
 
 T = TypeVar("T")
 
+LeaseName = tuple[str, str, str]
+"""Component, namespace and name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -102,21 +105,25 @@ class _Gatherer:
         crds, deployments, graphs, profiles, (nodes, requested) = await asyncio.gather(
             self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
         )
-        leases, seen, rights = await asyncio.gather(
-            self._leases(deployments), self._each(graphs, self._first), self._rights(deployments)
+        wanted = _wanted_leases(deployments)
+        first, seen, rights = await asyncio.gather(
+            self._leases(wanted), self._each(graphs, self._first), self._rights(deployments)
         )
-        if leases or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
+        if wanted or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
             await asyncio.sleep(scope.interval_s)
-        later_leases, later = await asyncio.gather(self._later(leases, skew_s), self._each(seen, self._again))
+        later, graphs = await asyncio.gather(self._leases(wanted), self._each(seen, self._again))
         return replace(
             facts,
             now_s=time.time() - (skew_s or 0.0),
             skew_s=skew_s,
             crds=crds,
             deployments=deployments,
-            leases=later_leases,
+            leases=tuple(
+                LeaseFact(*name, before, after)
+                for name, before, after in zip(wanted, first, later, strict=True)
+            ),
             rights=rights,
-            graphs=later,
+            graphs=graphs,
             profiles=profiles,
             nodes=nodes,
             requested=requested,
@@ -194,29 +201,9 @@ class _Gatherer:
         version = await self._seen(read)
         return tuple(nodes.items), version if isinstance(version, Unreadable) else requested
 
-    async def _leases(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[LeaseFact, ...]:
-        if isinstance(deployments, Unreadable):
-            return ()
-        wanted: dict[tuple[str, str, str], None] = {}
-        for each in deployments:
-            lease = lease_of(each)
-            if lease is not None and each["spec"].get("replicas", 1):
-                wanted[component_of(each), *lease] = None
-        found = await asyncio.gather(*(self._lease(namespace, name) for _, namespace, name in wanted))
-        return tuple(
-            LeaseFact(component, namespace, name, first, first, None)
-            for (component, namespace, name), first in zip(wanted, found, strict=True)
-        )
-
-    async def _lease(self, namespace: str, name: str) -> Object | Unreadable | None:
-        return await self._seen_or_none(self._client.get(LEASE, name, namespace=namespace))
-
-    async def _later(self, leases: tuple[LeaseFact, ...], skew_s: float | None) -> tuple[LeaseFact, ...]:
-        found = await asyncio.gather(*(self._lease(each.namespace, each.name) for each in leases))
-        now_s = None if skew_s is None else time.time() - skew_s
-        return tuple(
-            replace(each, later=later, now_s=now_s) for each, later in zip(leases, found, strict=True)
-        )
+    async def _leases(self, wanted: Sequence[LeaseName]) -> list[Object | Unreadable | None]:
+        calls = (self._client.get(LEASE, name, namespace=namespace) for _, namespace, name in wanted)
+        return await asyncio.gather(*map(self._seen_or_none, calls))
 
     async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
         asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
@@ -312,6 +299,16 @@ class _Gatherer:
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
         answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
         return answer if isinstance(answer, Unreadable) else _count_of(answer)
+
+
+def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseName]:
+    """Return the Leases of the operators and planners that are not scaled to 0, each once."""
+    found: dict[LeaseName, None] = {}
+    for each in () if isinstance(deployments, Unreadable) else deployments:
+        lease = lease_of(each)
+        if lease is not None and each["spec"].get("replicas", 1):
+            found[component_of(each), *lease] = None
+    return list(found)
 
 
 def pod_selector(graph: Object) -> str:

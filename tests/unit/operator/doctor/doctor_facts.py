@@ -171,9 +171,7 @@ def facts(**changes):
         skew_s=0.2,
         crds=live,
         deployments=(component("operator"), component("planner")),
-        leases=(
-            LeaseFact("operator", "penstock-system", "penstock-operator", lease(EARLIER), lease(NOW), NOW_S),
-        ),
+        leases=(LeaseFact("operator", "penstock-system", "penstock-operator", lease(EARLIER), lease(NOW)),),
         rights=(RightsFact("you", "", "serving", 10),),
         graphs=(graph_facts(),),
         profiles=(),

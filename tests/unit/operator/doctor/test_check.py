@@ -248,15 +248,15 @@ HELD = "held by penstock-operator-abc"
 )
 def test_leases(first, later, now_s, severity, message):
     """A renewal seen between two looks counts whatever the clocks say."""
-    seen = LeaseFact("operator", "penstock-system", "penstock-operator", first, later, now_s)
-    findings = check(facts(leases=(seen,)))
+    seen = LeaseFact("operator", "penstock-system", "penstock-operator", first, later)
+    clock = {"skew_s": None} if now_s is None else {"now_s": now_s}
+    findings = check(facts(leases=(seen,), **clock))
     subject = "operator lease penstock-system/penstock-operator"
     assert (subject, message) in told(findings, severity)
 
 
-STALE = LeaseFact(
-    "operator", "penstock-system", "penstock-cluster-operator", lease(NOW), lease(NOW), NOW_S + 95
-)
+LEASE = LeaseFact("operator", "penstock-system", "penstock-cluster-operator", lease(NOW), lease(NOW))
+STALE = {"leases": (LEASE,), "now_s": NOW_S + 95}
 STOPPED = (component("operator", replicas=0), PLANNER)
 NOT_RUNNING = "no operator runs; its status, Ready, may be out of date"
 SILENT = (
@@ -268,11 +268,11 @@ SILENT = (
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"leases": (STALE,)}, f"{SILENT}; its status, Ready, may be out of date"),
+        (STALE, f"{SILENT}; its status, Ready, may be out of date"),
         ({"deployments": (PLANNER,)}, NOT_RUNNING),
         ({"deployments": STOPPED}, NOT_RUNNING),
-        ({"deployments": FORBIDDEN, "leases": (STALE,)}, None),
-        ({"leases": (replace(STALE, now_s=NOW_S + 5),)}, None),
+        ({"deployments": FORBIDDEN, **STALE}, None),
+        ({**STALE, "now_s": NOW_S + 5}, None),
     ],
 )
 def test_a_status_that_no_operator_keeps_true(changes, message):
@@ -299,7 +299,7 @@ def test_a_graph_that_is_being_deleted():
     )
     (held,) = [
         each
-        for each in check(facts(graphs=graphs, leases=(STALE,)))
+        for each in check(facts(graphs=graphs, **STALE))
         if each.subject == going.subject and each.severity is Severity.PROBLEM
     ]
     assert held.message == f"is being deleted and keeps its finalizers penstock.dev/drain: {SILENT}"
@@ -371,7 +371,7 @@ def test_every_finding_that_asks_for_action_says_which():
     spoils = [
         replace(facts(), deployments=()),
         replace(facts(), crds=dict.fromkeys(facts().crds)),
-        facts(leases=(replace(STALE, first=None, later=None),)),
+        facts(leases=(replace(LEASE, first=None, later=None),)),
         replace(facts(), graphs=(graph_facts(pods=FORBIDDEN), graph_facts(pages={}, ready={}))),
     ]
     for each in (finding for spoil in spoils for finding in check(spoil)):
