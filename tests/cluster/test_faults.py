@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from faulty import EVERY_FAULT, WRITES, Fault
+from faulty import EVERY_FAULT, Fault
 from operating import (
     CHILDREN,
     all_children,
@@ -94,20 +94,6 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
         (path, name) for method, path, name, status in proxy.carried if method == "POST" and status == 201
     )
     assert set(made.values()) == {1}
-
-
-async def test_an_answer_that_is_lost_repeats_nothing(crds, client, shaky, proxy, namespace):
-    """Every second write takes effect without an answer: one object each, nothing deleted."""
-    proxy.play(Fault.DROP, methods=WRITES, rate=0.5)
-    await client.create(graph(namespace), field_manager="test")
-    async with running(shaky, namespace) as operator:
-        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
-        proxy.heal()
-        await settled(client, namespace, operator)
-    assert proxy.done[Fault.DROP] > 5
-    assert {method for method, *_ in proxy.carried} <= {"POST", "PATCH"}
-    adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
-    assert adapter["spec"]["replicas"] == 1
 
 
 @pytest.mark.parametrize(

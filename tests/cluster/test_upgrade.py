@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.api import GraphDeployment
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.validity import validated
@@ -50,7 +51,7 @@ async def test_graphs_stored_under_the_first_definition_are_valid_and_can_be_edi
         stored = (await client.list(GRAPH_DEPLOYMENT, namespace="default")).items
         assert len(stored) == len(SAMPLES)
         for each in stored:
-            model, problems = validated(each)
+            model, problems = validated(GraphDeployment, each)
             assert [f"{one.path}: {one.message}" for one in problems] == [], each["metadata"]["name"]
             assert model is not None
             assert parse(each).spec == model.spec

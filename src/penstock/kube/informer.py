@@ -128,7 +128,7 @@ class Informer:
             log.info("watch continues no more; listing again", kind=self._kind.plural, reason=str(exc))
             self.resource_version = ""
         except (ClusterError, ConfigError) as exc:
-            self._complain(str(exc))
+            self._set_problem(str(exc))
         if time.monotonic() - started_s >= SETTLED_S:
             self._backoff.reset()
         await asyncio.sleep(self._backoff.pause_s())
@@ -144,7 +144,7 @@ class Informer:
         )
         self._replace(fresh)
         self.resource_version = version
-        self._heard()
+        self._set_healthy()
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -156,7 +156,7 @@ class Informer:
             **({"labelSelector": self._selector} if self._selector else {}),
         }
         async with self._client.watch(self._kind, namespace=self._namespace, params=params) as lines:
-            self._heard()
+            self._set_healthy()
             async for line in lines:
                 self._take_line(line)
 
@@ -168,7 +168,7 @@ class Informer:
             raise ClusterError(f"watch {self._kind.plural}: not an event: {line[:100]!r}") from exc
         if what == "ERROR":
             raise event_error(obj, f"watch {self._kind.plural}")
-        self._heard()
+        self._set_healthy()
         version = obj["metadata"]["resourceVersion"]
         if what != "BOOKMARK":
             self._take(what, obj)
@@ -206,12 +206,12 @@ class Informer:
                 "change not handled", kind=self._kind.plural, key="/".join(key_of(obj)), change=what
             )
 
-    def _heard(self) -> None:
+    def _set_healthy(self) -> None:
         if self.problem is not None:
             log.info("API server answers again", kind=self._kind.plural)
             self.problem = None
 
-    def _complain(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("view may be out of date", kind=self._kind.plural, problem=problem)
         self.problem = problem

@@ -100,7 +100,7 @@ class Election:
             await self._win()
             log.info("leading", lease=self._name, identity=self.identity)
             try:
-                if await self._reign(work):
+                if await self._work_while_leading(work):
                     return
             finally:
                 self._held_until_s = None
@@ -112,7 +112,7 @@ class Election:
         while not await self._try(self.duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
             await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
 
-    async def _reign(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    async def _work_while_leading(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Run the work and renew beside it; return whether the work came to its end by itself."""
         task = asyncio.create_task(work(), name=f"leading {self._name}")
         renewals = asyncio.create_task(self._renew(), name=f"renewing {self._name}")

@@ -233,7 +233,7 @@ class Cluster:
             return  # the watch was quicker; its copy is the one that the informer keeps anyway
         owner = self._take_over(kind, identity, obj)
         self._noted[identity] = time.monotonic()
-        if owner is not None and old is not None and _brings_news(kind, old, obj):
+        if owner is not None and old is not None and _shows_other_changes(kind, old, obj):
             self._enqueue(owner, kind in _OF_USERS)
         if identity not in self._reported:
             asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
@@ -309,16 +309,16 @@ def _generation(obj: Object | None) -> object:
     return metadata.get("generation"), metadata.get("deletionTimestamp")
 
 
-def _brings_news(kind: Kind, old: Object, new: Object) -> bool:
+def _shows_other_changes(kind: Kind, old: Object, new: Object) -> bool:
     """Return whether the answer to a write shows more than that write."""
     if kind is POD:
-        return _but_for_ours(old["view"]) != _but_for_ours(new["view"])
+        return _without_own_fields(old["view"]) != _without_own_fields(new["view"])
     if kind in _OF_USERS:
         return _generation(old) != _generation(new)
     was, now = ((each.get("status"), each["metadata"].get("deletionTimestamp")) for each in (old, new))
     return was != now
 
 
-def _but_for_ours(view: PodView) -> PodView:
+def _without_own_fields(view: PodView) -> PodView:
     """Return a pod's view without what the operator itself writes on pods."""
     return replace(view, gates=(), serving="", drain_since_s=None, deletion_cost=0, conditions=())

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
-from penstock.api.manifests.validation import template_of, validate
-from penstock.core.errors import InvalidSpecError, NotFoundError
+from penstock.api.manifests.validation import template_of
+from penstock.core.errors import InvalidSpecError, NotFoundError, Problem
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage
@@ -30,7 +30,7 @@ from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
-from penstock.operator.validity import manifest_of, validated
+from penstock.operator.validity import message_of, validated
 from penstock.operator.workloads import is_own
 
 WAIT_S: Final = 5.0
@@ -99,9 +99,9 @@ class Profiles:
 
     async def _prepare(self, key: Key, raw: Object) -> Outcome:
         """Apply the request's other objects, and then its Job."""
-        request, problems = _validated(raw)
+        request, problems = validated(ProfileRequest, raw)
         if request is None:
-            return Outcome(ProfilePhase.FAILED, "InvalidSpec", problems)
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(problems))
         graph, waiting = self._graph(key[0], request)
         if graph is None:
             return waiting
@@ -110,7 +110,7 @@ class Profiles:
         try:
             *before, job = map(stamped, profile_objects(request, graph, context))
         except InvalidSpecError as exc:
-            return Outcome(ProfilePhase.FAILED, "InvalidSpec", _words(exc))
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(exc.problems))
         for stage in (before, [job]):
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
@@ -121,17 +121,18 @@ class Profiles:
         """Return the graph to measure, and the outcome without one."""
         name = request.spec.graph
         if name is None:
-            return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")
+            found, model = template_of(request)
+            wrong = message_of(Problem(path=dotted(path), message=message) for path, message in found)
+            return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
         raw = self._parts.cluster.snapshot((namespace, name)).graph
         if raw is None:
             message = f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
             return None, Outcome(ProfilePhase.PENDING, "GraphMissing", message)
-        graph, problems = validated(raw)
-        words = "; ".join(f"{each.path}: {each.message}" for each in problems)
-        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", words)
+        graph, problems = validated(GraphDeployment, raw)
+        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", message_of(problems))
 
     async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
-        name = (raw["spec"].get("configMap")) or key[1]
+        name = _config_map(raw)
         pods = [
             pod_view(each)
             for each in self._pods.objects.values()
@@ -155,7 +156,7 @@ class Profiles:
             found,
             generation=metadata.get("generation", 0),
             job=job,
-            config_map=raw["spec"].get("configMap") or metadata["name"],
+            config_map=_config_map(raw),
             old=old,
             now=stamp(time.time()),
         )
@@ -187,16 +188,9 @@ def _trimmed(obj: Object) -> Object:
     return {**kept, "status": obj["status"]} if "status" in obj else kept
 
 
-def _validated(raw: Object) -> tuple[ProfileRequest | None, str]:
-    problems, model = validate(ProfileRequest, manifest_of(raw))
-    if isinstance(model, ProfileRequest):
-        problems = template_of(model)[0]
-    words = "; ".join(f"{dotted(path)}: {message}" for path, message in problems)
-    return (model if isinstance(model, ProfileRequest) and not problems else None), words
-
-
-def _words(exc: InvalidSpecError) -> str:
-    return "; ".join(f"{each.path}: {each.message}" for each in exc.problems)
+def _config_map(raw: Object) -> str:
+    """Return the name of the ConfigMap that a request's result goes to."""
+    return str(raw["spec"].get("configMap") or raw["metadata"]["name"])
 
 
 def _trouble(applied: Applied) -> Outcome | None:

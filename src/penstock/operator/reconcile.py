@@ -50,7 +50,7 @@ from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.metadata import inherit
 from penstock.operator.resources.pod import gpu_ceiling
 from penstock.operator.trim import Object
-from penstock.operator.validity import Validated, validated
+from penstock.operator.validity import ValidatedGraph, message_of, validated
 from penstock.operator.workloads import (
     WORKLOADS,
     is_own,
@@ -141,7 +141,7 @@ class Reconciler:
         self._parts = parts
         self._drains = Drains(parts.applier, parts.loads)
         self._gates = Gates(parts.applier)
-        self._models: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
+        self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
@@ -197,11 +197,11 @@ class Reconciler:
         except InvalidSpecError as exc:
             return await self._invalid(raw, snapshot, exc.problems)
 
-    def _validated(self, key: Key, raw: Object) -> Validated:
+    def _validated(self, key: Key, raw: Object) -> ValidatedGraph:
         identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
         known = self._models.get(key)
         if known is None or known[0] != identity:
-            known = identity, validated(raw)
+            known = identity, validated(GraphDeployment, raw)
             self._models.put(key, known)
         return known[1]
 
@@ -436,9 +436,7 @@ class Reconciler:
         self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
     ) -> ReconcileResult:
         """Report every problem; running workloads stay unchanged."""
-        message = "; ".join(
-            f"{each.path}: {each.message}" if each.path else each.message for each in problems
-        )
+        message = message_of(problems)
         facts = observed_facts(raw, snapshot.views(), failure=Failure("InvalidSpec", message))
         if await self._say(raw, facts):
             event = EventMessage("InvalidSpec", message, "Validate", is_warning=True)
