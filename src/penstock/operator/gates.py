@@ -7,7 +7,9 @@ replica to another service, and never more than the budget.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
@@ -18,13 +20,20 @@ from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
 
 
+@dataclass(slots=True)
+class _GraphGates:
+    """Uids of one graph's pods whose release the watch has not shown yet, and what its services hold."""
+
+    released: set[str] = field(default_factory=set)
+    held: dict[str, Holding] = field(default_factory=dict)
+
+
 class Gates:
     """Remembers per graph which releases the watch has not shown yet, and how many replicas held GPUs."""
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
-        self._released: dict[Key, set[str]] = {}
-        self._held: dict[Key, dict[str, Holding]] = {}
+        self._graphs: defaultdict[Key, _GraphGates] = defaultdict(_GraphGates)
 
     def plan(
         self,
@@ -36,13 +45,9 @@ class Gates:
         now_s: float,
     ) -> Releases:
         """Return the releases that the budget allows now; arguments as in `ungate`."""
-        return releases(
-            released(pods, self._pending(key, pods)),
-            budget=budget,
-            priorities=priorities,
-            held=self._held.get(key, {}),
-            now_s=now_s,
-        )
+        state = self._graphs[key]
+        pods = released(pods, state.released)
+        return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
     async def ungate(
         self,
@@ -59,43 +64,28 @@ class Gates:
         ``replicas`` are, by service, the number that its workload is to have; more are not given back to it.
         """
         by_uid = {each.uid: each for each in pods}
-        pending = self._pending(key, pods)
-        self._remember(key, pending)
+        state = self._graphs[key]
+        state.released &= {each.uid for each in pods if each.gated}
+        unconfirmed = set(state.released)
         plan = self.plan(key, pods, budget=budget, priorities=priorities, now_s=now_s)
-        self._held[key] = holdings(
-            released(pods, {*pending, *plan.release}),
-            self._held.get(key, {}),
-            replicas=replicas,
-            now_s=now_s,
+        state.held = holdings(
+            released(pods, {*unconfirmed, *plan.release}), state.held, replicas=replicas, now_s=now_s
         )
         names = []
         for uid in plan.release:
-            pending.add(uid)
-            self._remember(key, pending)
+            state.released.add(uid)
             if await self._ungate(by_uid[uid]):
                 names.append(by_uid[uid].name)
             else:
-                pending.discard(uid)
+                state.released.discard(uid)
         # A release whose answer was lost is tried again: it may or may not have happened.
-        for uid in pending - set(plan.release):
+        for uid in unconfirmed:
             await self._ungate(by_uid[uid])
         return plan, names
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
-        self._released.pop(key, None)
-        self._held.pop(key, None)
-
-    def _pending(self, key: Key, pods: Sequence[PodView]) -> set[str]:
-        """Return the released pods that still look gated."""
-        gated = {each.uid for each in pods if each.gated}
-        return self._released.get(key, set()) & gated
-
-    def _remember(self, key: Key, pending: set[str]) -> None:
-        if pending:
-            self._released[key] = pending
-        else:
-            self._released.pop(key, None)
+        self._graphs.pop(key, None)
 
     async def _ungate(self, pod: PodView) -> bool:
         """Remove the gate from this very pod; return False if it is certain that nothing was ungated."""
