@@ -15,7 +15,7 @@ import orjson
 
 from penstock.core.errors import ClusterError, ExpiredError, InvalidObjectError
 from penstock.kube.kinds import Kind, kind_of
-from penstock.kube.transport import KubeCall, Transport
+from penstock.kube.transport import KubeCall, Transport, read_credentials
 
 PAGE: Final = 500
 """Objects per page of a list; kubectl's default."""
@@ -70,7 +70,8 @@ class KubeClient:
             ConfigError: there are no credentials, or they cannot be used.
         """
         rng = rng or random.Random()  # noqa: S311 - jitter
-        return cls(await Transport.open(rng, kubeconfig=kubeconfig, context=context))
+        credentials = await read_credentials(kubeconfig=kubeconfig, context=context)
+        return cls(Transport(credentials, rng, kubeconfig, context))
 
     @property
     def server(self) -> str:

@@ -195,12 +195,6 @@ class Transport:
         self._lock = asyncio.Lock()
         self._warned: set[str] = set()
 
-    @classmethod
-    async def open(cls, rng: random.Random, *, kubeconfig: Path | None, context: str | None) -> Transport:
-        """Read the credentials and prepare connections, as `KubeClient.connect`."""
-        credentials = await read_credentials(kubeconfig=kubeconfig, context=context)
-        return cls(credentials, rng, kubeconfig, context)
-
     def session(self) -> aiohttp.ClientSession:
         """Return a session of its own for a library that makes its own calls; the caller closes it.
 

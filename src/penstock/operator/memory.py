@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import Any, Final, Generic, TypeVar
 
 LIMIT: Final = 20_000
-"""Dependencies remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
+"""Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
 
 
 class InterningPool:

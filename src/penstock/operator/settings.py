@@ -75,9 +75,8 @@ def settings_of(**given: object) -> OperatorSettings:
         problems = [
             Problem(
                 path="".join(f"--{part}" for part in error["loc"]).replace("_", "-"),
-                message=error["msg"].removeprefix("Value error, ") + f" (given: {error['input']!r})"
-                if error["loc"]
-                else error["msg"].removeprefix("Value error, "),
+                message=error["msg"].removeprefix("Value error, ")
+                + (f" (given: {error['input']!r})" if error["loc"] else ""),
                 file="options",
             )
             for error in exc.errors(include_url=False)

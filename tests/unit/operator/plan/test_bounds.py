@@ -1,4 +1,4 @@
-"""Wishes and bounds."""
+"""Desired replicas and bounds."""
 
 import pytest
 
@@ -26,8 +26,8 @@ FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerRep
         (9, 1, Bounded(1, "OverBudget", "9 replicas of 2 GPUs exceed planner.maxGpuBudget 1; 1 are kept")),
     ],
 )
-def test_a_wish_is_kept_within_the_bounds(desired, budget, expected):
-    """minReplicas, maxReplicas and what the whole budget can hold; each says so."""
+def test_a_desired_number_is_kept_within_the_bounds(desired, budget, expected):
+    """minReplicas, maxReplicas and what the complete budget can hold; each says so."""
     assert bounded(desired, SCALED, max_gpu_budget=budget) == expected
 
 

@@ -253,12 +253,11 @@ def test_who_aborts_at_sigterm_gets_it_when_idle(container, runtime, service, ho
     assert list(container(service, runtime=runtime)["lifecycle"]["preStop"]) == [hook]
 
 
-def test_prefill_and_decode_wish_for_one_zone(template):
-    """A desired number, because a zone that is full must not stop a scale-up."""
-    (desired,) = template("decode")["spec"]["affinity"]["podAffinity"][
-        "preferredDuringSchedulingIgnoredDuringExecution"
-    ]
-    assert desired["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+def test_prefill_and_decode_prefer_one_zone(template):
+    """A preference, because a zone that is full must not stop a scale-up."""
+    affinity = template("decode")["spec"]["affinity"]["podAffinity"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
 
 
 def test_routers_spread_over_hosts_and_zones(template):
