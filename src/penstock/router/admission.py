@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.api import Role, Tier
-from penstock.core.errors import NoEndpointsError, SaturatedError
+from penstock.core.errors import PenstockError
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import Assignment, Effects, RefusalReason
 from penstock.router.core.router import RouterCore
@@ -43,45 +43,15 @@ LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class RetryLater(NoEndpointsError):  # noqa: N818 - named like the client's message
-    """A refusal that may say when to come back: ``retry_after_s``, simulated seconds; None: unknown."""
+class AdmissionError(PenstockError):
+    """A request gets no worker; ``retry_after_s`` is when there is expected to be room, simulated seconds; None: unknown."""
 
-    def __init__(self, message: str, retry_after_s: float | None) -> None:
+    def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
+        self.reason = reason
         self.retry_after_s = retry_after_s
         super().__init__(message)
 
 
-class QueueTimeout(RetryLater):
-    """A request waited for a worker until its time limit."""
-
-
-class NoWorker(RetryLater):
-    """No worker serves, and none will in time."""
-
-
-class AllBusy(RetryLater):
-    """Every worker that could take the request is busy."""
-
-
-class Shed(RetryLater):
-    """A request's tier is shed so that higher tiers keep their SLO."""
-
-
-class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
-    """Too many requests wait; ``retry_after_s`` is when workers that are being started are expected to serve."""
-
-    def __init__(self, message: str, retry_after_s: float | None) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(message)
-
-
-REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
-    RefusalReason.QUEUE_FULL: QueueFull,
-    RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
-    RefusalReason.NO_WORKER: NoWorker,
-    RefusalReason.ALL_BUSY: AllBusy,
-    RefusalReason.SHED: Shed,
-}
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
@@ -110,7 +80,7 @@ class Admission:
         With ``again`` it was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            RetryLater, QueueFull: it gets none; see `REFUSALS`.
+            AdmissionError: it gets none.
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         other = self.other
@@ -214,7 +184,7 @@ class Admission:
         """Let a new request pass that asks for no worker of the first stage.
 
         Raises:
-            AllBusy: no worker of the role takes new requests.
+            AdmissionError: no worker of the role takes new requests.
         """
         full = self.core.full_stage(role, self._now_s())
         if full is not None:
@@ -224,18 +194,18 @@ class Admission:
         """Count such a request to its tier, and let it pass unless the tier is shed.
 
         Raises:
-            Shed: it is.
+            AdmissionError: it is.
         """
         tiers = self.core.tiers
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
             self.core.turned_away[self.core.entry].add(self._now_s())
-            raise Shed(shed, tiers.monitor.tiers.shedding.recover_seconds)
+            raise AdmissionError(RefusalReason.SHED, shed, tiers.monitor.tiers.shedding.recover_seconds)
 
-    def all_busy(self, role: Role) -> AllBusy:
+    def all_busy(self, role: Role) -> AdmissionError:
         """Return the refusal of a request that no worker of a role has room for."""
         self.core.turned_away[role].add(self._now_s())
-        return AllBusy(ALL_BUSY, self.core.busy[role].free_in_s())
+        return AdmissionError(RefusalReason.ALL_BUSY, ALL_BUSY, self.core.busy[role].free_in_s())
 
     def problems(self) -> list[str]:
         """Return why a request would not be served now; empty when it would."""
@@ -255,7 +225,7 @@ class Admission:
             elif not isinstance(effect.item, asyncio.Future):
                 effect.item.refused(effect)
             elif not effect.item.done():
-                effect.item.set_exception(REFUSALS[effect.reason](effect.message, effect.retry_after_s))
+                effect.item.set_exception(AdmissionError(effect.reason, effect.message, effect.retry_after_s))
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:

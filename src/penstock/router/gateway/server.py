@@ -18,7 +18,8 @@ from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
-from penstock.router.admission import Admission, LiveAssignment, NoWorker
+from penstock.router.admission import Admission, AdmissionError, LiveAssignment
+from penstock.router.core.retries import RefusalReason
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
 from penstock.router.policy.arrival import Arrival
@@ -39,7 +40,7 @@ class GatewayAdmission(Admission):
         """Wait for a worker; see `Admission.wait`.
 
         Raises:
-            NoWorker: none of the subset takes it.
+            AdmissionError: none of the subset takes it.
         """
         subset = SUBSET.get()
         if subset is None or role is Role.PREFILL:  # gateways know only the workers that answer
@@ -53,9 +54,9 @@ class GatewayAdmission(Admission):
             if assignment.worker.name not in outside:
                 return assignment
             self.release(assignment)
-        raise NoWorker(
+        raise AdmissionError(
+            RefusalReason.NO_WORKER,
             f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
-            None,
         )
 
 

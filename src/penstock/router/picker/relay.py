@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
-from penstock.router.admission import REFUSALS, Admission, LiveAssignment, TierEvent
+from penstock.router.admission import Admission, AdmissionError, LiveAssignment, TierEvent
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
@@ -283,7 +283,7 @@ class Relay:
             return
         self._forget(waiter)
         if not waiter.done():
-            waiter.set_exception(REFUSALS[message.reason](message.message, message.retry_after_s))
+            waiter.set_exception(AdmissionError(message.reason, message.message, message.retry_after_s))
 
     def _loads(self, message: wire.Loads) -> None:
         workers, now_s = self._core.entry_queue.workers, self._now_s()

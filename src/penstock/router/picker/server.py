@@ -62,7 +62,6 @@ class Session:
             wire.Ask: self._ask,
             wire.InFlight: self._in_flight,
             wire.ComputedPrompt: self._computed_prompt,
-            wire.Cancel: self._release,
             wire.Prefilled: self._prefilled,
             wire.WorkerOutcome: self._worker_outcome,
             wire.Release: self._release,
@@ -199,7 +198,7 @@ class Session:
                 self._unsettled.pop(message.number, None)
                 assignment.pardon(now_s)
 
-    def _release(self, message: wire.Release | wire.Cancel) -> None:
+    def _release(self, message: wire.Release) -> None:
         request = self._requests.pop(message.number, None)
         if request is not None:
             self._end(request)

@@ -24,10 +24,10 @@ from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import QueueFull, QueueTimeout, RetryLater, TierFirstToken
+from penstock.router.admission import AdmissionError, TierFirstToken
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import (
@@ -115,7 +115,7 @@ class CompletionHandler:
                 call.responder.break_off()
             else:
                 self._refuse(call, failure.response)
-        except (RetryLater, QueueFull) as exc:
+        except AdmissionError as exc:
             response = refusal(exc)
             call.error = response.reason
             self._refuse(call, response)
@@ -166,7 +166,9 @@ class CompletionHandler:
         try:
             body = request.raw if transfer is None else decode_body(request, transfer)
             await self._stage(call, Role.DECODE, body, take)
-        except QueueTimeout as exc:
+        except AdmissionError as exc:
+            if exc.reason is not RefusalReason.QUEUE_TIMEOUT:
+                raise
             # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
             raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), refusal(exc)) from exc
         finally:
