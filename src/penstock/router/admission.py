@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
 from penstock.core.logs import get_logger
-from penstock.router.core.retries import Assignment, Effects, RefusalReason
+from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse
 from penstock.router.core.router import RouterCore
 from penstock.router.core.worker import Worker, WorkerChange, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
-
-if TYPE_CHECKING:
-    from penstock.router.picker.relay import Relay
-    from penstock.router.picker.server import RelayedRequest
 
 log = get_logger(__name__)
 
@@ -37,7 +33,19 @@ class TierTurnedAway(NamedTuple):
 
 
 TierEvent: TypeAlias = TierFirstToken | TierTurnedAway | EndedRequest
-Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RelayedRequest"
+
+
+class RemoteWaiter(Protocol):
+    """A request of another router's, as the core queues it."""
+
+    def assigned(self, assignment: LiveAssignment) -> bool:
+        """Notify its router; returns whether that still wants it."""
+
+    def refused(self, refuse: Refuse[Waiter]) -> None:
+        """Notify its router."""
+
+
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
 """What the core queues: it gets the assignment, or the refusal."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
@@ -62,15 +70,10 @@ def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> Non
 
 
 class Admission:
-    """The way to a worker; one thread, one event loop.
-
-    Attributes:
-        other: The way to another router that picks; None: this one always does.
-    """
+    """The way to a worker, which this router picks; one thread, one event loop."""
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         self.core = core
-        self.other: Relay | None = None
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
@@ -83,31 +86,26 @@ class Admission:
             AdmissionError: it gets none.
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
-        other = self.other
         try:
-            if other is None or other.picks_here():
-                self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
-            else:
-                other.ask(waiter, role, arrival, again=again)
-            assignment = waiter.result() if waiter.done() else await waiter
-            if other is not None:
-                other.began(assignment, role, arrival)
+            self._ask(waiter, role, arrival, again=again)
+            return waiter.result() if waiter.done() else await waiter
         except BaseException:
-            self.core.cancel(waiter, role, self._now_s())
-            if other is not None:
-                other.cancel(waiter)
+            self._cancel(waiter, role)
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise
-        return assignment
+
+    def _ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
+
+    def _cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
+        self.core.cancel(waiter, role, self._now_s())
 
     def release(self, assignment: LiveAssignment) -> None:
         """End a request's stay at its worker, which makes room for another."""
-        if self.other is not None:
-            if assignment.is_computed and assignment.is_open:
-                self.other.prefilled(assignment, None, measured=False)
-            self.other.ended(assignment)
         effects = self.core.release(assignment, self._now_s())
         if effects:
             self.apply(effects)
@@ -116,17 +114,15 @@ class Admission:
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
         """Record that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
-        if self.other is not None:
-            self.other.prefilled(assignment, cached_tokens, measured=measured)
         effects = self.core.prefilled(
             assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
         )
         self.apply(effects)
 
     def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
-        """Record what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
+        """Record what became of a request of a tier; does nothing where there are no tiers."""
         tiers = self.core.tiers
-        if tiers is None or (self.other is not None and self.other.record_tier_event(tier, event)):
+        if tiers is None:
             return
         if isinstance(event, TierFirstToken):
             tiers.first_token(tier, event.ttft_s, self._now_s())
@@ -172,8 +168,6 @@ class Admission:
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Record that a worker has no room for another request."""
-        if self.other is not None:
-            self.other.refused_at_capacity(worker.name)
         self.core.refused_at_capacity(worker, self._now_s())
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:

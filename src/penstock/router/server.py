@@ -15,7 +15,7 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import Admission, LiveCore, log_worker_change
+from penstock.router.admission import LiveCore, log_worker_change
 from penstock.router.config_watch import ConfigWatch
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router
@@ -25,6 +25,7 @@ from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.proxy.app import RouterApp
@@ -50,7 +51,7 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
-    admission_type: ClassVar[type[Admission]] = Admission
+    admission_type: ClassVar[type[RelayAdmission]] = RelayAdmission
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
     def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
@@ -74,7 +75,9 @@ class RouterServer:
         secret = GraphSecret(settings.graph_secret)
         # Without a secret no request is a router's: each picks for itself.
         follows = self._discovery.routers is not None
-        self._group = RouterGroup(context, secret, self.thresholds) if follows and secret.headers else None
+        self._group = None
+        if follows and secret.headers:
+            self._group = RouterGroup(context, self.admission, secret, self.thresholds)
         self._live_page = LivePage(context)
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None

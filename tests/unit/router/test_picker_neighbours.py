@@ -79,7 +79,7 @@ async def under_a_fake(harness, write_graph, worker):
     await router.until(lambda: fake.follows)
     await router.until(lambda: group_of(router).is_relay)
     await router.until(lambda: not router.server.admission.problems())
-    await router.until(lambda: not router.server.admission.other.picks_here())
+    await router.until(lambda: not router.server.admission.picks_here())
     return fake, router
 
 

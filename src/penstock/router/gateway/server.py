@@ -18,10 +18,11 @@ from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
-from penstock.router.admission import Admission, AdmissionError, LiveAssignment
+from penstock.router.admission import AdmissionError, LiveAssignment
 from penstock.router.core.retries import RefusalReason
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import ErrorReply, StageFailed
@@ -33,7 +34,7 @@ from penstock.router.settings import RouterSettings
 log = get_logger(__name__)
 
 
-class GatewayAdmission(Admission):
+class GatewayAdmission(RelayAdmission):
     """Gives a request no worker outside the subset that its gateway names."""
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.router.admission import Admission, LiveAssignment, Waiter
+from penstock.router.admission import LiveAssignment, Waiter
 from penstock.router.core.retries import Refuse, Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
-from penstock.router.picker.relay import RecentPrompts
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 
 _MAX_REQUESTS: Final = 1 << 16
@@ -30,7 +30,7 @@ _SILENT_TICKS: Final = 10
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """One request of another router's, as the core queues it; see `admission.Waiter`."""
+    """One request of another router's, as the core queues it; see `admission.RemoteWaiter`."""
 
     session: Session
     number: int
@@ -227,15 +227,13 @@ class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
-        recent: The latest prompts, which a new successor receives.
         followed: Called when another router has begun to follow this one.
         term: In which it picks; 0: it does not.
     """
 
-    admission: Admission
+    admission: RelayAdmission
     now_s: Callable[[], float]
     instance: str
-    recent: RecentPrompts
     followed: Callable[[], None]
     term: int = 0
     sessions: set[Session] = field(default_factory=set)
@@ -254,13 +252,13 @@ class PickerServer:
             return
         self._successor = successor
         if successor is not None:
-            for worker, arrival in self.recent:
+            for worker, arrival in self.admission.recent:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
         """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
-            self.recent.add(worker, arrival)
+            self.admission.recent.add(worker, arrival)
         successor = self._successor
         if successor is not None and successor is not source and (arrival.chain or arrival.session):
             successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
