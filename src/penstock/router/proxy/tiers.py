@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
-
-from prometheus_client.core import Metric
 
 from penstock.api import Tier, TiersConfig
 from penstock.router.admission import Admission, TierTurnedAway
 from penstock.router.core.tiers import TierControl
-from penstock.router.families import tier_families
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
@@ -117,8 +114,3 @@ class LiveTiers:
         self._control.monitor.configure(config)
         for queue in self._workers.core.queues.values():
             queue.set_tiers(config)
-
-    def families(self, now_s: float) -> Iterator[Metric]:
-        """Yield the metric families with the label ``tier``."""
-        waiting = self._workers.core.entry_queue.room.tiers
-        yield from tier_families(self._control, now_s, waiting=waiting, downgraded=self.downgraded)
