@@ -190,6 +190,7 @@ class Harness:
         self.as_router = (GRAPH_SECRET, SECRET)
         self.params = PARAMS
         self._closers = []
+        self._routers = []
         self._mtimes = itertools.count(1_000)
         self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
 
@@ -203,6 +204,11 @@ class Harness:
     async def pair(self):
         """Start a prefill and a decode worker."""
         return await self.worker("prefill"), await self.worker("decode")
+
+    async def served(self, *roles, **settings):
+        """Start a worker of each role, and a router before them; return all, the router last."""
+        workers = [await self.worker(role) for role in roles]
+        return *workers, await self.router(*workers, **settings)
 
     async def router(self, *workers, statefile=None, config=None, ready=True, tracing=None, **settings):
         """Start a router, and wait until it would serve and all its workers are well."""
@@ -222,6 +228,7 @@ class Harness:
         await server.start()
         self._closers.append(server.close)
         router = Router(server, self.client)
+        self._routers.append(router)
         if ready:
             await router.until(lambda: not server.admission.problems())
             await router.until(lambda: not any(each.health_problem for each in server.core.pool))
@@ -264,10 +271,14 @@ class Harness:
         return router, [prefill, decode], request
 
     async def close(self):
-        """Stop everything, newest first."""
+        """Leave as a client, so that no router holds a request any more; then stop everything, newest first."""
         await self.client.close()
-        for close in reversed(self._closers):
-            await close()
+        try:
+            for router in self._routers:
+                await router.assert_idle()
+        finally:
+            for close in reversed(self._closers):
+                await close()
 
 
 class Router:

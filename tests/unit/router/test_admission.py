@@ -177,7 +177,6 @@ async def test_prefills_of_one_prefix_meet(harness, policy):
 
     assert sorted(len(each.seen) for each in prefills) == [0, 0, 0, 6]
     assert len(decode.seen) == 6
-    await router.assert_idle()
 
 
 async def test_a_session_stays_where_it_began(harness):
@@ -190,7 +189,6 @@ async def test_a_session_stays_where_it_began(harness):
         assert (await router.post(prompt=f"{number}" * 3000, headers=headers)).status == 200
 
     assert sorted(len(each.seen) for each in workers) == [0, 0, 6, 6]
-    await router.assert_idle()
 
 
 async def test_a_streams_first_token_makes_room(harness):
@@ -204,7 +202,6 @@ async def test_a_streams_first_token_makes_room(harness):
 
     end.set()
     assert await stream.read(limit_bytes=1000)
-    await router.assert_idle()
 
 
 async def test_a_prompt_without_its_first_token_keeps_the_worker(harness):
@@ -222,7 +219,6 @@ async def test_a_prompt_without_its_first_token_keeps_the_worker(harness):
 
     first.cancel()
     assert (await second).status == 200
-    await router.assert_idle()
 
 
 async def test_decode_workers_are_chosen_by_free_kv(harness):
@@ -258,7 +254,6 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     assert {(await each).status for each in waiting} == {200}
     assert len(second.seen) == 3
     held.cancel()
-    await router.assert_idle()
 
 
 async def test_with_max_wake_seconds_requests_wait_for_workers_that_are_started_for_them():

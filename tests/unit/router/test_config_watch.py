@@ -92,8 +92,7 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
     file = tmp_path / "graph.yaml"
     section = {"enabled": True}
     write(file, router_manifest(graph(tiers=section)))
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, graph_file=file, config={"tiers": section})
+    worker, router = await harness.served("aggregated", graph_file=file, config={"tiers": section})
     body = orjson.dumps({"model": "llama-batch", "prompt": "hello"})
     assert (await router.post(raw=body)).status == 404
     shares = {"premium": 0.2, "standard": 0.2, "background": 0.6}

@@ -152,8 +152,7 @@ async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, s
 )
 async def test_the_state_is_for_administrators(harness, settings, headers, page, state):
     """Open to programs of this machine, else by the admin key or off; the page without facts needs no key."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, **settings)
+    _, router = await harness.served("aggregated", **settings)
     assert (await state_of(router, **headers))[0] == state
     answer = await router.get("/ui")
     assert answer.status == page
@@ -166,8 +165,7 @@ async def test_the_state_is_for_administrators(harness, settings, headers, page,
 
 async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
     """Without a graph the GPUs are unknown, not zero, and a minute of tiers is told by tier."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"tiers": {"enabled": True}})
+    _, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})
     await router.post(max_tokens=2)
     _, state = await state_of(router)
     assert (state["planner"]["standing"], state["gpus"]["used"], state["cost"]) == ("off", None, None)

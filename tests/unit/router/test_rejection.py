@@ -50,7 +50,6 @@ async def test_a_client_is_told_what_the_document_says(harness):
     worker.kv_usage = "0.2"
     await router.until(lambda: not router.server.core.busy[router.server.core.entry].is_any)
     assert (await router.post(max_tokens=1)).status == 200
-    await router.assert_idle()
 
 
 async def test_without_a_mode_nothing_is_rejected(harness):
@@ -124,8 +123,9 @@ async def test_what_is_no_json_object_is_refused(harness, status, headers, raw):
 
 async def test_an_admin_key_protects_the_thresholds(harness):
     """With a key, reading and changing need it; a client's key does not do."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"}))
+    _, router = await harness.served(
+        "aggregated", admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"})
+    )
     assert (await router.get("/busy_threshold")).status == 401
     client = (*JSON, (b"authorization", b"Bearer client"))
     admin = (*JSON, (b"authorization", b"Bearer root"))
@@ -158,7 +158,6 @@ async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
     states = await router.workers()
     assert {each["state"] for each in states.values()} == {"ready"}
     assert not any(each.failures for each in router.server.core.pool)
-    await router.assert_idle()
 
 
 async def test_all_workers_at_capacity_reject(harness):
@@ -181,7 +180,6 @@ async def test_all_workers_at_capacity_reject(harness):
     entry = router.server.core.entry
     await router.until(lambda: not router.server.core.busy[entry].is_any)
     assert (await router.post(max_tokens=1)).status == 200
-    await router.assert_idle()
 
 
 async def test_the_load_that_makes_workers_busy_is_exported(harness):

@@ -84,7 +84,6 @@ async def test_streams_are_relayed_as_they_are(harness, roles):
     assert await router.metric("penstock_router_requests_total", endpoint="responses", code="200") == 1
     assert await router.metric("penstock_router_generation_tokens_total", model_name="llama") == 2
     assert await router.metric("penstock_router_cached_tokens_total", model_name="llama") == 16
-    await router.assert_idle()
 
 
 async def test_whole_responses_are_counted(harness):

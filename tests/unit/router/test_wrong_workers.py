@@ -129,7 +129,6 @@ async def test_a_wrong_worker_costs_no_request(harness, role, kind, caplog):
     assert len(wrong.seen) <= 2 * AT_ONCE
     labels = {"role": role, "worker": wrong.name}
     assert await router.metric("penstock_router_worker_ejections_total", **labels) == 1
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("kind", ["200 with HTML", "302", "404 for the model", "500"])
@@ -138,7 +137,6 @@ async def test_whole_answers_and_prefix_policies_lose_nothing_either(harness, ki
     router, *_ = await _fleet(harness, "aggregated", WRONG[kind][0], policy="prefix-cost")
 
     assert await _statuses(router, stream=False) == [(200, True)] * REQUESTS
-    await router.assert_idle()
 
 
 async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
@@ -161,7 +159,6 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
 
     assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
     assert await router.metric("penstock_router_errors_total", reason="request_fault") == 80
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +203,6 @@ async def test_errors_have_one_shape(harness, status, body, expected, message):
     error = orjson.loads(answer.body)["error"]
     assert (answer.status, error if isinstance(message, dict) else error["message"]) == (expected, message)
     assert answer.headers[b"content-type"] == b"application/json"
-    await router.assert_idle()
 
 
 async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
@@ -230,7 +226,6 @@ async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
     shown = await router.workers()
     assert [shown[each.name]["state"] for each in (bad, good, *decodes)] == ["circuit_open", *["ready"] * 3]
     assert "KV transfers in a row were lost" in shown[bad.name]["reason"]
-    await router.assert_idle()
 
 
 async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
@@ -248,7 +243,6 @@ async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
     assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
     assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
     assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -284,7 +278,6 @@ async def test_whatever_workers_answer_no_slot_is_lost_and_all_serve_again(harne
         assert number < 1000
         assert (await router.post(prompt=f"{number} probes", stream=True)).status == 200
     assert await _statuses(router, stream=True, requests=100) == [(200, True)] * 100
-    await router.assert_idle()
 
 
 def _workers():
