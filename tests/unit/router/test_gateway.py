@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 import yaml
+from router_harness import Router
 
 pytest.importorskip("grpc", reason="needs penstock[gateway]")
 pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs penstock[gateway]")
@@ -40,30 +41,21 @@ def free_port():
         return found.getsockname()[1]
 
 
-class Gateway:
-    """Envoy, its picker and what clients send."""
+class Gateway(Router):
+    """Envoy and its picker, as clients see them."""
 
     def __init__(self, harness, picker, port):
-        self.client = harness.client
-        self.server = picker
+        super().__init__(picker, harness.client)
         self.url = f"http://127.0.0.1:{port}"
 
     async def post(self, path="/v1/chat/completions", **body):
         """Return a complete answer."""
-        return await self.client.request(
-            "POST", self.url + path, body=orjson.dumps({**CHAT, **body}), headers=JSON
-        )
+        return await super().post(path, raw=orjson.dumps({**CHAT, **body}))
 
     async def stream(self, **body):
         """Return the beginning of a stream."""
         content = orjson.dumps({**CHAT, "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/chat/completions", body=content, headers=JSON)
-
-    async def until(self, condition):
-        """Wait for a condition."""
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - what it waits for has no event
-                await asyncio.sleep(0.005)
 
     async def idle(self):
         """Wait until nothing is under way."""
@@ -321,13 +313,11 @@ async def test_a_worker_that_breaks_off_does_not_look_complete(harness, gateway)
     """Whether its connection breaks, or its stream ends without [DONE]."""
     worker = await harness.worker("aggregated")
     seen = asyncio.Event()
-
-    async def ends_early(request, responder):
-        responder.start(200)
-        responder.write(harness.token_event(0))
-        responder.end()
-
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=seen, broken=True), ends_early]
+    token = harness.token_event(0)
+    worker.script = [
+        harness.answers.stream(token, event=seen, broken=True),
+        harness.answers.stream(token),
+    ]
     found = await gateway(worker)
     for _ in range(2):
         stream = await found.stream()

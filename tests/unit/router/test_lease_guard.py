@@ -10,20 +10,6 @@ VLLM_ERROR = (
 )
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"right"},"finish_reason":null}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-
-
-def _send(*pieces, before=lambda: None):
-    """Stream some bytes."""
-
-    async def handler(request, responder):
-        before()
-        responder.start(200)
-        for piece in pieces:
-            responder.write(piece)
-        responder.end()
-
-    return handler
 
 
 def _expire(worker, answer):
@@ -40,7 +26,7 @@ def _expire(worker, answer):
 async def test_text_from_an_expired_hand_over_is_not_passed_on(harness, stream):
     """The prompt is prefilled again, and the second decode's text is what the client gets."""
     prefill, decode, router = await harness.served("prefill", "decode", lease_s=LEASE_S)
-    wrong = _send(TOKEN.replace(b"right", b"wrong"), DONE)
+    wrong = harness.answers.stream(TOKEN.replace(b"right", b"wrong"), harness.done)
     decode.script.append(_expire(prefill, wrong if stream else decode.complete))
 
     answer = await router.post(max_tokens=2, stream=stream)
@@ -102,11 +88,14 @@ async def test_an_unknown_count_is_no_proof(harness):
 async def test_an_error_before_the_first_token_is_prefilled_again(harness, opening):
     """A vLLM says so in a stream of status 200, after the role in a chat; the client sees only what follows."""
     prefill, decode, router = await harness.served("prefill", "decode")
-    decode.script += [_send(*opening, b"data: " + VLLM_ERROR + b"\n\n", DONE), _send(ROLE, TOKEN, DONE)]
+    decode.script += [
+        harness.answers.stream(*opening, b"data: " + VLLM_ERROR + b"\n\n", harness.done),
+        harness.answers.stream(ROLE, TOKEN, harness.done),
+    ]
 
     answer = await router.post(stream=True)
 
-    assert answer.body == ROLE + TOKEN + DONE
+    assert answer.body == ROLE + TOKEN + harness.done
     assert len(prefill.seen) == 2
     assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
 
@@ -114,7 +103,7 @@ async def test_an_error_before_the_first_token_is_prefilled_again(harness, openi
 async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
     """A 4xx is the client's, wherever it stands."""
     _, decode, router = await harness.served("prefill", "decode")
-    decode.script.append(_send(b"data: " + VLLM_ERROR.replace(b"500", b"400") + b"\n\n"))
+    decode.script.append(harness.answers.stream(b"data: " + VLLM_ERROR.replace(b"500", b"400") + b"\n\n"))
 
     assert (await router.post(stream=True)).status == 400
     assert len(decode.seen) == 1
@@ -135,7 +124,7 @@ async def test_vllms_500_after_a_hand_over_is_prefilled_again(harness):
 async def test_a_stream_of_roles_that_ends_is_broken(harness):
     """No token ever came: another try, then 502."""
     _, decode, router = await harness.served("prefill", "decode", config={"retries": {"maxPerRequest": 0}})
-    decode.otherwise = _send(ROLE)
+    decode.otherwise = harness.answers.stream(ROLE)
 
     assert (await router.post(stream=True)).status == 502
 
@@ -146,14 +135,14 @@ async def test_a_stream_of_roles_that_ends_is_broken(harness):
         b"data: not json\n\n",
         b"data: 5\n\n",
         b'data: {"detail":"x"}\n\n',
-        b": keep\n\ndata: [DONE]\n\n",
+        b": keep\n\ndata: [harness.done]\n\n",
         b": keep\n\n" * (1 << 20),
     ],
 )
 async def test_a_stream_that_begins_with_no_chunk_is_no_answer(harness, first):
     """The client sees nothing of it: 502 where there is no other worker."""
     _, decode, router = await harness.served("prefill", "decode")
-    decode.otherwise = _send(first)
+    decode.otherwise = harness.answers.stream(first)
 
     answer = await router.post(stream=True)
 

@@ -39,12 +39,8 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
     """On the same worker where there is no other."""
     workers = await harness.pair() if stage != "aggregated" else [await harness.worker(stage)]
     (broken,) = (each for each in workers if each.role == stage)
-    now = asyncio.Event()
-    now.set()
     data = [sent] if sent else []
-    broken.script = [
-        harness.answers.drop() if sent is None else harness.answers.events_then(*data, event=now, broken=True)
-    ]
+    broken.script = [harness.answers.drop() if sent is None else harness.answers.stream(*data, broken=True)]
     router = await harness.router(*workers)
 
     answer = await router.post(stream=sent == b"")
@@ -59,7 +55,7 @@ async def test_a_stream_that_breaks_is_never_retried(harness, data):
     """After the first byte: an error event of its own, then the end."""
     worker = await harness.worker("aggregated")
     break_now = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), data, event=break_now, broken=True)]
+    worker.script = [harness.answers.stream(harness.token_event(0), data, event=break_now, broken=True)]
     router = await harness.router(worker)
     stream = await router.stream()
     received = await anext(stream)
@@ -82,13 +78,7 @@ async def test_a_stream_without_done_is_cut(harness, stage, end):
     """It looks complete in HTTP and is not: the client gets an error event, and the worker a failure."""
     worker = await harness.worker(stage)
     others = [await harness.worker("prefill")] if stage == "decode" else []
-
-    async def forget_done(request, responder):
-        responder.start(200)
-        responder.write(harness.token_event(0) + end)
-        responder.end()
-
-    worker.otherwise = forget_done
+    worker.otherwise = harness.answers.stream(harness.token_event(0) + end)
     router = await harness.router(worker, *others)
 
     body = await router.broken(await router.stream())
@@ -104,11 +94,9 @@ async def test_a_stream_without_done_is_cut(harness, stage, end):
 async def test_an_error_event_in_mid_stream_is_a_failure(harness):
     """The client sees it as the worker wrote it; the stream counts as broken, though [DONE] follows."""
     worker = await harness.worker("aggregated")
-    now = asyncio.Event()
-    now.set()
     error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
     token = harness.token_event(0)
-    worker.script = [harness.answers.events_then(token, token + error, event=now)]
+    worker.script = [harness.answers.stream(token, token + error + harness.done)]
     router = await harness.router(worker)
 
     assert (await router.post(stream=True)).body == token + token + error + harness.done
@@ -120,11 +108,7 @@ async def test_an_error_event_in_mid_stream_is_a_failure(harness):
 async def test_what_breaks_after_done_breaks_nothing(harness):
     """The client has its whole answer, and the worker has given it."""
     worker = await harness.worker("aggregated")
-    now = asyncio.Event()
-    now.set()
-    worker.script = [
-        harness.answers.events_then(harness.token_event(0) + harness.done, event=now, broken=True)
-    ]
+    worker.script = [harness.answers.stream(harness.token_event(0) + harness.done, broken=True)]
     router = await harness.router(worker)
 
     assert (await router.post(stream=True)).body == harness.token_event(0) + harness.done
@@ -248,7 +232,7 @@ async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness)
     """It does not come to its end in HTTP, so a pooled client takes a new connection and meets no reset."""
     worker = await harness.worker("aggregated")
     break_now = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=break_now, broken=True)]
+    worker.script = [harness.answers.stream(harness.token_event(0), event=break_now, broken=True)]
     router = await harness.router(worker)
     stream = await router.stream()
     break_now.set()

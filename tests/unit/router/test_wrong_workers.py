@@ -7,6 +7,7 @@ import random
 
 import orjson
 import pytest
+from fake_workers import Answers
 
 from penstock.api import Role
 from penstock.router.core.breaker import CircuitBreaker
@@ -17,30 +18,6 @@ REQUESTS, AT_ONCE = 120, 16
 HTML = b"<html><body>It works!</body></html>"
 KV_LOST = b'{"error":{"message":"gone","type":"InternalServerError","param":null,"code":500}}'
 NO_MODEL = b'{"error":{"message":"The model `llama` does not exist.","type":"NotFoundError","code":404}}'
-
-
-def _send(status, body, content_type="application/json"):
-    async def handler(request, responder):
-        responder.send(status, body, content_type=content_type)
-
-    return handler
-
-
-def _events(*events):
-    async def handler(request, responder):
-        responder.start(200)
-        for event in events:
-            responder.write(event)
-        responder.end()
-
-    return handler
-
-
-def _drop():
-    async def handler(request, responder):
-        responder.abort()
-
-    return handler
 
 
 def _failing(worker, error, is_poison):
@@ -56,22 +33,22 @@ def _failing(worker, error, is_poison):
 
 
 WRONG = {
-    "200 with HTML": (_send(200, HTML, "text/html"), "text/html"),
-    "200 with other JSON": (_send(200, b'{"status":"ok"}'), ""),
-    "302": (_send(302, b""), "302"),
-    "status 999": (_send(999, HTML, "text/html"), "999"),
-    "404 for the model": (_send(404, NO_MODEL), "404"),
-    "401 that no client caused": (_send(401, b'{"error":"Unauthorized"}'), "401"),
-    "400 with HTML": (_send(400, HTML, "text/html"), "400 without an error object"),
-    "500": (_send(500, b'{"error":{"message":"boom","code":500}}'), "500"),
-    "503": (_send(503, HTML, "text/html"), "503"),
-    "broken connection": (_drop(), "closed"),
+    "200 with HTML": (Answers.status(200, HTML, content_type="text/html"), "text/html"),
+    "200 with other JSON": (Answers.status(200, b'{"status":"ok"}'), ""),
+    "302": (Answers.status(302, b""), "302"),
+    "status 999": (Answers.status(999, HTML, content_type="text/html"), "999"),
+    "404 for the model": (Answers.status(404, NO_MODEL), "404"),
+    "401 that no client caused": (Answers.status(401, b'{"error":"Unauthorized"}'), "401"),
+    "400 with HTML": (Answers.status(400, HTML, content_type="text/html"), "400 without an error object"),
+    "500": (Answers.status(500, b'{"error":{"message":"boom","code":500}}'), "500"),
+    "503": (Answers.status(503, HTML, content_type="text/html"), "503"),
+    "broken connection": (Answers.drop(), "closed"),
 }
 WRONG_STREAMS = {
-    "error event": (_events(b"data: " + KV_LOST + b"\n\n", b"data: [DONE]\n\n"), ""),
-    "error event of no transfer": (_events(b'data: {"error":"no"}\n\n'), "500"),
-    "events of another API": (_events(b'data: {"type":"message_start"}\n\n'), "no chunk"),
-    "end at once": (_events(b"data: [DONE]\n\n"), "not JSON"),
+    "error event": (Answers.stream(b"data: " + KV_LOST + b"\n\n", b"data: [DONE]\n\n"), ""),
+    "error event of no transfer": (Answers.stream(b'data: {"error":"no"}\n\n'), "500"),
+    "events of another API": (Answers.stream(b'data: {"type":"message_start"}\n\n'), "no chunk"),
+    "end at once": (Answers.stream(b"data: [DONE]\n\n"), "not JSON"),
 }
 CASES = [
     *((role, kind) for role in ("prefill", "decode", "aggregated") for kind in WRONG),
@@ -195,7 +172,7 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
 async def test_errors_have_one_shape(harness, status, body, expected, message):
     """Whatever the worker wrote: an error in OpenAI's words, not vLLM's class names, and a status that exists."""
     worker = await harness.worker("aggregated")
-    worker.otherwise = _send(status, body, "text/html")
+    worker.otherwise = Answers.status(status, body, content_type="text/html")
     router = await harness.router(worker)
 
     answer = await router.post()
