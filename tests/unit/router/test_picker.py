@@ -168,7 +168,8 @@ class Wire:
         return self
 
     async def close(self):
-        """End all."""
+        """End all; what waits for a wire that is still cut goes on, and ends."""
+        self.whole.set()
         self.server.close()
         for task in self.tasks:
             task.cancel()
