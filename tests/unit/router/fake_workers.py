@@ -84,6 +84,12 @@ class FakeWorker:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
+    def hold_stream(self):
+        """Stream one token to the next request, and end once the event that is returned is set."""
+        end = asyncio.Event()
+        self.script.append(Answers.events_then(token_event(0), event=end))
+        return end
+
     async def complete(self, request, responder):
         """Stream or send as many tokens as asked for."""
         body = orjson.loads(request.body)

@@ -147,6 +147,12 @@ class Router:
         content = orjson.dumps({"model": "llama", "prompt": "hello", "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/completions", body=content, headers=_JSON)
 
+    async def begun_stream(self, **body):
+        """Return a stream whose first token has come."""
+        stream = await self.stream(**body)
+        await anext(stream)
+        return stream
+
     async def broken(self, stream):
         """Return the rest of a stream, which does not come to its end."""
         received = b""

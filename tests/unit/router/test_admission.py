@@ -193,10 +193,8 @@ async def test_a_session_stays_where_it_began(harness):
 
 async def test_a_streams_first_token_makes_room(harness):
     """Aggregated: the next prompt is sent while the first answer is still being streamed."""
-    worker = await harness.worker("aggregated")
-    end = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-    router = await harness.router(worker, config=config("dualmap", workerTokens=1))
+    worker, router = await harness.served("aggregated", config=config("dualmap", workerTokens=1))
+    end = worker.hold_stream()
     stream = await router.stream(prompt="x" * 400)
     assert (await router.post(prompt="y" * 400)).status == 200
 

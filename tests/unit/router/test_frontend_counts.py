@@ -95,9 +95,8 @@ async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(ha
 
 async def test_a_body_that_is_no_request_does_not_arrive(harness):
     """A 400 is no demand for workers; a worker's own refusal is none of the frontend's."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(429)
-    router = await harness.router(worker)
 
     assert (await router.post(raw=b"{")).status == 400
     assert (await router.post()).status == 429

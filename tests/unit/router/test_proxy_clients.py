@@ -37,15 +37,13 @@ async def test_a_client_that_leaves_cancels_its_worker(harness, stage):
     prefill, decode = await harness.pair()
     worker = prefill if stage == "prefill" else decode
     started = asyncio.Event()
-    worker.script = [harness.answers.hang(started)]
-    if stage == "stream":
-        worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
     router = await harness.router(prefill, decode)
     if stage == "stream":
-        stream = await router.stream()
-        await anext(stream)
+        worker.hold_stream()
+        stream = await router.begun_stream()
         stream.abort()
     else:
+        worker.script = [harness.answers.hang(started)]
         request = asyncio.create_task(router.post())
         await started.wait()
         request.cancel()

@@ -107,9 +107,8 @@ async def test_an_error_event_in_mid_stream_is_a_failure(harness):
 
 async def test_what_breaks_after_done_breaks_nothing(harness):
     """The client has its whole answer, and the worker has given it."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.script = [harness.answers.stream(harness.token_event(0) + harness.done, broken=True)]
-    router = await harness.router(worker)
 
     assert (await router.post(stream=True)).body == harness.token_event(0) + harness.done
     assert router.server.core.pool.get(worker.name).failures == 0
@@ -117,9 +116,8 @@ async def test_what_breaks_after_done_breaks_nothing(harness):
 
 async def test_retries_end(harness):
     """Two by default; then the worker's own answer is passed on, with Retry-After for 503."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(503, headers=((b"retry-after", b"7"),))
-    router = await harness.router(worker)
 
     answer = await router.post()
 
@@ -147,9 +145,8 @@ async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
 
 async def test_a_stream_that_falls_silent_is_ended(harness):
     """The idle limit breaks it off with an error event."""
-    worker = await harness.worker("aggregated")
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
-    router = await harness.router(worker, config={"limits": {"idleTimeoutSeconds": 0.1}})
+    worker, router = await harness.served("aggregated", config={"limits": {"idleTimeoutSeconds": 0.1}})
+    worker.hold_stream()
 
     received = await router.broken(await router.stream())
 
@@ -177,9 +174,8 @@ async def test_client_errors_pass_through_and_never_open_a_circuit(harness, stat
 
 async def test_an_only_workers_500_is_passed_on_and_opens_no_circuit(harness):
     """Without another worker nothing tells whether the request or the worker is at fault."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(500)
-    router = await harness.router(worker)
 
     answers = [await router.post() for _ in range(6)]
 

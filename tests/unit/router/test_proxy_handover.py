@@ -1,6 +1,5 @@
 """Prefill and decode through the proxy: what each worker gets, and what the client sees."""
 
-import asyncio
 import hashlib
 
 import orjson
@@ -59,8 +58,7 @@ async def test_streams_pass_untouched_but_for_usage(harness):
 async def test_tokens_leave_as_they_come(harness):
     """The first event reaches the client while the worker still holds the second."""
     prefill, decode = await harness.pair()
-    second = asyncio.Event()
-    decode.script = [harness.answers.events_then(harness.token_event(0), event=second)]
+    second = decode.hold_stream()
     router = await harness.router(prefill, decode)
 
     stream = await router.stream()

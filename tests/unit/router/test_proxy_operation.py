@@ -78,11 +78,9 @@ async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_p
 async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
     """The answer tells what is still under way; undrain takes it back."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    end = asyncio.Event()
-    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    end = first.hold_stream()
     router = await harness.router(first, second, config={"policy": "round-robin"})
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
 
     answer = await harness.client.request("POST", f"{router.url}/workers/{first.name}/drain")
 
@@ -122,8 +120,7 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     hung.script = [harness.answers.events_then(harness.token_event(0), event=never), harness.answers.hang()]
     health = {"intervalSeconds": 0.01, "stallRealSeconds": 0.5}
     router = await harness.router(hung, well, config={"policy": "round-robin", "health": health})
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
     await router.post()
     answer = await router.post()
 
@@ -152,13 +149,12 @@ UNREACHABLE = {
 async def test_requests_at_a_worker_that_answers_nothing_end(harness, tmp_path, has_left):
     """What had no byte yet is tried elsewhere whatever the budget, a stream is broken; so too once its pod is gone."""
     lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
-    lost.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    lost.hold_stream()
     lost.otherwise = harness.answers.hang()
     path = harness.write_state(tmp_path / "llama.json", [lost])
     config = {"health": UNREACHABLE, "retries": {"budgetFraction": 0, "minPerSecond": 0}}
     router = await harness.router(statefile=path, disaggregated=False, config=config)
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
     requests = [asyncio.create_task(router.post()) for _ in range(3)]
     await router.until(lambda: len(lost.seen) == 4)
 
@@ -188,8 +184,7 @@ async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
     worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
     worker.script += [tokens] if is_mute else []
     router = await harness.router(worker, config={"health": UNREACHABLE})
-    slow = await router.stream()
-    await anext(slow)
+    slow = await router.begun_stream()
     other = await router.stream() if is_mute else None
     worker.health_status = None if is_mute else 200
     await asyncio.sleep(1.5)
@@ -235,12 +230,9 @@ async def test_worker_metrics_are_scraped_and_exported(harness, page_value, show
 
 async def test_shutdown_lets_streams_finish(harness):
     """Nothing new is accepted, what runs is completed, then the port is free."""
-    worker = await harness.worker("aggregated")
-    end = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-    router = await harness.router(worker)
-    stream = await router.stream()
-    await anext(stream)
+    worker, router = await harness.served("aggregated")
+    end = worker.hold_stream()
+    stream = await router.begun_stream()
 
     closing = asyncio.create_task(router.server.close())
     await asyncio.sleep(0.05)
@@ -255,11 +247,9 @@ async def test_shutdown_lets_streams_finish(harness):
 
 async def test_shutdown_is_bounded(harness):
     """A stream that does not end within the grace is cut off, and its worker told."""
-    worker = await harness.worker("aggregated")
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
-    router = await harness.router(worker, shutdown_grace_s=0.05)
-    stream = await router.stream()
-    await anext(stream)
+    worker, router = await harness.served("aggregated", shutdown_grace_s=0.05)
+    worker.hold_stream()
+    stream = await router.begun_stream()
 
     await asyncio.wait_for(router.server.close(), 2)
 

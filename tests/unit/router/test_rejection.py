@@ -52,14 +52,6 @@ async def test_a_client_is_told_what_the_document_says(harness):
     assert (await router.post(max_tokens=1)).status == 200
 
 
-async def test_without_a_mode_nothing_is_rejected(harness):
-    """The default leaves the thresholds off, however full the workers."""
-    worker = await harness.worker("aggregated")
-    worker.kv_usage = "1.0"
-    router = await harness.router(worker)
-    assert (await router.post(max_tokens=1)).status == 200
-
-
 async def test_thresholds_are_read_set_and_unset(harness):
     """As the document does, and unset by null; a key that is not named stays as it is."""
     worker = await harness.worker("aggregated")
@@ -74,6 +66,7 @@ async def test_thresholds_are_read_set_and_unset(harness):
     }
     assert (page.status, orjson.loads(page.body)) == (200, {"thresholds": [none]})
     await router.until(lambda: all(each.kv_usage_fraction == 0.9 for each in router.server.core.pool))
+    assert (await router.post(max_tokens=1)).status == 200
     both = {"active_decode_blocks_threshold": 0.85, "active_prefill_tokens_threshold": 10000}
     assert await set_thresholds(router, **both) == (200, none | both)
     assert orjson.loads((await router.get("/busy_threshold")).body) == {"thresholds": [none | both]}

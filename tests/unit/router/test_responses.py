@@ -102,9 +102,8 @@ async def test_whole_responses_are_counted(harness):
 
 async def test_a_worker_without_this_api_goes_on_serving_the_others(harness):
     """An older server of the right model answers 404 for the path: that is passed on, and no worker is ejected."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.script = [harness.answers.status(404, b'{"detail":"Not Found"}')] * 12
-    router = await harness.router(worker)
 
     for _ in range(12):
         got = await router.post(PATH, raw=orjson.dumps({"model": "llama", "input": "hi"}))

@@ -171,9 +171,8 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
 )
 async def test_errors_have_one_shape(harness, status, body, expected, message):
     """Whatever the worker wrote: an error in OpenAI's words, not vLLM's class names, and a status that exists."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = Answers.status(status, body, content_type="text/html")
-    router = await harness.router(worker)
 
     answer = await router.post()
 
