@@ -162,31 +162,28 @@ class RouterServer:
 
     async def _stop_background(self) -> None:
         """End what runs beside requests, also after a start that failed; return within `STOP_REAL_S`."""
-        try:
-            async with asyncio.timeout(STOP_REAL_S):
-                await self._end_background()
-        except TimeoutError:
-            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
-
-    async def _end_background(self) -> None:
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
         if self._reader is not None:
             self._reader.close()
-        for part in (
-            self._group,
-            self._discovery,
-            self._kv_events,
-            self._transfers,
-            self._watch,
-            self.context.probes,
-            self.context.pool,
-            self._tracing,
-        ):
-            if part is not None:
-                await part.close()
+        try:
+            async with asyncio.timeout(STOP_REAL_S):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for part in (
+                    self._group,
+                    self._discovery,
+                    self._kv_events,
+                    self._transfers,
+                    self._watch,
+                    self.context.probes,
+                    self.context.pool,
+                    self._tracing,
+                ):
+                    if part is not None:
+                        await part.close()
+        except TimeoutError:
+            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
 
     async def _tick(self) -> None:
         # The loop's own clock is coarse and cached; lateness is measured with the real one.

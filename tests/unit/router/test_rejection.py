@@ -11,8 +11,9 @@ from penstock.api import RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.proxy.completion import RequestRefused
 from penstock.router.proxy.failures import retry_after
-from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
@@ -268,7 +269,7 @@ def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, mod
     body = orjson.dumps({"model": model, **fields})
     try:
         shown = orjson.loads(api.change(b"application/json", body))
-    except ThresholdError as error:
+    except RequestRefused as error:
         refused = error
     else:
         refused = None

@@ -14,7 +14,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalPr
 from penstock.api import Role
 from penstock.core.errors import PortInUseError, UpstreamError
 from penstock.core.http.client import Timeouts
-from penstock.core.http.messages import Request, Responder, error_body
+from penstock.core.http.messages import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
@@ -25,6 +25,7 @@ from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
 from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.completion import not_served
 from penstock.router.proxy.failures import ErrorReply, StageFailed
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_transfer import Prefilled
@@ -164,8 +165,8 @@ class GatewayPicker(RouterServer):
         if request.path.startswith("/v1/"):
             await self.app.handle(request, responder)
             return
-        text = f"path: {request.path[:200]} is not served here"
-        responder.send(404, error_body(text, kind="invalid_request_error", code="not_found"))
+        refusal = not_served(request.path)
+        responder.send(refusal.status, refusal.body)
 
     async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""
