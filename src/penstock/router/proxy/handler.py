@@ -97,14 +97,12 @@ class CompletionHandler:
         self._metrics.arrivals += 1
         self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.arrived()
-        is_again = False
         try:
             while True:
                 try:
-                    await self._attempt(call, again=is_again)
+                    await self._attempt(call)
                 except StageFailed as failure:
                     await self._prepare_retry(call, failure)
-                    is_again = True
                 else:
                     return
         except StageFailed as failure:
@@ -146,22 +144,22 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ stages
 
-    def _attempt(self, call: CompletionCall, *, again: bool) -> Awaitable[None]:
+    def _attempt(self, call: CompletionCall) -> Awaitable[None]:
         request = call.request
         take = self._stream if request.stream else self._send_complete
         if self._entry is not Role.PREFILL:
-            return self._stage(call, self._entry, request.raw, take, again=again)
+            return self._stage(call, self._entry, request.raw, take)
         if request.is_single:
-            return self._prefill_and_decode(call, take, again=again)
+            return self._prefill_and_decode(call, take)
         # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-        if not again:
+        if not call.tries.retries:
             self._admission.check_tier(call.tier)
         self._admission.check_capacity(Role.DECODE)
         return self._stage(call, Role.DECODE, request.raw, take)
 
-    async def _prefill_and_decode(self, call: CompletionCall, take: _Take, *, again: bool) -> None:
+    async def _prefill_and_decode(self, call: CompletionCall, take: _Take) -> None:
         request = call.request
-        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled, again=again)
+        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled)
         transfer = call.transfer
         try:
             body = request.raw if transfer is None else decode_body(request, transfer)
@@ -175,16 +173,14 @@ class CompletionHandler:
             if transfer is not None and not transfer.is_taken:
                 self._transfers.release(transfer, call.upstream_headers)
 
-    async def _stage(
-        self, call: CompletionCall, role: Role, body: bytes, take: _Take, *, again: bool = False
-    ) -> None:
+    async def _stage(self, call: CompletionCall, role: Role, body: bytes, take: _Take) -> None:
         """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
         Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
         """
         admission, is_entry = self._admission, role is self._entry
         while True:
-            is_admitted = is_entry and (again or bool(call.tries.avoid))
+            is_admitted = is_entry and bool(call.tries.retries or call.tries.avoid)
             if call.trace is not None:
                 call.trace.waits(role.value)
             assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
