@@ -31,7 +31,7 @@ class Harness:
         self.as_router = (GRAPH_SECRET, SECRET)
         self.params = PARAMS
         self._closers = []
-        self._routers = []
+        self.routers = []
         self._mtimes = itertools.count(1_000)
         self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
 
@@ -69,7 +69,7 @@ class Harness:
         await server.start()
         self._closers.append(server.close)
         router = Router(server, self.client)
-        self._routers.append(router)
+        self.routers.append(router)
         if ready:
             await router.until(lambda: not server.admission.problems())
             await router.until(lambda: not any(each.health_problem for each in server.core.pool))
@@ -115,7 +115,7 @@ class Harness:
         """Leave as a client, so that no router holds a request any more; then stop everything, newest first."""
         await self.client.close()
         try:
-            for router in self._routers:
+            for router in self.routers:
                 await router.assert_idle()
         finally:
             for close in reversed(self._closers):

@@ -50,10 +50,6 @@ class Gateway(Router):
         content = orjson.dumps({**CHAT, "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/chat/completions", body=content, headers=JSON)
 
-    async def idle(self):
-        """Wait until nothing is under way."""
-        await self.until(lambda: not any(each.inflight_requests for each in self.server.core.pool))
-
 
 def configured(workers, picker_port, port, *, fails_open=False, filters=(), **modes):
     """Return the sample's configuration for these ports; ``filters`` come before the picker's."""
@@ -113,6 +109,7 @@ async def gateway(harness, tmp_path):
         )  # fmt: skip
         started.append((picker, process))
         found = Gateway(harness, picker, port)
+        harness.routers.append(found)
         await found.until(lambda: not picker.admission.problems())
         async with asyncio.timeout(20):
             while True:
@@ -176,7 +173,7 @@ async def test_a_chat_is_streamed_through_envoy(harness, gateway):
     assert [each.inflight_requests for each in found.server.core.pool] == [1]
     more.set()
     assert await stream.read(limit_bytes=1000) == harness.done
-    await found.idle()
+    await found.assert_idle()
     metrics = found.server.metrics
     await found.until(lambda: metrics.completed == 1)
     assert metrics.requests["chat_completions", 200] == 1
@@ -201,7 +198,6 @@ async def test_complete_answers_and_those_of_the_picker_alone(harness, gateway):
     assert (long.status, len(worker.seen)) == (200, 2)
     too_long = await found.post(messages=[{"role": "user", "content": "x" * 500_000}])
     assert (too_long.status, len(worker.seen)) == (413, 2)
-    await found.idle()
 
 
 @needs_envoy
@@ -216,7 +212,6 @@ async def test_prefill_is_computed_before_the_decode_worker_is_named(harness, ga
     stream = await found.stream(stream_options={"include_usage": True})
     assert (await stream.read(limit_bytes=10_000)).endswith(harness.done)
     assert (len(prefill.seen), len(decode.seen)) == (2, 2)
-    await found.idle()
 
 
 @needs_envoy
@@ -251,7 +246,7 @@ async def test_workers_that_refuse_or_are_gone(harness, gateway):
     busy = await found.post()
     assert (busy.status, b"retry-after" in busy.headers) == (503, True)
     assert len(worker.seen) == 4
-    await found.idle()
+    await found.assert_idle()
     other = await harness.worker("aggregated")
     without = await gateway(other)
     await other.server.close(grace_s=0)
@@ -284,7 +279,6 @@ async def test_a_silent_worker_is_given_up(harness, gateway):
     stream = await found.stream()
     with pytest.raises(StreamBroken):
         await stream.read(limit_bytes=10_000)
-    await found.idle()
 
 
 @needs_envoy
@@ -317,7 +311,6 @@ async def test_a_worker_that_breaks_off_does_not_look_complete(harness, gateway)
         seen.set()
         with pytest.raises(StreamBroken):
             await stream.read(limit_bytes=10_000)
-    await found.idle()
 
 
 @needs_envoy
@@ -332,10 +325,10 @@ async def test_a_client_that_leaves_frees_its_worker(harness, gateway):
     early = asyncio.create_task(found.post())
     await found.until(lambda: len(worker.seen) == 1)
     early.cancel()
-    await found.idle()
+    await found.assert_idle()
     stream = await found.begun_stream()
     stream.abort()
-    await found.idle()
+    await found.assert_idle()
     await found.until(lambda: worker.disconnects == 2)
     assert found.server.metrics.errors["client_left"] == 2
 
