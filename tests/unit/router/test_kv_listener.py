@@ -62,6 +62,24 @@ class Publisher:
         self.socket.close(linger=0)
 
 
+async def until(condition):
+    """Wait for a condition."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+async def first_batch(events, publisher, *batch):
+    """Publish until a batch has come, since a subscription takes a moment; return the next number."""
+    number = 0
+    async with asyncio.timeout(10):
+        while not events.batches:
+            publisher.socket.send_multipart(frames(number, *batch))
+            number += 1
+            await asyncio.sleep(0.01)
+    return number
+
+
 def listener(index, *, port=1, workers=("a",)):
     """Return a listener whose worker "a" has this index."""
     core = build_router(RouterConfig(), SPLIT)
@@ -79,18 +97,11 @@ async def test_what_a_worker_says_it_holds_is_held():
     admission, events = listener(index, port=publisher.port)
     events.start()
     prefix = Prefix(token_keys(TOKENS, engine_block_tokens=16))
-    number = 0
-    async with asyncio.timeout(10):
-        # A subscription takes a moment; batches sent before are lost, as they may be in life.
-        while events.batches == 0:
-            publisher.socket.send_multipart(frames(number, ["AllBlocksCleared"], STORED))
-            number += 1
-            await asyncio.sleep(0.01)
-        assert index.held(prefix) == 2
-        publisher.socket.send_multipart(frames(number, ["BlockRemoved", HASHES[32:], "GPU"]))
-        batches = events.batches
-        while events.batches == batches:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+    number = await first_batch(events, publisher, ["AllBlocksCleared"], STORED)
+    assert index.held(prefix) == 2
+    publisher.socket.send_multipart(frames(number, ["BlockRemoved", HASHES[32:], "GPU"]))
+    batches = events.batches
+    await until(lambda: events.batches > batches)
 
     assert index.held(prefix) == 1
     admission.set_workers([])
@@ -210,12 +221,7 @@ async def test_a_workers_own_port_goes_before_the_graphs():
     )
     events.start()
     admission.set_workers([spec])
-    number = 0
-    async with asyncio.timeout(10):
-        while events.batches == 0:
-            publisher.socket.send_multipart(frames(number, ["AllBlocksCleared"]))
-            number += 1
-            await asyncio.sleep(0.01)
+    await first_batch(events, publisher, ["AllBlocksCleared"])
     await events.close()
     publisher.close()
 
@@ -361,13 +367,6 @@ async def followed(worker, monkeypatch):
             task.cancel()
         await asyncio.wait(tasks)
         worker.context.destroy(linger=0)
-
-
-async def until(condition):
-    """Wait for a condition."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("topic", [(b"kv",), ()])
