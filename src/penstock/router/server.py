@@ -234,11 +234,10 @@ class RouterServer:
         )
 
     def _make_tiers(self) -> LiveTiers | None:
-        settings, control = self._settings, self.core.tiers
-        if control is None:
+        settings = self._settings
+        if self.core.tiers is None:
             return None
-        tiers, keys = settings.config.tiers, settings.tier_keys
-        return LiveTiers(tiers, keys, self.admission, control, model=settings.model)
+        return LiveTiers(settings.config.tiers, settings.tier_keys, self.admission, model=settings.model)
 
     def _make_listener(self) -> KvListener | None:
         port, tokens = self._settings.config.kv_events_port, _engine_block_tokens(self._settings)

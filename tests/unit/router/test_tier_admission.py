@@ -22,7 +22,7 @@ JSON = (b"content-type", b"application/json")
 def frontend(keys=KEYS, **config):
     """Return a frontend with two aliases of the model."""
     config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
-    return LiveTiers(TiersConfig.model_validate(config), keys, None, None, model="llama")
+    return LiveTiers(TiersConfig.model_validate(config), keys, None, model="llama")
 
 
 def headers(tier=None, key=None):

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from penstock.api import Tier, TiersConfig
 from penstock.router.admission import Admission, TierTurnedAway
-from penstock.router.core.tiers import TierControl
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
@@ -29,14 +28,11 @@ class LiveTiers:
         config: The graph's tiers section; see `configure`.
     """
 
-    def __init__(
-        self, config: TiersConfig, keys: TierKeys, workers: Admission, control: TierControl, *, model: str
-    ) -> None:
+    def __init__(self, config: TiersConfig, keys: TierKeys, workers: Admission, *, model: str) -> None:
         self.config = config
         self.keys = keys
         self.downgraded = dict.fromkeys(Tier, 0)
         self._model = model
-        self._control = control
         self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
@@ -111,6 +107,8 @@ class LiveTiers:
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
         self.config = config
-        self._control.monitor.configure(config)
-        for queue in self._workers.core.queues.values():
+        core = self._workers.core
+        if core.tiers is not None:
+            core.tiers.monitor.configure(config)
+        for queue in core.queues.values():
             queue.set_tiers(config)
