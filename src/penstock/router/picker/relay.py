@@ -122,11 +122,8 @@ class RelayAdmission(Admission):
 
     def picks_here(self) -> bool:
         """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
-        return self._is_own or not (self._is_answered or self._is_holding)
-
-    @property
-    def _is_holding(self) -> bool:
-        return time.monotonic() < self._lost_real_s + HOLD_REAL_S
+        is_held = self._is_answered or time.monotonic() < self._lost_real_s + HOLD_REAL_S
+        return self._is_own or not is_held
 
     def _ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
         if self.picks_here():

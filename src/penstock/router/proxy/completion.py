@@ -232,10 +232,17 @@ def encoded(body: dict[str, Any]) -> bytes:
         ) from exc
 
 
-def spliced(raw: bytes, added: dict[str, Any]) -> bytes:
-    """Return a body's own bytes with further keys at the end."""
+def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
+    """Return a request's own bytes with further keys at the end, or written again where it has one of these keys.
+
+    Raises:
+        RequestRefused: as `encoded`.
+    """
+    if not request.body.keys().isdisjoint(changes):
+        # Of a key that comes twice, not every reader takes the last.
+        return encoded({**request.body, **changes})
     # The body is an object with at least a model, so its last byte is the brace to move.
-    return raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
+    return request.raw.rstrip()[:-1] + b"," + orjson.dumps(changes)[1:]
 
 
 def _is_several(count: object) -> bool:

@@ -11,7 +11,7 @@ from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.completion import CompletionRequest, RequestRefused, encoded, spliced
+from penstock.router.proxy.completion import CompletionRequest, RequestRefused, changed_body
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
 
 _SHOWN_CHARACTERS: Final = 64
@@ -85,10 +85,7 @@ class LiveTiers:
             changes["priority"] = priority
         if not changes:
             return request
-        changed = {**body, **changes}
-        # Of a key that comes twice, not every reader takes the last.
-        raw = spliced(request.raw, changes) if body.keys().isdisjoint(changes) else encoded(changed)
-        return request._replace(raw=raw, body=changed)
+        return request._replace(raw=changed_body(request, changes), body={**body, **changes})
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
         """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
