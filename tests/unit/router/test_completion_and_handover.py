@@ -207,6 +207,12 @@ def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, 
     assert raw.count(b"cache_salt") == (salt is not None)
 
 
+def test_a_null_salt_does_not_come_twice():
+    """Of a key that comes twice, not every reader takes the last."""
+    sent = {"model": "llama", "prompt": "x", "cache_salt": None}
+    assert decode_body(_parse(sent), _prefilled(IDS, 1.0)).count(b"cache_salt") == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
