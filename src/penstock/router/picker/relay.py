@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
@@ -113,11 +113,22 @@ class RelayAdmission(Admission):
 
     # ------------------------------------------------------------------ requests of this router's own clients
 
-    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
-        """Wait for a worker; see `Admission.wait`."""
-        assignment = await super().wait(role, arrival, again=again)
-        if self._picked is not None:
-            self._began(assignment, role, arrival, self._picked)
+    def wait(
+        self, role: Role, arrival: Arrival, *, again: bool = False
+    ) -> Coroutine[Any, Any, LiveAssignment]:
+        """Wait for a worker; see `Admission.wait`. A router that is alone pays for no second coroutine."""
+        waiting = super().wait(role, arrival, again=again)
+        return waiting if self._picked is None else self._reported(waiting, role, arrival, self._picked)
+
+    async def _reported(
+        self,
+        waiting: Coroutine[Any, Any, LiveAssignment],
+        role: Role,
+        arrival: Arrival,
+        picked: Callable[[str, Arrival], None],
+    ) -> LiveAssignment:
+        assignment = await waiting
+        self._began(assignment, role, arrival, picked)
         return assignment
 
     def picks_here(self) -> bool:
