@@ -96,7 +96,7 @@ def _wait_until_followed(follower: Way) -> None:
     """Return when a router asks the other one for workers."""
     deadline_s = time.monotonic() + _FOLLOWS_S
     while time.monotonic() < deadline_s:
-        run(lambda _: sse_load.shorts(follower.url, follower.pids[0], requests=1, concurrency=1))
+        run(lambda _: sse_load.shorts(follower.url, follower.pids[0], requests=1, concurrency=1)).checked()
         if servers.picked_elsewhere(follower.url) > 0:
             return
         time.sleep(0.2)

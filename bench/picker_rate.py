@@ -17,12 +17,11 @@ from options import read_options
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.loop import run
-from penstock.router.admission import Admission
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.retries import Verdict
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.picker import messages as wire
-from penstock.router.picker.relay import RecentPrompts
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.picker.server import PickerServer
 from penstock.router.policy.arrival import Arrival
 
@@ -62,11 +61,11 @@ def _end(number: int) -> tuple[wire.Message, ...]:
 async def seconds_each(workers: int, requests: int) -> float:
     """Return the processor seconds of one request."""
     now_s = 0.0
-    admission = Admission(build_router(RouterConfig(), TOGETHER), lambda: now_s)
+    admission = RelayAdmission(build_router(RouterConfig(), TOGETHER), lambda: now_s)
     admission.set_workers(
         WorkerSpec(f"w{at}", Role.AGGREGATED, "http://w", supervised=True) for at in range(workers)
     )
-    picker_server = PickerServer(admission, lambda: now_s, "picker", RecentPrompts(), lambda: None)
+    picker_server = PickerServer(admission, lambda: now_s, "picker", lambda: None)
     picker_server.term = 1
     channel = picker_server.open().channel
     channel.connection_made(Unsent())

@@ -101,7 +101,7 @@ def start_router(
         environment = {**os.environ, GRAPH_SECRET_VARIABLE: "bench"}
         process = subprocess.Popen([*argv, *words], stdout=output, stderr=output, env=environment)
     try:
-        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=_LISTENS_S)
+        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=_LISTENS_S, process=process)
     except SystemExit:
         sse_load.stop(process)
         print(log.read_text(), file=sys.stderr)

@@ -182,10 +182,18 @@ class Sample:
     rss_mb: float
 
 
-def wait_until_ready(url: str, *, within_s: float = 20.0, has_to_serve: bool = True) -> None:
-    """Return when ``url`` answers 200, or anything where it need not serve."""
+def wait_until_ready(
+    url: str,
+    *,
+    within_s: float = 20.0,
+    has_to_serve: bool = True,
+    process: subprocess.Popen[bytes] | None = None,
+) -> None:
+    """Return when ``url`` answers 200, or anything where it need not serve; end the bench where its process ends."""
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
+        if process is not None and process.poll() is not None:
+            raise SystemExit(f"{url}: its process ended with status {process.returncode}")
         with contextlib.suppress(OSError):
             try:
                 with urllib.request.urlopen(url, timeout=2.0) as answer:

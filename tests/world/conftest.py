@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import pytest
 
+from penstock.local.ports import ephemeral_port
 from penstock.planner.ledger import read_ledger
 
 MANIFEST = """
@@ -66,13 +67,6 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 10.0, what: str 
     return value
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class World:
     """Everything that one test starts, in the test's own folders."""
 
@@ -81,7 +75,7 @@ class World:
         self.statefile = folder / "state" / "world.json"
         self.log_dir = folder / "log"
         self.ledger_dir = self.log_dir / "planner"
-        self.port = free_port()
+        self.port = ephemeral_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
         self._started: list[subprocess.Popen[bytes]] = []
@@ -349,8 +343,8 @@ def eventually_fixture() -> Callable[..., Any]:
 
 @pytest.fixture(name="free_port")
 def free_port_fixture() -> Callable[[], int]:
-    """Return `free_port`."""
-    return free_port
+    """Return what chooses a free port."""
+    return ephemeral_port
 
 
 @pytest.fixture

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
-from penstock.core.errors import NoEndpointsError, SaturatedError
+from penstock.core.errors import PenstockError
 from penstock.core.logs import get_logger
-from penstock.router.core.retries import Assignment, Effects, RefusalReason
+from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse
 from penstock.router.core.router import RouterCore
 from penstock.router.core.worker import Worker, WorkerChange, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
-
-if TYPE_CHECKING:
-    from penstock.router.picker.relay import Relay
-    from penstock.router.picker.server import RelayedRequest
 
 log = get_logger(__name__)
 
@@ -37,51 +33,33 @@ class TierTurnedAway(NamedTuple):
 
 
 TierEvent: TypeAlias = TierFirstToken | TierTurnedAway | EndedRequest
-Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RelayedRequest"
+
+
+class RemoteWaiter(Protocol):
+    """A request of another router's, as the core queues it."""
+
+    def assigned(self, assignment: LiveAssignment) -> bool:
+        """Notify its router; returns whether that still wants it."""
+
+    def refused(self, refuse: Refuse[Waiter]) -> None:
+        """Notify its router."""
+
+
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
 """What the core queues: it gets the assignment, or the refusal."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class RetryLater(NoEndpointsError):  # noqa: N818 - named like the client's message
-    """A refusal that may say when to come back: ``retry_after_s``, simulated seconds; None: unknown."""
+class AdmissionError(PenstockError):
+    """A request gets no worker; ``retry_after_s`` is when there is expected to be room, simulated seconds; None: unknown."""
 
-    def __init__(self, message: str, retry_after_s: float | None) -> None:
+    def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
+        self.reason = reason
         self.retry_after_s = retry_after_s
         super().__init__(message)
 
 
-class QueueTimeout(RetryLater):
-    """A request waited for a worker until its time limit."""
-
-
-class NoWorker(RetryLater):
-    """No worker serves, and none will in time."""
-
-
-class AllBusy(RetryLater):
-    """Every worker that could take the request is busy."""
-
-
-class Shed(RetryLater):
-    """A request's tier is shed so that higher tiers keep their SLO."""
-
-
-class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
-    """Too many requests wait; ``retry_after_s`` is when workers that are being started are expected to serve."""
-
-    def __init__(self, message: str, retry_after_s: float | None) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(message)
-
-
-REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
-    RefusalReason.QUEUE_FULL: QueueFull,
-    RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
-    RefusalReason.NO_WORKER: NoWorker,
-    RefusalReason.ALL_BUSY: AllBusy,
-    RefusalReason.SHED: Shed,
-}
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
@@ -92,15 +70,10 @@ def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> Non
 
 
 class Admission:
-    """The way to a worker; one thread, one event loop.
-
-    Attributes:
-        other: The way to another router that picks; None: this one always does.
-    """
+    """The way to a worker, which this router picks; one thread, one event loop."""
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         self.core = core
-        self.other: Relay | None = None
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
@@ -110,34 +83,29 @@ class Admission:
         With ``again`` it was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            RetryLater, QueueFull: it gets none; see `REFUSALS`.
+            AdmissionError: it gets none.
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
-        other = self.other
         try:
-            if other is None or other.picks_here():
-                self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
-            else:
-                other.ask(waiter, role, arrival, again=again)
-            assignment = waiter.result() if waiter.done() else await waiter
-            if other is not None:
-                other.began(assignment, role, arrival)
+            self._ask(waiter, role, arrival, again=again)
+            return waiter.result() if waiter.done() else await waiter
         except BaseException:
-            self.core.cancel(waiter, role, self._now_s())
-            if other is not None:
-                other.cancel(waiter)
+            self._cancel(waiter, role)
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise
-        return assignment
+
+    def _ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
+
+    def _cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
+        self.core.cancel(waiter, role, self._now_s())
 
     def release(self, assignment: LiveAssignment) -> None:
         """End a request's stay at its worker, which makes room for another."""
-        if self.other is not None:
-            if assignment.is_computed and assignment.is_open:
-                self.other.prefilled(assignment, None, measured=False)
-            self.other.ended(assignment)
         effects = self.core.release(assignment, self._now_s())
         if effects:
             self.apply(effects)
@@ -146,17 +114,15 @@ class Admission:
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
         """Record that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
-        if self.other is not None:
-            self.other.prefilled(assignment, cached_tokens, measured=measured)
         effects = self.core.prefilled(
             assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
         )
         self.apply(effects)
 
     def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
-        """Record what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
+        """Record what became of a request of a tier; does nothing where there are no tiers."""
         tiers = self.core.tiers
-        if tiers is None or (self.other is not None and self.other.record_tier_event(tier, event)):
+        if tiers is None:
             return
         if isinstance(event, TierFirstToken):
             tiers.first_token(tier, event.ttft_s, self._now_s())
@@ -202,8 +168,6 @@ class Admission:
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Record that a worker has no room for another request."""
-        if self.other is not None:
-            self.other.refused_at_capacity(worker.name)
         self.core.refused_at_capacity(worker, self._now_s())
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
@@ -214,7 +178,7 @@ class Admission:
         """Let a new request pass that asks for no worker of the first stage.
 
         Raises:
-            AllBusy: no worker of the role takes new requests.
+            AdmissionError: no worker of the role takes new requests.
         """
         full = self.core.full_stage(role, self._now_s())
         if full is not None:
@@ -224,18 +188,18 @@ class Admission:
         """Count such a request to its tier, and let it pass unless the tier is shed.
 
         Raises:
-            Shed: it is.
+            AdmissionError: it is.
         """
         tiers = self.core.tiers
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
             self.core.turned_away[self.core.entry].add(self._now_s())
-            raise Shed(shed, tiers.monitor.tiers.shedding.recover_seconds)
+            raise AdmissionError(RefusalReason.SHED, shed, tiers.monitor.tiers.shedding.recover_seconds)
 
-    def all_busy(self, role: Role) -> AllBusy:
+    def all_busy(self, role: Role) -> AdmissionError:
         """Return the refusal of a request that no worker of a role has room for."""
         self.core.turned_away[role].add(self._now_s())
-        return AllBusy(ALL_BUSY, self.core.busy[role].free_in_s())
+        return AdmissionError(RefusalReason.ALL_BUSY, ALL_BUSY, self.core.busy[role].free_in_s())
 
     def problems(self) -> list[str]:
         """Return why a request would not be served now; empty when it would."""
@@ -255,7 +219,7 @@ class Admission:
             elif not isinstance(effect.item, asyncio.Future):
                 effect.item.refused(effect)
             elif not effect.item.done():
-                effect.item.set_exception(REFUSALS[effect.reason](effect.message, effect.retry_after_s))
+                effect.item.set_exception(AdmissionError(effect.reason, effect.message, effect.retry_after_s))
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:

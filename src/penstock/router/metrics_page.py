@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 
-from penstock.api import Role
+from penstock.api import Role, Tier
 from penstock.core import metric_names as names
-from penstock.router.admission import LiveCore
+from penstock.core.histogram import BucketCounts
+from penstock.router.context import RouterContext
+from penstock.router.core.tiers import TierControl
 from penstock.router.core.waiting import LATELY_S
 from penstock.router.core.worker import Worker, WorkerState
-from penstock.router.families import Rows, by_label, counter, gauge, histogram
 from penstock.router.kv_listener import KvListener
-from penstock.router.metrics import RouterMetrics
 from penstock.router.picker.group import RouterGroup
+from penstock.router.proxy.tiers import LiveTiers
 
 _HELP: Final = {
     names.ROUTER_QUEUE_REQUESTS: "Requests waiting for a prefill worker.",
@@ -74,24 +81,37 @@ _HELP: Final = {
     names.ROUTER_DISCOVERY_CURRENT: "1 if the view of the workers is up to date, 0 if it is the last good one.",
     names.SCHEDULE_LAG_P99: "How late the router's timer runs, p99; simulated seconds.",
     names.SCHEDULE_LAG_SAMPLES: "Timer ticks measured for lateness.",
+    names.ROUTER_TIER_ARRIVALS: "Requests that arrived.",
+    names.ROUTER_TIER_REJECTED: "Arrivals for which there was no room, no worker or no time.",
+    names.ROUTER_TIER_SHED: "Arrivals refused so that higher tiers keep their SLO.",
+    names.ROUTER_TIER_DOWNGRADED: "Requests that asked for this tier without a key that allows it.",
+    names.ROUTER_TIER_WAITING: "Requests that wait for the first stage.",
+    names.ROUTER_TIER_COMPLIANCE: "Share of the requests of the window that kept all targets of their tier, 0-1; absent if none ended.",
+    names.ROUTER_TIER_SHED_FRACTION: "Share of the arrivals that is shed now, 0-1.",
+    names.ROUTER_TIER_TTFT: "Arrival to first token of streams; simulated seconds.",
+    names.ROUTER_TIER_E2E: "Arrival to last byte; simulated seconds.",
+    names.ROUTER_TIER_QUEUE_TIME: "Waits for the first stage; simulated seconds.",
 }
+
+_Rows = Iterable[tuple[Sequence[str], float | None]]
+"""Label values, and the value; a row whose value is None is left out."""
 
 
 @dataclass(eq=False)
 class MetricsPage:
     """Renders ``/metrics``, and builds its families at scrape time; None stands for parts that the graph does not have."""
 
-    metrics: RouterMetrics
-    core: LiveCore
-    model: str
-    now_s: Callable[[], float]
-    discovery_problem: Callable[[], str | None]
-    kv_events: KvListener | None = None
-    tiers: Callable[[float], Iterator[Metric]] | None = None
-    group: RouterGroup | None = None
+    context: RouterContext
+    kv_events: KvListener | None
+    tiers: LiveTiers | None
+    group: RouterGroup | None
 
     def __post_init__(self) -> None:
         """Collect from this object and the process."""
+        self._core = self.context.admission.core
+        self._metrics = self.context.metrics
+        self._model = self.context.settings.model
+        self._now_s = self.context.clock.now_s
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -108,17 +128,17 @@ class MetricsPage:
         yield from self._role_families()
         yield from self._worker_families()
         yield from self._request_families()
-        if self.tiers is not None:
-            yield from self.tiers(self.now_s())
+        if self.tiers is not None and self._core.tiers is not None:
+            yield from self._tier_families(self._core.tiers, self.tiers.downgraded)
         values: dict[str, float | None] = {
             names.ROUTER_IS_PICKER: self.group is None or self.group.is_picker,
-            names.ROUTER_DISCOVERY_CURRENT: self.discovery_problem() is None,
-            names.SCHEDULE_LAG_P99: self.metrics.lag.p99_s(),
+            names.ROUTER_DISCOVERY_CURRENT: self.context.discovery.problem is None,
+            names.SCHEDULE_LAG_P99: self._metrics.lag.p99_s(),
         }
-        counts = {names.SCHEDULE_LAG_SAMPLES: self.metrics.lag.total}
-        if self.core.wake is not None:
-            values[names.ROUTER_WAKE_HOLD] = self.core.wake.hold_s
-            values[names.ROUTER_WAKE_SLOWEST] = self.core.wake.slowest_s
+        counts = {names.SCHEDULE_LAG_SAMPLES: self._metrics.lag.total}
+        if self._core.wake is not None:
+            values[names.ROUTER_WAKE_HOLD] = self._core.wake.hold_s
+            values[names.ROUTER_WAKE_SLOWEST] = self._core.wake.slowest_s
         if self.kv_events is not None:
             blocks = self.kv_events.blocks()
             yield _gauge(names.ROUTER_WORKER_PREFIX_BLOCKS, ["worker"], (([w], n) for w, n in blocks.items()))
@@ -129,20 +149,20 @@ class MetricsPage:
         yield from (_counter(name, [], [((), count)]) for name, count in counts.items())
 
     def _model_gauges(self) -> Iterator[Metric]:
-        queue, decode = self.core.entry_queue, self.core.queues.get(Role.DECODE)
+        queue, decode = self._core.entry_queue, self._core.queues.get(Role.DECODE)
         values: dict[str, float] = {
             names.ROUTER_QUEUE_REQUESTS: len(queue),
             names.ROUTER_QUEUE_TOKENS: queue.tokens,
             names.ROUTER_QUEUE_UNCACHED_TOKENS: queue.prompt_tokens.waiting,
-            names.ROUTER_QUEUE_OLDEST: queue.oldest_s(self.now_s()),
+            names.ROUTER_QUEUE_OLDEST: queue.oldest_s(self._now_s()),
         }
         if decode is not None:
             values[names.ROUTER_DECODE_QUEUE_REQUESTS] = len(decode)
         for name, value in values.items():
-            yield _gauge(name, ["model_name"], [([self.model], value)])
+            yield _gauge(name, ["model_name"], [([self._model], value)])
 
     def _model_counters(self) -> Iterator[Metric]:
-        metrics, tokens = self.metrics, self.core.entry_queue.prompt_tokens
+        metrics, tokens = self._metrics, self._core.entry_queue.prompt_tokens
         counts = {
             names.ROUTER_ARRIVALS: metrics.arrivals,
             names.ROUTER_ARRIVED_TOKENS: metrics.arrived_tokens,
@@ -158,10 +178,10 @@ class MetricsPage:
             names.ROUTER_CACHED_TOKENS: metrics.cached_tokens,
         }
         for name, count in counts.items():
-            yield _counter(name, ["model_name"], [([self.model], count)])
+            yield _counter(name, ["model_name"], [([self._model], count)])
 
     def _role_families(self) -> Iterator[Metric]:
-        now_s, core, labels = self.now_s(), self.core, ["model_name", "role"]
+        now_s, core, labels = self._now_s(), self._core, ["model_name", "role"]
         decode = core.queues.get(Role.DECODE, ())
         waiting = {role: len(decode if role is Role.DECODE else core.entry_queue) for role in Role}
         # A role without any worker has a zero: a series that vanishes alarms no one.
@@ -169,15 +189,17 @@ class MetricsPage:
         for worker in core.pool:
             ready[worker.spec.role] = ready.get(worker.spec.role, 0) + _is_ready(worker, now_s)
         turned_away = core.turned_away.items()
-        unserved = (([self.model, r.value], waiting[r] + counts.lately(now_s)) for r, counts in turned_away)
+        unserved = (([self._model, r.value], waiting[r] + counts.lately(now_s)) for r, counts in turned_away)
         yield _counter(
-            names.ROUTER_TURNED_AWAY, labels, (([self.model, r.value], each.total) for r, each in turned_away)
+            names.ROUTER_TURNED_AWAY,
+            labels,
+            (([self._model, r.value], each.total) for r, each in turned_away),
         )
         yield _gauge(names.ROUTER_UNSERVED, labels, unserved)
         yield _gauge(names.ROUTER_READY_WORKERS, ["role"], (([role.value], n) for role, n in ready.items()))
 
     def _worker_families(self) -> Iterator[Metric]:
-        now_s, core = self.now_s(), self.core
+        now_s, core = self._now_s(), self._core
         # The picker counts what is in flight for all routers.
         counts_here = self.group is None or not self.group.is_relay
         pending = core.entry_queue.prompt_tokens.pending if counts_here else {}
@@ -201,10 +223,10 @@ class MetricsPage:
         yield _counter(names.ROUTER_WORKER_EJECTIONS, _OF_WORKER, ejections)
 
     def _request_families(self) -> Iterator[Metric]:
-        metrics = self.metrics
+        metrics = self._metrics
         answers = (([endpoint, str(code)], count) for (endpoint, code), count in metrics.requests.items())
         yield _counter(names.ROUTER_REQUESTS, ["endpoint", "code"], answers)
-        rejections = (([self.model, *key], count) for key, count in metrics.rejections.items())
+        rejections = (([self._model, *key], count) for key, count in metrics.rejections.items())
         yield _counter(names.ROUTER_REJECTIONS, ["model", "endpoint", "reason"], rejections)
         for name, label, counts in (
             (names.ROUTER_ERRORS, "reason", metrics.errors),
@@ -212,25 +234,77 @@ class MetricsPage:
             (names.ROUTER_PICKS, "by", metrics.picks),
             (names.ROUTER_KV_RELEASES, "outcome", metrics.kv_releases),
         ):
-            yield by_label(label, name, _HELP[name], counts)
+            yield _by_label(name, label, counts)
         for name, buckets in (
             (names.ROUTER_TTFT, metrics.ttft),
             (names.ROUTER_ITL, metrics.itl),
             (names.ROUTER_E2E, metrics.e2e),
             (names.ROUTER_QUEUE_TIME, metrics.queue_time),
         ):
-            yield histogram(name, _HELP[name], "model_name", [(self.model, buckets)])
+            yield _histogram(name, "model_name", [(self._model, buckets)])
+
+    def _tier_families(self, control: TierControl, downgraded: Mapping[Tier, int]) -> Iterator[Metric]:
+        counts, monitor, now_s = control.counts, control.monitor, self._now_s()
+        waiting = self._core.entry_queue.room.tiers
+        for name, field in (
+            (names.ROUTER_TIER_ARRIVALS, "arrivals"),
+            (names.ROUTER_TIER_REJECTED, "rejected"),
+            (names.ROUTER_TIER_SHED, "shed"),
+        ):
+            yield _by_label(name, "tier", {tier: getattr(each, field) for tier, each in counts.items()})
+        yield _by_label(names.ROUTER_TIER_DOWNGRADED, "tier", downgraded)
+        gauges: Mapping[str, Callable[[Tier], float | None]] = {
+            names.ROUTER_TIER_WAITING: lambda tier: waiting.get(tier, 0),
+            names.ROUTER_TIER_COMPLIANCE: lambda tier: monitor.compliance(tier, now_s),
+            names.ROUTER_TIER_SHED_FRACTION: monitor.shed_fraction,
+        }
+        for name, read in gauges.items():
+            yield _gauge(name, ["tier"], (([tier.value], read(tier)) for tier in Tier))
+        for name, field in (
+            (names.ROUTER_TIER_TTFT, "ttft"),
+            (names.ROUTER_TIER_E2E, "e2e"),
+            (names.ROUTER_TIER_QUEUE_TIME, "queue_time"),
+        ):
+            yield _histogram(name, "tier", ((tier, getattr(each, field)) for tier, each in counts.items()))
 
 
+_Label = TypeVar("_Label", bound=str)
 _OF_WORKER: Final = ("worker", "role")
 
 
-def _gauge(name: str, labels: Sequence[str], rows: Rows) -> Metric:
-    return gauge(name, _HELP[name], labels, rows)
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 
 
-def _counter(name: str, labels: Sequence[str], rows: Rows) -> Metric:
-    return counter(name, _HELP[name], labels, rows)
+def _filled(family: _Family, rows: _Rows) -> _Family:
+    for key, value in rows:
+        if value is not None:
+            family.add_metric(key, value)
+    return family
+
+
+def _gauge(name: str, labels: Sequence[str], rows: _Rows) -> GaugeMetricFamily:
+    return _filled(GaugeMetricFamily(name, _HELP[name], labels=labels), rows)
+
+
+def _counter(name: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
+    return _filled(CounterMetricFamily(name, _HELP[name], labels=labels), rows)
+
+
+def _by_label(name: str, label: str, counts: Mapping[_Label, int]) -> CounterMetricFamily:
+    return _counter(name, [label], (([key], count) for key, count in counts.items()))
+
+
+def _histogram(name: str, label: str, counts: Iterable[tuple[str, BucketCounts]]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, _HELP[name], labels=[label])
+    for key, buckets in counts:
+        edges = (*map(str, buckets.bounds), "+Inf")
+        rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
+            *zip(edges, map(float, buckets.cumulative()), strict=True)
+        ]
+        for place, (trace_id, value, at_s) in buckets.exemplars.items():
+            rows[place] = (*rows[place][:2], Exemplar({"trace_id": trace_id}, value, at_s))
+        family.add_metric([key], rows, buckets.total)
+    return family
 
 
 def _key(worker: Worker) -> tuple[str, str]:

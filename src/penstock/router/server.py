@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Final
 
 from penstock.api import AdmissionConfig, TiersConfig
+from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import HttpServer, Request
@@ -15,8 +17,7 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import Admission, LiveCore, log_worker_change
-from penstock.router.config_watch import ConfigWatch
+from penstock.router.admission import LiveCore, log_worker_change
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router
 from penstock.router.core.worker import WorkerSize
@@ -25,6 +26,7 @@ from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.proxy.app import RouterApp
@@ -42,6 +44,9 @@ log = get_logger(__name__)
 TICK_REAL_S = 0.1
 """Discovery poll, queue time-outs and lag measurement; real seconds."""
 
+_GRAPH_FILE_REAL_S: Final = 1.0
+"""Between two looks at the graph's file. Chosen: one costs microseconds, and a kubelet takes up to a minute anyway."""
+
 STOP_REAL_S = 10.0
 """Longest wait for discovery, checks and connections to end behind the last request; real seconds. Chosen: each takes
 milliseconds, and the pod's grace period must not pass in it."""
@@ -50,7 +55,7 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
-    admission_type: ClassVar[type[Admission]] = Admission
+    admission_type: ClassVar[type[RelayAdmission]] = RelayAdmission
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
     def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
@@ -74,7 +79,9 @@ class RouterServer:
         secret = GraphSecret(settings.graph_secret)
         # Without a secret no request is a router's: each picks for itself.
         follows = self._discovery.routers is not None
-        self._group = RouterGroup(context, secret, self.thresholds) if follows and secret.headers else None
+        self._group = None
+        if follows and secret.headers:
+            self._group = RouterGroup(context, self.admission, secret, self.thresholds)
         self._live_page = LivePage(context)
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None
@@ -83,7 +90,8 @@ class RouterServer:
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._transfers = KvTransfers(context)
         self._handler = self.handler_type(context, self._transfers)
-        self._config_watch = self._make_config_watch()
+        self._graph_config = settings.config
+        self._graph_file_stamp: tuple[int, int, int] | None = None
         self.app = self._make_app(secret)
         self._http = HttpServer(
             self.app.handle,
@@ -111,8 +119,6 @@ class RouterServer:
             self._follow_discovery()
             if self._kv_events is not None:
                 self._kv_events.start()
-            if self._config_watch is not None:
-                self._config_watch.start()
             if self._group is not None:
                 # What holds for the graph, such as thresholds set at run time, holds for the first request here.
                 await self._group.start()
@@ -124,6 +130,9 @@ class RouterServer:
             asyncio.create_task(self._tick(), name="router tick"),
             asyncio.create_task(self._live_page.follow(), name="live page"),
         ]
+        if self._settings.graph_file is not None:
+            follow = self._follow_graph_file(self._settings.graph_file)
+            self._tasks.append(asyncio.create_task(follow, name="router settings"))
         log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
 
     async def close(self) -> None:
@@ -153,32 +162,28 @@ class RouterServer:
 
     async def _stop_background(self) -> None:
         """End what runs beside requests, also after a start that failed; return within `STOP_REAL_S`."""
-        try:
-            async with asyncio.timeout(STOP_REAL_S):
-                await self._end_background()
-        except TimeoutError:
-            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
-
-    async def _end_background(self) -> None:
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
         if self._reader is not None:
             self._reader.close()
-        for part in (
-            self._config_watch,
-            self._group,
-            self._discovery,
-            self._kv_events,
-            self._transfers,
-            self._watch,
-            self.context.probes,
-            self.context.pool,
-            self._tracing,
-        ):
-            if part is not None:
-                await part.close()
+        try:
+            async with asyncio.timeout(STOP_REAL_S):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for part in (
+                    self._group,
+                    self._discovery,
+                    self._kv_events,
+                    self._transfers,
+                    self._watch,
+                    self.context.probes,
+                    self.context.pool,
+                    self._tracing,
+                ):
+                    if part is not None:
+                        await part.close()
+        except TimeoutError:
+            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
 
     async def _tick(self) -> None:
         # The loop's own clock is coarse and cached; lateness is measured with the real one.
@@ -214,20 +219,10 @@ class RouterServer:
             )
 
     def _make_app(self, secret: GraphSecret) -> RouterApp:
-        page = MetricsPage(
-            self.metrics,
-            self.core,
-            self._settings.model,
-            self._clock.now_s,
-            lambda: self._discovery.problem,
-            self._kv_events,
-            None if self._tiers is None else self._tiers.families,
-            self._group,
-        )
         return RouterApp(
             self.context,
             self._handler,
-            page,
+            MetricsPage(self.context, self._kv_events, self._tiers, self._group),
             self._live_page,
             self.thresholds,
             secret,
@@ -239,17 +234,10 @@ class RouterServer:
         )
 
     def _make_tiers(self) -> LiveTiers | None:
-        settings, control = self._settings, self.core.tiers
-        if control is None:
+        settings = self._settings
+        if self.core.tiers is None:
             return None
-        tiers, keys = settings.config.tiers, settings.tier_keys
-        return LiveTiers(tiers, keys, self.admission, control, model=settings.model)
-
-    def _make_config_watch(self) -> ConfigWatch | None:
-        file, config = self._settings.graph_file, self._settings.config
-        if file is None:
-            return None
-        return ConfigWatch(file, config, {"admission": self._set_admission, "tiers": self._set_tiers})
+        return LiveTiers(settings.config.tiers, settings.tier_keys, self.admission, model=settings.model)
 
     def _make_listener(self) -> KvListener | None:
         port, tokens = self._settings.config.kv_events_port, _engine_block_tokens(self._settings)
@@ -259,12 +247,45 @@ class RouterServer:
             self.admission, self.core.entry_queue.workers.index_of, port=port, engine_block_tokens=tokens
         )
 
+    async def _follow_graph_file(self, file: Path) -> None:
+        """Take over the file's admission and tiers sections when they change; all others are read at the start alone.
+
+        On Kubernetes the file is a ConfigMap's, which the operator renews and the kubelet brings here; locally it is the
+        manifest itself. What was set at run time, as by ``POST /busy_threshold``, stays until its section changes.
+        """
+        while True:
+            try:
+                await self._check_graph_file(file)
+            except Exception:  # root of the task: one failure must not end the looks that follow
+                log.exception("router settings not followed")
+            await asyncio.sleep(_GRAPH_FILE_REAL_S)
+
+    async def _check_graph_file(self, file: Path) -> None:
+        """Look once; a file that is gone or wrong leaves the settings as they are."""
+        try:
+            found = await asyncio.to_thread(file.stat)
+            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if stamp == self._graph_file_stamp:
+                return
+            self._graph_file_stamp = stamp
+            config = (await asyncio.to_thread(load_graph, file)).spec.router
+        except (OSError, ConfigError) as exc:
+            log.warning("router settings kept: the graph's file is not usable", problem=str(exc))
+            return
+        before, self._graph_config = self._graph_config, config
+        if config.admission != before.admission:
+            self._set_admission(config.admission)
+        if config.tiers != before.tiers:
+            self._set_tiers(config.tiers)
+
     def _set_admission(self, section: AdmissionConfig) -> None:
+        log.info("router settings changed", section="admission", settings=section.to_manifest())
         admission = self._settings.admission(section)
         self.thresholds.file_changed(busy_thresholds(admission))
         self._handler.retry_after_s = admission.retry_after_seconds
 
     def _set_tiers(self, tiers: TiersConfig) -> None:
+        log.info("router settings changed", section="tiers", settings=tiers.to_manifest())
         if tiers.enabled is not (self._tiers is not None):
             log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
         if self._tiers is not None and tiers.enabled:

@@ -17,25 +17,19 @@ import orjson
 
 from penstock.router.admission import Admission
 from penstock.router.policy.busy import BusyThresholds
+from penstock.router.proxy.completion import RequestRefused
 
 MAX_PREFILL_TOKENS: Final = 2**53
 """Chosen: JSON numbers are exact up to here."""
 
 
-class ThresholdError(Exception):
-    """A change that cannot be made; nothing was changed.
+def _refused(status: int, message: str) -> RequestRefused:
+    """Return why a change cannot be made; nothing was changed.
 
     The status is 400: out of range or not JSON, 404: another model, 415: another content type, 422: wrong type or missing.
     """
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
-        self.message = message
-        super().__init__(message)
-
-    def body(self) -> bytes:
-        """Return ``{"error": message}``."""
-        return orjson.dumps({"error": self.message})
+    body = orjson.dumps({"error": message})
+    return RequestRefused(status, message, code="invalid_threshold", body=body)
 
 
 class BusyThresholdApi:
@@ -55,25 +49,25 @@ class BusyThresholdApi:
         """Set the thresholds that a body names, unset those given as null, and return all of them.
 
         Raises:
-            ThresholdError: nothing was changed.
+            RequestRefused: nothing was changed.
         """
         asked = _read_object(content_type, body)
         model = asked.pop("model", None)
         if not isinstance(model, str):
-            raise ThresholdError(422, "model: missing or no string; name the model that the router serves")
+            raise _refused(422, "model: missing or no string; name the model that the router serves")
         if model != self._model:
-            raise ThresholdError(
+            raise _refused(
                 404, f"model {model[:200]!r} is not served here; this router serves {self._model!r}"
             )
         changes: dict[str, Any] = {}
         for key, value in asked.items():
             if key not in _FIELDS:
                 known = ", ".join(_FIELDS)
-                raise ThresholdError(400, f"{key[:200]}: no such threshold; known are {known}")
+                raise _refused(400, f"{key[:200]}: no such threshold; known are {known}")
             _check(key, value)
             changes[_FIELDS[key].name] = value
         if changes.get("active_prefill_tokens_frac") is not None and self._batch_tokens is None:
-            raise ThresholdError(
+            raise _refused(
                 400,
                 "active_prefill_tokens_threshold_frac needs the workers' batch token limit, which the router does not"
                 " know; set engine.maxBatchTokens, or active_prefill_tokens_threshold",
@@ -91,10 +85,10 @@ def checked(values: object) -> BusyThresholds:
     """Return the thresholds that three values are, in the order of `BusyThresholds`.
 
     Raises:
-        ThresholdError: they are not three, or one is out of its range.
+        RequestRefused: they are not three, or one is out of its range.
     """
     if not isinstance(values, list) or len(values) != len(_FIELDS):
-        raise ThresholdError(422, f"thresholds: must be {len(_FIELDS)} values, got {_short(values)}")
+        raise _refused(422, f"thresholds: must be {len(_FIELDS)} values, got {_short(values)}")
     for key, value in zip(_FIELDS, values, strict=True):
         _check(key, value)
     return BusyThresholds(*values)
@@ -103,13 +97,13 @@ def checked(values: object) -> BusyThresholds:
 def _read_object(content_type: bytes | None, body: bytes) -> dict[str, Any]:
     kind = (content_type or b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
-        raise ThresholdError(415, "content-type: send application/json")
+        raise _refused(415, "content-type: send application/json")
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise ThresholdError(400, f"body: no JSON: {exc}") from exc
+        raise _refused(400, f"body: no JSON: {exc}") from exc
     if not isinstance(asked, dict):
-        raise ThresholdError(422, 'body: must be an object such as {"model": "MODEL"}')
+        raise _refused(422, 'body: must be an object such as {"model": "MODEL"}')
     return asked
 
 
@@ -120,10 +114,10 @@ def _check(key: str, value: object) -> None:
     types = (int,) if field.is_whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, types) or not math.isfinite(value):
         kind = "a whole number of tokens" if field.is_whole else "a number"
-        raise ThresholdError(422, f"{key} must be {kind} or null, got {_short(value)}")
+        raise _refused(422, f"{key} must be {kind} or null, got {_short(value)}")
     if not 0 <= value <= field.most:
         bounds = "at least 0" if field.most == math.inf else f"between {field.most * 0} and {field.most}"
-        raise ThresholdError(400, f"{key} must be {bounds}, got {value}")
+        raise _refused(400, f"{key} must be {bounds}, got {value}")
 
 
 def _short(value: object) -> str:
@@ -202,7 +196,7 @@ class GraphThresholds:
             return
         try:
             self._take(ThresholdState(version, checked(file), checked(now)))
-        except ThresholdError:
+        except RequestRefused:
             return
 
     def _take(self, state: ThresholdState) -> None:

@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role, RouterConfig
+from penstock.core.clock import SimulatedClock
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
+from penstock.router.admission import Admission
+from penstock.router.context import RouterContext
 from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.retries import Assignment
 from penstock.router.core.worker import WorkerSpec
+from penstock.router.discovery.statefile import Discovery
 from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.policy.arrival import Arrival, PromptTokenCounts
+from penstock.router.settings import RouterSettings
 
 COUNTERS = (
     "arrivals",
@@ -150,6 +155,14 @@ def test_demand_is_never_negative_and_loses_no_arrival_but_at_restarts(steps):
     assert total == expected
 
 
+class ClockAt20(SimulatedClock):
+    """Stands still."""
+
+    def now_s(self):
+        """Always 20 s."""
+        return 20.0
+
+
 def _page(**tokens):
     core = build_router(RouterConfig(), SPLIT)
     core.pool.apply([WorkerSpec("p", Role.PREFILL, "http://p"), WorkerSpec("d", Role.DECODE, "http://d")])
@@ -162,8 +175,9 @@ def _page(**tokens):
     core.entry_queue.prompt_tokens = PromptTokenCounts(**tokens)
     for at_s in (4.0, 6.0, 7.0):
         core.turned_away[Role.PREFILL].add(at_s)
-    page = MetricsPage(metrics, core, model="llama", now_s=lambda: 20.0, discovery_problem=lambda: None)
-    return page.render("")[0].decode()
+    clock, settings = ClockAt20(), RouterSettings("llama", disaggregated=True)
+    context = RouterContext(settings, clock, Admission(core, clock.now_s), Discovery(), metrics)
+    return MetricsPage(context, None, None, None).render("")[0].decode()
 
 
 def test_the_routers_own_page_holds_every_count():

@@ -103,8 +103,7 @@ def test_loopback(host, expected):
 
 async def test_workers_addresses_need_the_admin_key(harness):
     """The rest of /workers does not: planners and supervisors read it; nothing else shows an address."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, admin_keys=frozenset({b"root"}))
+    worker, router = await harness.served("aggregated", admin_keys=frozenset({b"root"}))
 
     open_page = orjson.loads((await ask(harness, router, "GET", "/workers")).body)
     shown = orjson.loads((await ask(harness, router, "GET", "/workers", KEY)).body)

@@ -1,3 +1,5 @@
+"""Requests as the router reads them, on all endpoints, what prefill and decode get, and the Responses API through the router."""
+
 import hashlib
 
 import orjson
@@ -15,6 +17,7 @@ from penstock.router.proxy.kv_transfer import (
     read_prefill_answer,
     with_cached_tokens,
 )
+from penstock.router.proxy.prefix import read_prompt
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
@@ -56,28 +59,37 @@ def test_chat_messages_are_measured():
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "status", "words"),
+    ("body", "path", "status", "words"),
     [
-        ({"model": "llama", "prompt": "x"}, b"text/plain", 415, "application/json"),
-        ({"model": "llama", "prompt": "x"}, None, 415, "application/json"),
-        (b"{", b"application/json", 400, "not valid JSON"),
-        (b"[1]", b"application/json", 400, "JSON object"),
-        (b"\xff\xfe", b"application/json", 400, "not valid JSON"),
-        ({"prompt": "x"}, b"application/json", 400, "model: missing"),
-        ({"model": 5, "prompt": "x"}, b"application/json", 400, "model: missing"),
-        ({"model": "gpt", "prompt": "x"}, b"application/json", 404, "'gpt' does not exist"),
-        ({"model": "llama"}, b"application/json", 400, "prompt: must be"),
-        ({"model": "llama", "prompt": []}, b"application/json", 400, "prompt: must be"),
-        ({"model": "llama", "prompt": [1, "x"]}, b"application/json", 400, "prompt: must be"),
-        ({"model": "llama", "prompt": "x", "stream": "yes"}, b"application/json", 400, "stream: 'yes'"),
+        (b"{", COMPLETIONS, 400, "not valid JSON"),
+        (b"[1]", COMPLETIONS, 400, "JSON object"),
+        (b"\xff\xfe", COMPLETIONS, 400, "not valid JSON"),
+        ({"prompt": "x"}, COMPLETIONS, 400, "model: missing"),
+        ({"model": 5, "prompt": "x"}, COMPLETIONS, 400, "model: missing"),
+        ({"model": "gpt", "prompt": "x"}, COMPLETIONS, 404, "'gpt' does not exist"),
+        ({"model": "llama"}, COMPLETIONS, 400, "prompt: must be"),
+        ({"model": "llama", "prompt": []}, COMPLETIONS, 400, "prompt: must be"),
+        ({"model": "llama", "prompt": [1, "x"]}, COMPLETIONS, 400, "prompt: must be"),
+        ({"model": "llama", "prompt": "x", "stream": "yes"}, COMPLETIONS, 400, "stream: 'yes'"),
+        *(({"model": "llama", "messages": sent}, CHAT, 400, "messages:") for sent in (None, [], "x", ["x"])),
+        *(({"model": "llama", "input": sent}, RESPONSES, 400, "input:") for sent in (None, "", [], 5, ["x"])),
     ],
 )
-def test_requests_that_cannot_be_served_are_refused(body, content_type, status, words):
+def test_requests_that_cannot_be_served_are_refused(body, path, status, words):
     """Each with its status and a message that names the key."""
     with pytest.raises(RequestRefused, match=words) as caught:
-        _parse(body, content_type=content_type)
+        _parse(body, path)
 
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize("content_type", [b"text/plain", None])
+def test_another_content_type_is_refused(content_type):
+    """With the one to send."""
+    with pytest.raises(RequestRefused, match="application/json") as caught:
+        _parse({"model": "llama", "prompt": "x"}, content_type=content_type)
+
+    assert caught.value.status == 415
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
@@ -103,13 +115,6 @@ def test_a_long_value_does_not_come_back_whole(key):
         _parse(body)
 
     assert len(caught.value.message) < 400
-
-
-@pytest.mark.parametrize("messages", [None, [], "text", ["text"]])
-def test_chats_without_messages_are_refused(messages):
-    """A list of objects, not empty."""
-    with pytest.raises(RequestRefused, match="messages:"):
-        _parse({"model": "llama", "messages": messages}, CHAT)
 
 
 def test_the_prefill_request_is_vllms():
@@ -202,6 +207,12 @@ def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, 
     assert raw.count(b"cache_salt") == (salt is not None)
 
 
+def test_a_null_salt_does_not_come_twice():
+    """Of a key that comes twice, not every reader takes the last."""
+    sent = {"model": "llama", "prompt": "x", "cache_salt": None}
+    assert decode_body(_parse(sent), _prefilled(IDS, 1.0)).count(b"cache_salt") == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -258,3 +269,85 @@ def test_other_request_ids_are_replaced_by_new_ones(sent):
 
     assert sent not in {first, second}
     assert first != second
+
+
+USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}
+
+
+def event(kind, **more):
+    """One event."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **more}))
+
+
+EVENTS = (
+    event("response.created", response={"usage": None}),
+    event("response.output_text.delta", delta=" one"),
+    event("response.output_text.delta", delta=" two"),
+    event("response.output_text.done", text=" one two"),
+    event("response.completed", response={"usage": USAGE}),
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        ({"input": "hello"}, 5),
+        ({"input": "grün", "instructions": "abc"}, 8),
+        ({"input": [{"role": "user", "content": "ab"}, {"type": "reasoning"}]}, 2),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "abc"}, 5]}]}, 3),
+    ],
+)
+def test_inputs_are_measured(body, size):
+    """Text and text parts count; a response cannot be handed over."""
+    request = _parse({"model": "llama", **body}, RESPONSES)
+
+    assert (request.endpoint, request.prompt_bytes, request.is_single) == (ApiEndpoint.RESPONSES, size, False)
+
+
+def test_a_response_has_the_prefix_of_its_chat():
+    """So that a conversation finds its cache, however it is sent."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x" * 3000}]
+    chat = read_prompt(_parse({"model": "llama", "messages": messages}, CHAT))
+
+    for body in ({"input": messages}, {"input": "x" * 3000, "instructions": "Be brief."}):
+        assert read_prompt(_parse({"model": "llama", **body}, RESPONSES)).chain == chat.chain
+
+
+@pytest.mark.parametrize("roles", [("aggregated",), ("prefill", "decode")])
+async def test_streams_are_relayed_as_they_are(harness, roles):
+    """By the worker that decodes; no prefill is asked for."""
+    *workers, router = await harness.served(*roles)
+    workers[-1].otherwise = harness.answers.stream(*EVENTS)
+
+    got = await router.post(RESPONSES, raw=orjson.dumps({"model": "llama", "input": "hi", "stream": True}))
+
+    assert (got.status, got.body) == (200, b"".join(EVENTS))
+    assert [len(worker.seen) for worker in workers] == [0, 1][-len(roles) :]
+    assert await router.metric("penstock_router_requests_total", endpoint="responses", code="200") == 1
+    assert await router.metric("penstock_router_generation_tokens_total", model_name="llama") == 2
+    assert await router.metric("penstock_router_cached_tokens_total", model_name="llama") == 16
+
+
+async def test_whole_responses_are_counted(harness):
+    """By the names that they give their usage."""
+    worker = await harness.worker("aggregated")
+    body = orjson.dumps({"object": "response", "output": [], "usage": USAGE})
+    worker.otherwise = harness.answers.status(200, body)
+    router = await harness.router(worker)
+
+    got = await router.post(RESPONSES, raw=orjson.dumps({"model": "llama", "input": "hi"}))
+
+    assert (got.status, got.body) == (200, body)
+    assert await router.metric("penstock_router_prompt_tokens_total", model_name="llama") == 40
+    assert await router.metric("penstock_router_generation_tokens_total", model_name="llama") == 2
+
+
+async def test_a_worker_without_this_api_goes_on_serving_the_others(harness):
+    """An older server of the right model answers 404 for the path: that is passed on, and no worker is ejected."""
+    worker, router = await harness.served("aggregated")
+    worker.script = [harness.answers.status(404, b'{"detail":"Not Found"}')] * 12
+
+    for _ in range(12):
+        got = await router.post(RESPONSES, raw=orjson.dumps({"model": "llama", "input": "hi"}))
+        assert (got.status, orjson.loads(got.body)["error"]["message"]) == (404, "Not Found")
+    assert (await router.post()).status == 200

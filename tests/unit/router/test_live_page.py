@@ -152,8 +152,7 @@ async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, s
 )
 async def test_the_state_is_for_administrators(harness, settings, headers, page, state):
     """Open to programs of this machine, else by the admin key or off; the page without facts needs no key."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, **settings)
+    _, router = await harness.served("aggregated", **settings)
     assert (await state_of(router, **headers))[0] == state
     answer = await router.get("/ui")
     assert answer.status == page
@@ -166,8 +165,7 @@ async def test_the_state_is_for_administrators(harness, settings, headers, page,
 
 async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
     """Without a graph the GPUs are unknown, not zero, and a minute of tiers is told by tier."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"tiers": {"enabled": True}})
+    _, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})
     await router.post(max_tokens=2)
     _, state = await state_of(router)
     assert (state["planner"]["standing"], state["gpus"]["used"], state["cost"]) == ("off", None, None)
@@ -337,3 +335,25 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     for each in words:
         assert each.replace("->", "-&gt;") in shown
     assert shown.count("<button") == 2
+
+
+def test_only_the_last_minute_counts():
+    """Ten minutes without trouble do not hide an overload of half a minute; it is over a minute after it ended."""
+    metrics = RouterMetrics()
+    history = History(metrics, None, lambda: {"gpus": None}, 5.0)
+    history.tick(0.0)
+    assert history.traffic(0.0)["ttft_p50_s"] is None
+    for second in range(1, 721):
+        is_overloaded = 600 < second <= 630
+        metrics.arrivals += 4
+        metrics.refused += is_overloaded
+        metrics.queue_timeouts += is_overloaded
+        metrics.ttft.observe(20.0 if is_overloaded else 0.5, 2)
+        history.tick(float(second))
+        if second == 630:
+            shown = history.traffic(630.0)
+            assert (shown["period_s"], shown["arrivals"], shown["rejected"]) == (60.0, 240, 60)
+            assert shown["ttft_p99_s"] == pytest.approx(20.0, rel=0.1)
+    quiet = history.traffic(720.0)
+    assert (quiet["arrivals"], quiet["rejected"], quiet["ttft_slo_s"]) == (240, 0, 5.0)
+    assert quiet["ttft_p99_s"] == pytest.approx(0.5, rel=0.1)

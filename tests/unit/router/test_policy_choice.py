@@ -149,8 +149,7 @@ def test_decode_workers_are_chosen_by_load(name, expected):
 
 async def test_a_workers_own_metrics_say_how_much_it_caches(harness):
     """1,000 blocks of 16 tokens are some 31 of 512, not the 8,192 that are assumed before the first scrape."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker)
+    worker, router = await harness.served("aggregated")
     index = router.server.core.entry_queue.workers.index_of(worker.name)
     await router.until(lambda: index.capacity == 31)
 

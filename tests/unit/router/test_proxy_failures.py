@@ -14,8 +14,7 @@ def _error(answer):
 
 async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
-    alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
-    router = await harness.router(alive, dead, config={"policy": "round-robin"})
+    alive, dead, router = await harness.served("aggregated", "aggregated", config={"policy": "round-robin"})
     await dead.server.close(grace_s=0)
 
     answers = [await router.post() for _ in range(4)]
@@ -23,7 +22,6 @@ async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     assert [answer.status for answer in answers] == [200] * 4
     assert len(alive.seen) == 4
     assert (await router.workers())["aggregated-1"]["state"] == "unhealthy"
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -41,12 +39,8 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
     """On the same worker where there is no other."""
     workers = await harness.pair() if stage != "aggregated" else [await harness.worker(stage)]
     (broken,) = (each for each in workers if each.role == stage)
-    now = asyncio.Event()
-    now.set()
     data = [sent] if sent else []
-    broken.script = [
-        harness.answers.drop() if sent is None else harness.answers.events_then(*data, event=now, broken=True)
-    ]
+    broken.script = [harness.answers.drop() if sent is None else harness.answers.stream(*data, broken=True)]
     router = await harness.router(*workers)
 
     answer = await router.post(stream=sent == b"")
@@ -54,7 +48,6 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
     assert answer.status == 200
     assert answer.body.endswith(harness.done) is (sent == b"")
     assert [len(each.seen) for each in workers] == seen
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("data", [b"", b"data: {half an eve"])
@@ -62,7 +55,7 @@ async def test_a_stream_that_breaks_is_never_retried(harness, data):
     """After the first byte: an error event of its own, then the end."""
     worker = await harness.worker("aggregated")
     break_now = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), data, event=break_now, broken=True)]
+    worker.script = [harness.answers.stream(harness.token_event(0), data, event=break_now, broken=True)]
     router = await harness.router(worker)
     stream = await router.stream()
     received = await anext(stream)
@@ -77,7 +70,6 @@ async def test_a_stream_that_breaks_is_never_retried(harness, data):
     assert b"[DONE]" not in received
     assert len(worker.seen) == 1
     assert await router.metric("penstock_router_errors_total", reason="upstream_broken") == 1
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("stage", ["decode", "aggregated"])
@@ -86,13 +78,7 @@ async def test_a_stream_without_done_is_cut(harness, stage, end):
     """It looks complete in HTTP and is not: the client gets an error event, and the worker a failure."""
     worker = await harness.worker(stage)
     others = [await harness.worker("prefill")] if stage == "decode" else []
-
-    async def forget_done(request, responder):
-        responder.start(200)
-        responder.write(harness.token_event(0) + end)
-        responder.end()
-
-    worker.otherwise = forget_done
+    worker.otherwise = harness.answers.stream(harness.token_event(0) + end)
     router = await harness.router(worker, *others)
 
     body = await router.broken(await router.stream())
@@ -103,53 +89,41 @@ async def test_a_stream_without_done_is_cut(harness, stage, end):
     assert b"[DONE]" not in body
     assert router.server.core.pool.get(worker.name).last_failure.endswith("without [DONE]")
     assert await router.metric("penstock_router_e2e_request_latency_seconds_count", model_name="llama") == 0
-    await router.assert_idle()
 
 
 async def test_an_error_event_in_mid_stream_is_a_failure(harness):
     """The client sees it as the worker wrote it; the stream counts as broken, though [DONE] follows."""
     worker = await harness.worker("aggregated")
-    now = asyncio.Event()
-    now.set()
     error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
     token = harness.token_event(0)
-    worker.script = [harness.answers.events_then(token, token + error, event=now)]
+    worker.script = [harness.answers.stream(token, token + error + harness.done)]
     router = await harness.router(worker)
 
     assert (await router.post(stream=True)).body == token + token + error + harness.done
     assert router.server.core.pool.get(worker.name).last_failure == "ended a stream by an error event"
     assert await router.metric("penstock_router_errors_total", reason="upstream_broken") == 1
     assert await router.metric("penstock_router_e2e_request_latency_seconds_count", model_name="llama") == 0
-    await router.assert_idle()
 
 
 async def test_what_breaks_after_done_breaks_nothing(harness):
     """The client has its whole answer, and the worker has given it."""
-    worker = await harness.worker("aggregated")
-    now = asyncio.Event()
-    now.set()
-    worker.script = [
-        harness.answers.events_then(harness.token_event(0) + harness.done, event=now, broken=True)
-    ]
-    router = await harness.router(worker)
+    worker, router = await harness.served("aggregated")
+    worker.script = [harness.answers.stream(harness.token_event(0) + harness.done, broken=True)]
 
     assert (await router.post(stream=True)).body == harness.token_event(0) + harness.done
     assert router.server.core.pool.get(worker.name).failures == 0
-    await router.assert_idle()
 
 
 async def test_retries_end(harness):
     """Two by default; then the worker's own answer is passed on, with Retry-After for 503."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(503, headers=((b"retry-after", b"7"),))
-    router = await harness.router(worker)
 
     answer = await router.post()
 
     assert (answer.status, _error(answer)["message"]) == (503, "worker says no")
     assert answer.headers[b"retry-after"] == b"7"
     assert len(worker.seen) == 3
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -167,20 +141,17 @@ async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
 
     assert (answer.status, _error(answer)["code"]) == (504, f"upstream_timeout_{phase}")
     assert sum(len(worker.seen) for worker in workers) == tries
-    await router.assert_idle()
 
 
 async def test_a_stream_that_falls_silent_is_ended(harness):
     """The idle limit breaks it off with an error event."""
-    worker = await harness.worker("aggregated")
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
-    router = await harness.router(worker, config={"limits": {"idleTimeoutSeconds": 0.1}})
+    worker, router = await harness.served("aggregated", config={"limits": {"idleTimeoutSeconds": 0.1}})
+    worker.hold_stream()
 
     received = await router.broken(await router.stream())
 
     assert b"upstream_timeout_idle" in received
     await router.until(lambda: worker.disconnects == 1)
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
@@ -199,21 +170,18 @@ async def test_client_errors_pass_through_and_never_open_a_circuit(harness, stat
     assert len(worker.seen) == 4
     assert all(each.breaker.state(0) is Circuit.CLOSED for each in router.server.core.pool)
     assert await router.metric("penstock_router_errors_total", reason="upstream_4xx") == 4
-    await router.assert_idle()
 
 
 async def test_an_only_workers_500_is_passed_on_and_opens_no_circuit(harness):
     """Without another worker nothing tells whether the request or the worker is at fault."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(500)
-    router = await harness.router(worker)
 
     answers = [await router.post() for _ in range(6)]
 
     assert [(answer.status, _error(answer)["message"]) for answer in answers] == [(500, "worker says no")] * 6
     assert len(worker.seen) == 6
     assert (await router.workers())["aggregated-0"]["state"] == "ready"
-    await router.assert_idle()
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "aggregated"])
@@ -239,7 +207,6 @@ async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
 
     assert [(await each).status for each in waiting] == [200] * 5
     assert (await router.workers())[worker.name]["state"] == "ready"
-    await router.assert_idle()
 
 
 async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
@@ -261,7 +228,7 @@ async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness)
     """It does not come to its end in HTTP, so a pooled client takes a new connection and meets no reset."""
     worker = await harness.worker("aggregated")
     break_now = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=break_now, broken=True)]
+    worker.script = [harness.answers.stream(harness.token_event(0), event=break_now, broken=True)]
     router = await harness.router(worker)
     stream = await router.stream()
     break_now.set()
@@ -290,8 +257,7 @@ async def test_a_request_that_cannot_be_passed_on_takes_no_worker_away(harness, 
 
 async def test_a_failure_is_logged_once_under_its_request_id(harness, caplog):
     """Every line of a request names it, the router's own last word too; a rejection is no failure."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"retries": {"maxPerRequest": 1}})
+    worker, router = await harness.served("aggregated", config={"retries": {"maxPerRequest": 1}})
     for number in (b"mine-1", b"mine-2"):
         worker.script = [harness.answers.drop()] * 2
         answer = await router.post(

@@ -73,17 +73,14 @@ async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_p
 
     assert (await request).status == 200
     assert (await router.get("/ready")).status == 200
-    await router.assert_idle()
 
 
 async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
     """The answer tells what is still under way; undrain takes it back."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    end = asyncio.Event()
-    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    end = first.hold_stream()
     router = await harness.router(first, second, config={"policy": "round-robin"})
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
 
     answer = await harness.client.request("POST", f"{router.url}/workers/{first.name}/drain")
 
@@ -101,8 +98,9 @@ async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
 
 async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
     """After as many failed checks as configured; one good check brings it back."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01, "unhealthyAfter": 2}})
+    worker, router = await harness.served(
+        "aggregated", config={"health": {"intervalSeconds": 0.01, "unhealthyAfter": 2}}
+    )
     worker.health_status = 503
     await router.until(lambda: bool(router.server.admission.problems()))
 
@@ -122,8 +120,7 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     hung.script = [harness.answers.events_then(harness.token_event(0), event=never), harness.answers.hang()]
     health = {"intervalSeconds": 0.01, "stallRealSeconds": 0.5}
     router = await harness.router(hung, well, config={"policy": "round-robin", "health": health})
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
     await router.post()
     answer = await router.post()
 
@@ -152,13 +149,12 @@ UNREACHABLE = {
 async def test_requests_at_a_worker_that_answers_nothing_end(harness, tmp_path, has_left):
     """What had no byte yet is tried elsewhere whatever the budget, a stream is broken; so too once its pod is gone."""
     lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
-    lost.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    lost.hold_stream()
     lost.otherwise = harness.answers.hang()
     path = harness.write_state(tmp_path / "llama.json", [lost])
     config = {"health": UNREACHABLE, "retries": {"budgetFraction": 0, "minPerSecond": 0}}
     router = await harness.router(statefile=path, disaggregated=False, config=config)
-    stream = await router.stream()
-    await anext(stream)
+    stream = await router.begun_stream()
     requests = [asyncio.create_task(router.post()) for _ in range(3)]
     await router.until(lambda: len(lost.seen) == 4)
 
@@ -188,8 +184,7 @@ async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
     worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
     worker.script += [tokens] if is_mute else []
     router = await harness.router(worker, config={"health": UNREACHABLE})
-    slow = await router.stream()
-    await anext(slow)
+    slow = await router.begun_stream()
     other = await router.stream() if is_mute else None
     worker.health_status = None if is_mute else 200
     await asyncio.sleep(1.5)
@@ -216,8 +211,7 @@ async def test_a_role_without_any_worker_has_a_zero(harness):
 )
 async def test_worker_metrics_are_scraped_and_exported(harness, page_value, shown):
     """A fraction is shown; what is none is unknown; an unreadable page keeps the last reading."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01}})
+    worker, router = await harness.served("aggregated", config={"health": {"intervalSeconds": 0.01}})
     scraped = router.server.core.pool.get(worker.name)
     await router.until(lambda: scraped.kv_usage_fraction == 0.25)
     worker.kv_usage = page_value
@@ -236,12 +230,9 @@ async def test_worker_metrics_are_scraped_and_exported(harness, page_value, show
 
 async def test_shutdown_lets_streams_finish(harness):
     """Nothing new is accepted, what runs is completed, then the port is free."""
-    worker = await harness.worker("aggregated")
-    end = asyncio.Event()
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
-    router = await harness.router(worker)
-    stream = await router.stream()
-    await anext(stream)
+    worker, router = await harness.served("aggregated")
+    end = worker.hold_stream()
+    stream = await router.begun_stream()
 
     closing = asyncio.create_task(router.server.close())
     await asyncio.sleep(0.05)
@@ -256,18 +247,15 @@ async def test_shutdown_lets_streams_finish(harness):
 
 async def test_shutdown_is_bounded(harness):
     """A stream that does not end within the grace is cut off, and its worker told."""
-    worker = await harness.worker("aggregated")
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
-    router = await harness.router(worker, shutdown_grace_s=0.05)
-    stream = await router.stream()
-    await anext(stream)
+    worker, router = await harness.served("aggregated", shutdown_grace_s=0.05)
+    worker.hold_stream()
+    stream = await router.begun_stream()
 
     await asyncio.wait_for(router.server.close(), 2)
 
     with pytest.raises(UpstreamError):
         await stream.read(limit_bytes=100)
     await router.until(lambda: worker.disconnects == 1)
-    await router.assert_idle()
 
 
 class _StuckDiscovery(Discovery):
@@ -380,7 +368,6 @@ async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harnes
 
     assert (await request).status == 200
     assert [len(each.seen) for each in pair] == [1, 1]
-    await router.assert_idle()
 
 
 async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_without_one(harness, tmp_path):
@@ -398,7 +385,6 @@ async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_with
     assert [each.body.get("max_tokens") for each in pair[0].seen] == [1, 1]
     assert await router.metric("penstock_router_retries_total", reason="queue_timeout") == 1
     assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 0
-    await router.assert_idle()
 
 
 async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_over(harness, tmp_path):
@@ -411,4 +397,3 @@ async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_
     assert (refused.status, orjson.loads(refused.body)["error"]["code"]) == (503, "queue_timeout")
     assert b"retry-after" in refused.headers
     assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 1
-    await router.assert_idle()

@@ -1,4 +1,4 @@
-"""Rejection over HTTP: the document's answer, thresholds at run time, workers at capacity, and what is counted."""
+"""Rejection over HTTP, its thresholds at run time and at all routers of a graph, workers at capacity, and what is counted."""
 
 import asyncio
 
@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from penstock.api import RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.build import TOGETHER, build_router
+from penstock.router.core.build import SPLIT, TOGETHER, build_router
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.proxy.completion import RequestRefused
 from penstock.router.proxy.failures import retry_after
-from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
@@ -50,15 +52,6 @@ async def test_a_client_is_told_what_the_document_says(harness):
     worker.kv_usage = "0.2"
     await router.until(lambda: not router.server.core.busy[router.server.core.entry].is_any)
     assert (await router.post(max_tokens=1)).status == 200
-    await router.assert_idle()
-
-
-async def test_without_a_mode_nothing_is_rejected(harness):
-    """The default leaves the thresholds off, however full the workers."""
-    worker = await harness.worker("aggregated")
-    worker.kv_usage = "1.0"
-    router = await harness.router(worker)
-    assert (await router.post(max_tokens=1)).status == 200
 
 
 async def test_thresholds_are_read_set_and_unset(harness):
@@ -75,6 +68,7 @@ async def test_thresholds_are_read_set_and_unset(harness):
     }
     assert (page.status, orjson.loads(page.body)) == (200, {"thresholds": [none]})
     await router.until(lambda: all(each.kv_usage_fraction == 0.9 for each in router.server.core.pool))
+    assert (await router.post(max_tokens=1)).status == 200
     both = {"active_decode_blocks_threshold": 0.85, "active_prefill_tokens_threshold": 10000}
     assert await set_thresholds(router, **both) == (200, none | both)
     assert orjson.loads((await router.get("/busy_threshold")).body) == {"thresholds": [none | both]}
@@ -124,8 +118,9 @@ async def test_what_is_no_json_object_is_refused(harness, status, headers, raw):
 
 async def test_an_admin_key_protects_the_thresholds(harness):
     """With a key, reading and changing need it; a client's key does not do."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"}))
+    _, router = await harness.served(
+        "aggregated", admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"})
+    )
     assert (await router.get("/busy_threshold")).status == 401
     client = (*JSON, (b"authorization", b"Bearer client"))
     admin = (*JSON, (b"authorization", b"Bearer root"))
@@ -158,7 +153,6 @@ async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
     states = await router.workers()
     assert {each["state"] for each in states.values()} == {"ready"}
     assert not any(each.failures for each in router.server.core.pool)
-    await router.assert_idle()
 
 
 async def test_all_workers_at_capacity_reject(harness):
@@ -181,7 +175,6 @@ async def test_all_workers_at_capacity_reject(harness):
     entry = router.server.core.entry
     await router.until(lambda: not router.server.core.busy[entry].is_any)
     assert (await router.post(max_tokens=1)).status == 200
-    await router.assert_idle()
 
 
 async def test_the_load_that_makes_workers_busy_is_exported(harness):
@@ -276,7 +269,7 @@ def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, mod
     body = orjson.dumps({"model": model, **fields})
     try:
         shown = orjson.loads(api.change(b"application/json", body))
-    except ThresholdError as error:
+    except RequestRefused as error:
         refused = error
     else:
         refused = None
@@ -290,3 +283,64 @@ def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, mod
     assert blocks is None or 0 <= blocks <= 1
     assert tokens is None or tokens >= 0
     assert frac is None or frac >= 0
+
+
+def routers(count):
+    """Routers of one graph that have just started."""
+    cores = [build_router(RouterConfig(), SPLIT) for _ in range(count)]
+    return [GraphThresholds(Admission(core, lambda: 0.0)) for core in cores]
+
+
+def exchange(all_routers):
+    """Tell every router what every other one has."""
+    for each in all_routers:
+        for other in all_routers:
+            each.received(other.state.published())
+
+
+VALUES = st.builds(BusyThresholds, st.sampled_from([None, 0.5, 0.9]))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.integers(0, 2), VALUES),
+        st.tuples(st.just("file"), st.integers(0, 2), VALUES),
+        st.tuples(st.just("received"), st.integers(0, 2), st.integers(0, 2)),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_routers_agree_after_any_changes(steps):
+    """Made at several of them at once, heard in part, in any order: one round later all hold the same, and apply it."""
+    all_routers = routers(3)
+    for what, at, value in steps:
+        router = all_routers[at]
+        if what == "set":
+            router.set(value)
+            assert router.now == value
+        elif what == "file":
+            router.file_changed(value)
+        else:
+            router.received(all_routers[value].state.published())
+    exchange(all_routers)
+
+    assert len({each.state for each in all_routers}) == 1
+    for each in all_routers:
+        assert {busy.thresholds for busy in each._admission.core.busy.values()} == {each.now}
+
+
+def test_a_file_that_another_router_has_read_before_takes_nothing_back():
+    """A kubelet brings it to the second router a minute later; what was set meanwhile stays until the next change."""
+    one, two = routers(2)
+    file, own = BusyThresholds(0.85, 100_000), BusyThresholds(0.5)
+    one.file_changed(file)
+    exchange([one, two])
+    one.set(own)
+    exchange([one, two])
+
+    two.file_changed(file)
+    assert (one.now, two.now) == (own, own)
+
+    two.file_changed(NO_THRESHOLDS)
+    exchange([one, two])
+    assert (one.now, two.now) == (NO_THRESHOLDS, NO_THRESHOLDS)

@@ -22,7 +22,7 @@ JSON = (b"content-type", b"application/json")
 def frontend(keys=KEYS, **config):
     """Return a frontend with two aliases of the model."""
     config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
-    return LiveTiers(TiersConfig.model_validate(config), keys, None, None, model="llama")
+    return LiveTiers(TiersConfig.model_validate(config), keys, None, model="llama")
 
 
 def headers(tier=None, key=None):
@@ -163,8 +163,7 @@ async def test_a_request_keeps_its_tier_on_its_way_through_the_router(harness):
 
 async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
     """The planner scales by arrivals, so that protection never hides the need."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, config={"tiers": {"enabled": True}})
+    worker, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})
     monitor = router.server.core.tiers.monitor
     router.server._tasks[0].cancel()
     now_s = 0.0
@@ -187,8 +186,7 @@ async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
 
 async def test_a_request_of_several_prompts_is_shed_like_others(harness):
     """It goes to a decode worker without a prefill, and past no frontend."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode, config={"tiers": {"enabled": True}})
+    *_, router = await harness.served("prefill", "decode", config={"tiers": {"enabled": True}})
     router.server._tasks[0].cancel()
     for now_s in (0.0, 10.0):
         router.server.core.tiers.monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
@@ -201,8 +199,7 @@ async def test_a_request_of_several_prompts_is_shed_like_others(harness):
 
 async def test_without_tiers_nothing_of_a_request_changes(harness):
     """Body and priority go as they came, and no series has a tier."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker)
+    worker, router = await harness.served("aggregated")
     raw = b'{"model":"llama",  "prompt":"a","priority":3}'
     assert (await router.post(raw=raw, headers=(JSON, (b"x-penstock-tier", b"nonsense")))).status == 200
     assert worker.seen[0].raw == raw

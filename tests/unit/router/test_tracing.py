@@ -80,8 +80,9 @@ async def ended(router):
 
 async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collector):
     """The client's trace goes on: queue, pick and call of each stage, each worker a child of its own call."""
-    prefill, decode = await harness.pair()
-    router = await harness.router(prefill, decode, tracing=open_tracing("penstock-router"))
+    prefill, decode, router = await harness.served(
+        "prefill", "decode", tracing=open_tracing("penstock-router")
+    )
     stream = await router.client.request(
         "POST",
         router.url + "/v1/completions",
@@ -171,8 +172,7 @@ async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collecto
 
 async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, collector, monkeypatch):
     """The client's decision holds, and workers are told of it."""
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    worker, router = await harness.served("aggregated", tracing=open_tracing("penstock-router"))
     await router.post(headers=(JSON, (b"traceparent", PARENT[:-2] + b"00")))
     sent = worker.seen[0].headers[b"traceparent"].decode()
     assert (sent[3:35], sent[-2:]) == (TRACE, "00")
@@ -183,8 +183,7 @@ async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, c
 async def test_a_collector_that_is_away_neither_delays_nor_fails_requests(harness, monkeypatch):
     """Requests are served as ever, and the router's end waits for it within a bound."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    worker = await harness.worker("aggregated")
-    router = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    _, router = await harness.served("aggregated", tracing=open_tracing("penstock-router"))
     assert (await router.post()).status == 200
     async with asyncio.timeout(5):
         await ended(router)

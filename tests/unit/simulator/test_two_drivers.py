@@ -178,8 +178,7 @@ class Live:
             task = self.waiting.pop(index)
             error = task.exception()
             if error is not None:
-                words = {"QueueFull": "QUEUE_FULL", "QueueTimeout": "QUEUE_TIMEOUT"}
-                self.script.note(index, words.get(type(error).__name__, "NO_WORKER"))
+                self.script.note(index, error.reason.name)
                 continue
             self.assignments[index] = task.result()
             self.script.note(index, task.result().worker.name)

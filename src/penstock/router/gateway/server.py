@@ -14,15 +14,18 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalPr
 from penstock.api import Role
 from penstock.core.errors import PortInUseError, UpstreamError
 from penstock.core.http.client import Timeouts
-from penstock.core.http.messages import Request, Responder, error_body
+from penstock.core.http.messages import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
-from penstock.router.admission import Admission, LiveAssignment, NoWorker
+from penstock.router.admission import AdmissionError, LiveAssignment
+from penstock.router.core.retries import RefusalReason
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.completion import not_served
 from penstock.router.proxy.failures import ErrorReply, StageFailed
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_transfer import Prefilled
@@ -32,14 +35,14 @@ from penstock.router.settings import RouterSettings
 log = get_logger(__name__)
 
 
-class GatewayAdmission(Admission):
+class GatewayAdmission(RelayAdmission):
     """Gives a request no worker outside the subset that its gateway names."""
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; see `Admission.wait`.
 
         Raises:
-            NoWorker: none of the subset takes it.
+            AdmissionError: none of the subset takes it.
         """
         subset = SUBSET.get()
         if subset is None or role is Role.PREFILL:  # gateways know only the workers that answer
@@ -53,9 +56,9 @@ class GatewayAdmission(Admission):
             if assignment.worker.name not in outside:
                 return assignment
             self.release(assignment)
-        raise NoWorker(
+        raise AdmissionError(
+            RefusalReason.NO_WORKER,
             f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
-            None,
         )
 
 
@@ -162,8 +165,8 @@ class GatewayPicker(RouterServer):
         if request.path.startswith("/v1/"):
             await self.app.handle(request, responder)
             return
-        text = f"path: {request.path[:200]} is not served here"
-        responder.send(404, error_body(text, kind="invalid_request_error", code="not_found"))
+        refusal = not_served(request.path)
+        responder.send(refusal.status, refusal.body)
 
     async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""

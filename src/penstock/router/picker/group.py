@@ -20,7 +20,7 @@ from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import NAME, Link
 from penstock.router.picker.messages import Status
-from penstock.router.picker.relay import RecentPrompts, Relay
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.picker.server import PickerServer
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.completion import RequestRefused
@@ -87,19 +87,23 @@ _START_REAL_S: Final = 0.5
 class RouterGroup:
     """This router among those of its graph."""
 
-    def __init__(self, context: RouterContext, secret: GraphSecret, thresholds: GraphThresholds) -> None:
+    def __init__(
+        self,
+        context: RouterContext,
+        admission: RelayAdmission,
+        secret: GraphSecret,
+        thresholds: GraphThresholds,
+    ) -> None:
         """Tie the parts, whose admission asks by this group from now on; nothing is connected before `start`."""
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
         self._discovery = context.discovery
         self._secret = secret
         self._thresholds = thresholds
-        self._admission = context.admission
+        self._admission = admission
         self._links: dict[str, Link] = {}
-        now_s = self._now_s = context.clock.now_s
-        recent = RecentPrompts()
-        self._server = PickerServer(context.admission, now_s, self.instance, recent, self._update)
-        self._relay = Relay(context.admission, context.metrics, now_s, recent, self._server.computed)
+        self._now_s = context.clock.now_s
+        self._server = PickerServer(admission, self._now_s, self.instance, self._update)
         self._successor = ""
         self._term = 0
         self._leader: Leader | None = None
@@ -107,7 +111,7 @@ class RouterGroup:
         self._is_stopping = False
         self._ticks = 0
         self._met = asyncio.Event()
-        context.admission.other = self._relay
+        admission.join(context.metrics.picks, self._server.computed)
 
     @property
     def is_picker(self) -> bool:
@@ -117,7 +121,7 @@ class RouterGroup:
     @property
     def is_relay(self) -> bool:
         """Whether another router picks, and so counts, the requests in flight."""
-        return self._relay.channel is not None
+        return self._admission.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
         """Give another router's connection to the protocol.
@@ -152,7 +156,7 @@ class RouterGroup:
             link.tick()
         self._server.tick()
         self._update()
-        self._relay.tick()
+        self._admission.report_progress()
         self._server.broadcast(self._status())
         if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._server.followers:
             loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
@@ -194,8 +198,8 @@ class RouterGroup:
 
     def _take(self, link: Link, message: wire.Message) -> None:
         if not isinstance(message, wire.Status):
-            if link.channel is self._relay.channel:
-                self._relay.take(message)
+            if link.channel is self._admission.channel:
+                self._admission.take(message)
             return
         if not self._is_waiting:
             self._met.set()
@@ -235,7 +239,7 @@ class RouterGroup:
         self._leader = leader
         if leader is None:
             self._is_active = False
-            self._relay.lose()
+            self._admission.lose()
         elif leader.instance == self.instance:
             self._pick(leader, members, is_new=leader != before[0])
         else:
@@ -246,22 +250,22 @@ class RouterGroup:
     def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
         if is_new:
             log.info("this router picks", term=leader.term, routers=members)
-            self._relay.lose()
+            self._admission.lose()
             self._server.term = leader.term
         self._server.choose_successor()
         self._is_active = 1 + self._server.followers >= majority(members)
         if self._is_active:
-            self._relay.own()
+            self._admission.own()
 
     def _follow(self, leader: Leader, found: tuple[Link, wire.Status]) -> None:
         link, status = found
         self._is_active = False
         if link.channel is None:
             return
-        if self._relay.channel is not link.channel or self._relay.term != leader.term:
+        if self._admission.channel is not link.channel or self._admission.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
             follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
-            self._relay.follow(link.channel, follow, is_successor=leader.instance == self._successor)
+            self._admission.follow(link.channel, follow, is_successor=leader.instance == self._successor)
         self._successor = status.successor
         if status.is_active and status.is_leader and status.term == leader.term:
-            self._relay.answered()
+            self._admission.answered()

@@ -149,12 +149,6 @@ class Ask(_Struct, tag=4):
     waited_s: Seconds | None = None
 
 
-class Cancel(_Struct, tag=5):
-    """As `Release`, of a request that waits; older routers send it."""
-
-    number: Count
-
-
 class Prefilled(_Struct, tag=6):
     """A prompt was computed; see `RouterCore.prefilled`."""
 
@@ -254,7 +248,6 @@ Message = (
     | ComputedPrompt
     | InFlight
     | Ask
-    | Cancel
     | Prefilled
     | WorkerOutcome
     | Release

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
-from penstock.router.admission import REFUSALS, Admission, LiveAssignment, TierEvent
+from penstock.router.admission import Admission, AdmissionError, LiveAssignment, LiveCore, TierEvent
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
-from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import TICK_REAL_S, Channel
 from penstock.router.policy.arrival import Arrival
@@ -80,55 +79,67 @@ class RecentPrompts:
             self._keys -= len(self._prompts.popleft()[1].chain)
 
 
-class Relay:
-    """One router's side of the protocol: the way to the graph's picker while that is another router.
+class RelayAdmission(Admission):
+    """The way to a worker, which the graph's picker chooses while that is another router.
 
     Attributes:
         channel: To the router that it follows; None: to none.
         term: The term in which it follows, or followed, another router.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        metrics: RouterMetrics,
-        now_s: Callable[[], float],
-        recent: RecentPrompts,
-        picked: Callable[[str, Arrival], None],
-    ) -> None:
-        """Begin without a picker.
-
-        ``recent`` keeps the latest prompts as far as they are known, ``picked`` takes each of this router's own that it
-        picked a worker for, and ``now_s`` returns simulated seconds.
-        """
-        self._picked = picked
-        self._admission = admission
-        self._core = admission.core
-        self._metrics = metrics
-        self._now_s = now_s
+    def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
+        """Begin without other routers; ``now_s`` returns simulated seconds."""
+        super().__init__(core, now_s)
+        self.recent = RecentPrompts()
+        self._picked: Callable[[str, Arrival], None] | None = None
+        self._picks: Counter[str] = Counter()
         self._numbers = count(1)
         self._asked: dict[_Future, _Request] = {}
         self._waiters: dict[int, _Future] = {}
         self._running: dict[LiveAssignment, _Request] = {}
-        self._recent = recent
         self._is_own = True
         self._lost_real_s = -inf
         self.term = 0
         self._is_answered = False
         self.channel: Channel | None = None
 
-    # ------------------------------------------------------------------ asked by admission
+    def join(self, picks: Counter[str], picked: Callable[[str, Arrival], None]) -> None:
+        """Become one of several routers.
+
+        ``picks`` counts what is not picked here for all, and ``picked`` takes each prompt of this router's own clients that
+        is.
+        """
+        self._picks, self._picked = picks, picked
+
+    # ------------------------------------------------------------------ requests of this router's own clients
+
+    def wait(
+        self, role: Role, arrival: Arrival, *, again: bool = False
+    ) -> Coroutine[Any, Any, LiveAssignment]:
+        """Wait for a worker; see `Admission.wait`. A router that is alone pays for no second coroutine."""
+        waiting = super().wait(role, arrival, again=again)
+        return waiting if self._picked is None else self._reported(waiting, role, arrival, self._picked)
+
+    async def _reported(
+        self,
+        waiting: Coroutine[Any, Any, LiveAssignment],
+        role: Role,
+        arrival: Arrival,
+        picked: Callable[[str, Arrival], None],
+    ) -> LiveAssignment:
+        assignment = await waiting
+        self._began(assignment, role, arrival, picked)
+        return assignment
 
     def picks_here(self) -> bool:
         """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
-        return self._is_own or not (self._is_answered or self._is_holding)
+        is_held = self._is_answered or time.monotonic() < self._lost_real_s + HOLD_REAL_S
+        return self._is_own or not is_held
 
-    @property
-    def _is_holding(self) -> bool:
-        return time.monotonic() < self._lost_real_s + HOLD_REAL_S
-
-    def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
-        """Ask for a worker; the waiter gets the answer."""
+    def _ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
+        if self.picks_here():
+            super()._ask(waiter, role, arrival, again=again)
+            return
         number = next(self._numbers)
         asked = _Request(number, role, arrival, again, self._now_s())
         self._asked[waiter] = asked
@@ -136,13 +147,19 @@ class Relay:
         if self._is_answered:
             self._send_ask(asked)
 
-    def cancel(self, waiter: _Future) -> None:
-        """Ask no more."""
+    def _cancel(self, waiter: _Future, role: Role) -> None:
+        super()._cancel(waiter, role)
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
             self._send(wire.Release(asked.number))
 
-    def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+    def _began(
+        self,
+        assignment: LiveAssignment,
+        role: Role,
+        arrival: Arrival,
+        picked: Callable[[str, Arrival], None],
+    ) -> None:
         """Remember a request that goes to its worker."""
         running = self._running.get(assignment)
         if running is None:
@@ -151,33 +168,46 @@ class Relay:
                 # Picked here because there was no picker; there is one now.
                 self._report_running(assignment, running)
         assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
-        if role is self._core.entry:
-            self._recent.add(assignment.worker.name, arrival)
+        if role is self.core.entry:
+            self.recent.add(assignment.worker.name, arrival)
             if self._is_own:
-                self._picked(assignment.worker.name, arrival)
+                picked(assignment.worker.name, arrival)
 
-    def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool) -> None:
-        """Pass on that a prompt was computed."""
+    def prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
+    ) -> None:
+        """Record, and pass on, that a prompt was computed."""
+        self._report_prefilled(assignment, cached_tokens, measured=measured)
+        super().prefilled(assignment, cached_tokens, measured=measured)
+
+    def _report_prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool
+    ) -> None:
         running = self._running.get(assignment)
         if running is not None:
             running.is_prefilled = True
             self._send(wire.Prefilled(running.number, cached_tokens, measured))
 
-    def ended(self, assignment: LiveAssignment) -> None:
-        """Pass on that a request has left its worker."""
+    def release(self, assignment: LiveAssignment) -> None:
+        """Record, and pass on, that a request has left its worker."""
+        if assignment.is_computed and assignment.is_open:
+            self._report_prefilled(assignment, None, measured=False)
         running = self._running.pop(assignment, None)
         if running is not None:
             self._send(wire.Release(running.number))
+        super().release(assignment)
 
-    def refused_at_capacity(self, worker: str) -> None:
-        """Pass on that a worker has no room."""
-        self._send(wire.AtCapacity(worker))
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Record, and pass on, that a worker has no room."""
+        self._send(wire.AtCapacity(worker.name))
+        super().refused_at_capacity(worker)
 
-    def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
-        """Forward a request's outcome; returns whether another router counts it."""
-        if self.channel is not None:
+    def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
+        """Record what became of a request of a tier, at the router that picks."""
+        if self.channel is None:
+            super().record_tier_event(tier, event)
+        elif self.core.tiers is not None:
             self._send(wire.tier_outcome(tier, event))
-        return self.channel is not None
 
     # ------------------------------------------------------------------ who picks
 
@@ -189,7 +219,7 @@ class Relay:
         self.lose()
         self.channel, self.term = channel, follow.term
         self._send(follow)
-        for worker, arrival in () if is_successor else self._recent:
+        for worker, arrival in () if is_successor else self.recent:
             self._send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
         for assignment, running in self._running.items():
             self._report_running(assignment, running)
@@ -216,14 +246,14 @@ class Relay:
         """Pick for all from now on."""
         if not self._is_own:
             self._is_own = True
-            self._core.set_peer_loads({}, self._now_s())
+            self.core.set_peer_loads({}, self._now_s())
             self._pick_here()
 
-    def tick(self) -> None:
+    def report_progress(self) -> None:
         """Pick what has been held for too long, and report how far requests have come; called each 0.1 s."""
         if self._asked and self.picks_here():
             log.warning("no router picks: picking here", requests=len(self._asked))
-            self._metrics.picks["alone"] += len(self._asked)
+            self._picks["alone"] += len(self._asked)
             self._pick_here()
         if self.channel is None:
             return
@@ -243,8 +273,8 @@ class Relay:
         """Take a message of the picker's; one of an older term is dropped."""
         if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
-            self._core.learn(message.worker, arrival)
-            self._recent.add(message.worker, arrival)
+            self.core.learn(message.worker, arrival)
+            self.recent.add(message.worker, arrival)
             return
         if isinstance(message, wire.Go) and message.term == self.term:
             self._go(message)
@@ -261,7 +291,7 @@ class Relay:
             return
         queued_s = self._now_s() - asked.since_s
         running_at = RunningAt(message.worker, asked.arrival.tokens, queued_s=queued_s, reason=message.reason)
-        assignment = self._core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
+        assignment = self.core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
         if assignment is None:
             # Discovery has not reported the worker to this router yet; `answered` asks once more.
             self._send(wire.Release(message.number))
@@ -274,7 +304,7 @@ class Relay:
         self._forget(waiter)
         asked.reported_tokens = assignment.tokens
         self._running[assignment] = asked
-        self._metrics.picks["other"] += 1
+        self._picks["other"] += 1
         waiter.set_result(assignment)
 
     def _refused(self, message: wire.Refused) -> None:
@@ -283,15 +313,15 @@ class Relay:
             return
         self._forget(waiter)
         if not waiter.done():
-            waiter.set_exception(REFUSALS[message.reason](message.message, message.retry_after_s))
+            waiter.set_exception(AdmissionError(message.reason, message.message, message.retry_after_s))
 
     def _loads(self, message: wire.Loads) -> None:
-        workers, now_s = self._core.entry_queue.workers, self._now_s()
+        workers, now_s = self.core.entry_queue.workers, self._now_s()
         others = {
             name: (max(0, tokens - workers.load_of(name, now_s)[0] + workers.peer_tokens(name)), tokens_per_s)
             for name, (tokens, tokens_per_s) in message.tokens.items()
         }
-        self._core.set_peer_loads(others, now_s)
+        self.core.set_peer_loads(others, now_s)
 
     # ------------------------------------------------------------------ within
 
@@ -335,7 +365,7 @@ class Relay:
 
     def _take_back_waiting(self) -> None:
         """Remove the requests that wait in this router's own queues, to send them to the picker."""
-        core, now_s = self._core, self._now_s()
+        core, now_s = self.core, self._now_s()
         for role, queue in core.queues.items():
             for queued in sorted(queue.waiting_requests(), key=lambda queued: queued.since_s):
                 waiter = queued.item
@@ -355,7 +385,7 @@ class Relay:
                 continue
             now_s = self._now_s()
             waited_s = max(0.0, now_s - asked.since_s) if asked.was_admitted else None
-            effects = self._core.acquire(
+            effects = self.core.acquire(
                 waiter, asked.role, asked.arrival, now_s, again=asked.again, waited_s=waited_s
             )
-            self._admission.apply(effects)
+            self.apply(effects)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.router.admission import Admission, LiveAssignment, Waiter
+from penstock.router.admission import LiveAssignment, Waiter
 from penstock.router.core.retries import Refuse, Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
-from penstock.router.picker.relay import RecentPrompts
+from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 
 _MAX_REQUESTS: Final = 1 << 16
@@ -30,7 +30,7 @@ _SILENT_TICKS: Final = 10
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """One request of another router's, as the core queues it; see `admission.Waiter`."""
+    """One request of another router's, as the core queues it; see `admission.RemoteWaiter`."""
 
     session: Session
     number: int
@@ -41,28 +41,39 @@ class RelayedRequest:
     def assigned(self, assignment: LiveAssignment) -> bool:
         """Notify its router; returns whether that still wants it."""
         self.assignment = assignment
-        return self.session.assigned(self, assignment)
+        session, server = self.session, self.session.server
+        if session.requests.get(self.number) is not self or not session.is_followed:
+            return False
+        worker = assignment.worker.name
+        session.channel.send(
+            wire.Go(server.term, self.number, worker, assignment.queued_s, assignment.reason)
+        )
+        if self.role is server.admission.core.entry:
+            server.computed(worker, self.arrival, session)
+        return True
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Notify its router."""
-        self.session.refused(self, refuse)
+        """Notify its router, which has it no more."""
+        if self.session.requests.pop(self.number, None) is None:
+            return
+        why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s
+        self.session.channel.send(wire.Refused(self.session.server.term, self.number, *why))
 
 
 class Session:
     """One connection of another router, whose ``age`` is ``(since_s, name)``; ``term``: it follows this one in it."""
 
     def __init__(self, picker_server: PickerServer) -> None:
-        self._server = picker_server
+        self.server = picker_server
         self._admission = picker_server.admission
         self._core = picker_server.admission.core
         self._now_s = picker_server.now_s
-        self._requests: dict[int, RelayedRequest] = {}
+        self.requests: dict[int, RelayedRequest] = {}
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Ask: self._ask,
             wire.InFlight: self._in_flight,
             wire.ComputedPrompt: self._computed_prompt,
-            wire.Cancel: self._release,
             wire.Prefilled: self._prefilled,
             wire.WorkerOutcome: self._worker_outcome,
             wire.Release: self._release,
@@ -77,37 +88,16 @@ class Session:
     @property
     def is_followed(self) -> bool:
         """Whether its router takes this one for the picker of the term that holds."""
-        return self.term is not None and self.term == self._server.term
+        return self.term is not None and self.term == self.server.term
 
     def tick(self) -> None:
         """Cut off a relay that has been silent for too long."""
         if self.channel.tick() >= _SILENT_TICKS and self.term is not None:
             self.channel.abort()
 
-    # ------------------------------------------------------------------ called by the core
-
-    def assigned(self, request: RelayedRequest, assignment: LiveAssignment) -> bool:
-        """Say that a request goes; returns whether anybody still wants it."""
-        if self._requests.get(request.number) is not request or not self.is_followed:
-            return False
-        worker = assignment.worker.name
-        self.channel.send(
-            wire.Go(self._server.term, request.number, worker, assignment.queued_s, assignment.reason)
-        )
-        if request.role is self._core.entry:
-            self._server.computed(worker, request.arrival, self)
-        return True
-
-    def refused(self, request: RelayedRequest, refuse: Refuse[Waiter]) -> None:
-        """Say that a request gets no worker."""
-        if self._requests.pop(request.number, None) is None:
-            return
-        why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s
-        self.channel.send(wire.Refused(self._server.term, request.number, *why))
-
     def drop(self) -> None:
         """Forget its requests, as this router picks no more or the other one is gone."""
-        requests, self._requests, self.term = self._requests, {}, None
+        requests, self.requests, self.term = self.requests, {}, None
         self._unsettled.clear()
         # None that waits may get the place of one that runs.
         for request in sorted(requests.values(), key=lambda each: each.assignment is not None):
@@ -123,19 +113,19 @@ class Session:
 
     def _lost(self) -> None:
         self.drop()
-        self._server.sessions.discard(self)
+        self.server.sessions.discard(self)
 
     def _take(self, message: wire.Message) -> None:
         if isinstance(message, wire.Follow):
-            if message.instance == self._server.instance:
+            if message.instance == self.server.instance:
                 self.drop()
                 self.term, self.age = message.term, (message.since_s, message.follower)
-                self._server.followed()
+                self.server.followed()
         elif self.is_followed and type(message) in self._handlers:
             self._handlers[type(message)](message)
 
     def _ask(self, message: wire.Ask) -> None:
-        request = self._requests[message.number] = self._new_request(message)
+        request = self.requests[message.number] = self._new_request(message)
         effects = self._core.acquire(
             request,
             request.role,
@@ -153,11 +143,11 @@ class Session:
             request, request.role, request.arrival, running_at, self._now_s()
         )
         if request.assignment is not None:
-            self._requests[message.number] = request
+            self.requests[message.number] = request
 
     def _new_request(self, message: wire.Ask | wire.InFlight) -> RelayedRequest:
         number, role = message.number, message.role
-        if role not in self._core.queues or number in self._requests or len(self._requests) >= _MAX_REQUESTS:
+        if role not in self._core.queues or number in self.requests or len(self.requests) >= _MAX_REQUESTS:
             raise wire.ProtocolError(
                 f"request {number}: not of this graph, or held already, or one more than {_MAX_REQUESTS}"
             )
@@ -166,7 +156,7 @@ class Session:
     def _computed_prompt(self, message: wire.ComputedPrompt) -> None:
         arrival = wire.arrival_of(message.prompt)
         self._core.learn(message.worker, arrival)
-        self._server.computed(message.worker, arrival, self)
+        self.server.computed(message.worker, arrival, self)
 
     def _prefilled(self, message: wire.Prefilled) -> None:
         assignment = self._assignment(message.number)
@@ -199,8 +189,8 @@ class Session:
                 self._unsettled.pop(message.number, None)
                 assignment.pardon(now_s)
 
-    def _release(self, message: wire.Release | wire.Cancel) -> None:
-        request = self._requests.pop(message.number, None)
+    def _release(self, message: wire.Release) -> None:
+        request = self.requests.pop(message.number, None)
         if request is not None:
             self._end(request)
 
@@ -219,7 +209,7 @@ class Session:
         self._admission.record_tier_event(message.tier, wire.tier_event(message))
 
     def _assignment(self, number: int) -> LiveAssignment | None:
-        request = self._requests.get(number)
+        request = self.requests.get(number)
         return None if request is None else request.assignment
 
 
@@ -228,15 +218,13 @@ class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
-        recent: The latest prompts, which a new successor receives.
         followed: Called when another router has begun to follow this one.
         term: In which it picks; 0: it does not.
     """
 
-    admission: Admission
+    admission: RelayAdmission
     now_s: Callable[[], float]
     instance: str
-    recent: RecentPrompts
     followed: Callable[[], None]
     term: int = 0
     sessions: set[Session] = field(default_factory=set)
@@ -255,13 +243,13 @@ class PickerServer:
             return
         self._successor = successor
         if successor is not None:
-            for worker, arrival in self.recent:
+            for worker, arrival in self.admission.recent:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
         """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
-            self.recent.add(worker, arrival)
+            self.admission.recent.add(worker, arrival)
         successor = self._successor
         if successor is not None and successor is not source and (arrival.chain or arrival.session):
             successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))

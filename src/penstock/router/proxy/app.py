@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
-from penstock.core.http.messages import REQUEST_ID, Headers, error_body, request_id
+from penstock.core.http.messages import REQUEST_ID, Headers, request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
@@ -36,13 +36,14 @@ from penstock.router.proxy.completion import (
     CompletionRequest,
     RequestRefused,
     check_size,
+    not_served,
     parse_completion,
 )
 from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
 from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
@@ -56,8 +57,6 @@ _OVERLOADED = (429, 503)
 _PASSED_ON = (b"traceparent", b"tracestate")
 _WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui", PICKER_PATH})
 _JSON_TYPE = (b"content-type", b"application/json")
-_REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
-"""OpenAI's types of error, by status."""
 
 
 @dataclass(eq=False)
@@ -155,7 +154,7 @@ class RouterApp:
             await self.handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
-            self._refuse(refusal, responder, headers)
+            _refuse(refusal, responder, headers)
         except (asyncio.CancelledError, ClientDisconnected):
             if call is not None and not call.is_delivered:
                 call.error = "client_left" if responder.disconnected else "shutdown"
@@ -314,18 +313,16 @@ class RouterApp:
                 await self._answer_watcher(path, request, responder)
                 return
             else:
-                self._refuse(_not_served(path), responder, headers)
-        except ThresholdError as exc:
-            responder.send(exc.status, exc.body(), headers=headers)
+                _refuse(not_served(path), responder, headers)
         except RequestRefused as refusal:
-            self._refuse(refusal, responder, headers)
+            _refuse(refusal, responder, headers)
         self._metrics.requests[endpoint, responder.status] += 1
 
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
         """Answer those who ask again and again; they are not counted among the requests."""
         if path == PICKER_PATH:
             if self.group is None:
-                raise _not_served(path)
+                raise not_served(path)
             self.group.accept(request, responder)
         elif path == "/metrics":
             accept = b"" if self.tracing is None else request.headers.get(b"accept", b"")
@@ -374,7 +371,7 @@ class RouterApp:
                 self._check_key(request)
             return self._listed_workers(shows_urls=is_admin)
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
-            raise _not_served(request.path)
+            raise not_served(request.path)
         _require(request, "POST")
         self._admin.check(request.headers)
         name, admission = parts[1], self.context.admission
@@ -426,14 +423,9 @@ class RouterApp:
             self._admin.check(request.headers)
         return self._busy_threshold.listed()
 
-    def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
-        kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
-        body = error_body(refusal.message, kind=kind, code=refusal.code)
-        responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 
-
-def _not_served(path: str) -> RequestRefused:
-    return RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
+def _refuse(refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
+    responder.send(refusal.status, refusal.body, headers=(*headers, *refusal.headers))
 
 
 def _require(request: Request, *methods: str) -> None:

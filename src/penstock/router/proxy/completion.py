@@ -14,7 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock.core.http.messages import Headers
+from penstock.core.http.messages import Headers, error_body
+
+_REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
+"""OpenAI's types of error, by status."""
 
 
 class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault of the router
@@ -24,14 +27,24 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
         message: Key, value, bound and remedy.
         code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
         headers: Of the answer, besides those that every answer has.
+        body: Of the answer; OpenAI's form where no other is given.
     """
 
-    def __init__(self, status: int, message: str, *, code: str, headers: Headers = ()) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str, headers: Headers = (), body: bytes | None = None
+    ) -> None:
         self.status = status
         self.message = message
         self.code = code
         self.headers = headers
+        kind = _REFUSAL_KINDS.get(status, "invalid_request_error")
+        self.body = error_body(message, kind=kind, code=code) if body is None else body
         super().__init__(message)
+
+
+def not_served(path: str) -> RequestRefused:
+    """Return the refusal of a path that nothing answers."""
+    return RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
 
 
 MAX_DEPTH: Final = 64
@@ -219,10 +232,17 @@ def encoded(body: dict[str, Any]) -> bytes:
         ) from exc
 
 
-def spliced(raw: bytes, added: dict[str, Any]) -> bytes:
-    """Return a body's own bytes with further keys at the end."""
+def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
+    """Return a request's own bytes with further keys at the end, or written again where it has one of these keys.
+
+    Raises:
+        RequestRefused: as `encoded`.
+    """
+    if not request.body.keys().isdisjoint(changes):
+        # Of a key that comes twice, not every reader takes the last.
+        return encoded({**request.body, **changes})
     # The body is an object with at least a model, so its last byte is the brace to move.
-    return raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
+    return request.raw.rstrip()[:-1] + b"," + orjson.dumps(changes)[1:]
 
 
 def _is_several(count: object) -> bool:

@@ -14,8 +14,8 @@ import orjson
 
 from penstock.core.errors import UpstreamConnectError, UpstreamError, UpstreamTimeout, WrongAnswer
 from penstock.core.http.messages import error_body
-from penstock.router.admission import AllBusy, NoWorker, QueueFull, QueueTimeout, RetryLater, Shed
-from penstock.router.core.retries import FailedTry, RetryScope
+from penstock.router.admission import AdmissionError
+from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.proxy.completion import ApiEndpoint
 
@@ -104,18 +104,18 @@ def failed_stage(error: UpstreamError, worker: Worker) -> StageFailed:
     return StageFailed(FailedTry(reason, scope, (worker,), is_timeout), response)
 
 
-_REFUSALS: Final[dict[type, tuple[int, str]]] = {
-    QueueFull: (429, "queue_full"),
-    QueueTimeout: (503, QUEUE_TIMEOUT),
-    NoWorker: (503, "no_worker"),
-    AllBusy: (503, ALL_WORKERS_BUSY),
-    Shed: (503, SHED),
+_REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {
+    RefusalReason.QUEUE_FULL: (429, "queue_full"),
+    RefusalReason.QUEUE_TIMEOUT: (503, QUEUE_TIMEOUT),
+    RefusalReason.NO_WORKER: (503, "no_worker"),
+    RefusalReason.ALL_BUSY: (503, ALL_WORKERS_BUSY),
+    RefusalReason.SHED: (503, SHED),
 }
 
 
-def refusal(error: RetryLater | QueueFull) -> ErrorResponse:
+def refusal(error: AdmissionError) -> ErrorResponse:
     """Return the answer to a request that gets no worker; a rejection's body is flat, as Dynamo's document has it."""
-    status, reason = _REFUSALS[type(error)]
+    status, reason = _REFUSALS[error.reason]
     body, is_rejection = _body(status, str(error), reason), reason in REJECTIONS
     if is_rejection:
         body = orjson.dumps({"message": str(error), "type": "service_unavailable", "code": status})

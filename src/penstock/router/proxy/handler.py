@@ -24,10 +24,10 @@ from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import QueueFull, QueueTimeout, RetryLater, TierFirstToken
+from penstock.router.admission import AdmissionError, TierFirstToken
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import (
@@ -97,14 +97,12 @@ class CompletionHandler:
         self._metrics.arrivals += 1
         self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.arrived()
-        is_again = False
         try:
             while True:
                 try:
-                    await self._attempt(call, again=is_again)
+                    await self._attempt(call)
                 except StageFailed as failure:
                     await self._prepare_retry(call, failure)
-                    is_again = True
                 else:
                     return
         except StageFailed as failure:
@@ -115,7 +113,7 @@ class CompletionHandler:
                 call.responder.break_off()
             else:
                 self._refuse(call, failure.response)
-        except (RetryLater, QueueFull) as exc:
+        except AdmissionError as exc:
             response = refusal(exc)
             call.error = response.reason
             self._refuse(call, response)
@@ -146,43 +144,43 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ stages
 
-    def _attempt(self, call: CompletionCall, *, again: bool) -> Awaitable[None]:
+    def _attempt(self, call: CompletionCall) -> Awaitable[None]:
         request = call.request
         take = self._stream if request.stream else self._send_complete
         if self._entry is not Role.PREFILL:
-            return self._stage(call, self._entry, request.raw, take, again=again)
+            return self._stage(call, self._entry, request.raw, take)
         if request.is_single:
-            return self._prefill_and_decode(call, take, again=again)
+            return self._prefill_and_decode(call, take)
         # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-        if not again:
+        if not call.tries.retries:
             self._admission.check_tier(call.tier)
         self._admission.check_capacity(Role.DECODE)
         return self._stage(call, Role.DECODE, request.raw, take)
 
-    async def _prefill_and_decode(self, call: CompletionCall, take: _Take, *, again: bool) -> None:
+    async def _prefill_and_decode(self, call: CompletionCall, take: _Take) -> None:
         request = call.request
-        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled, again=again)
+        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled)
         transfer = call.transfer
         try:
             body = request.raw if transfer is None else decode_body(request, transfer)
             await self._stage(call, Role.DECODE, body, take)
-        except QueueTimeout as exc:
+        except AdmissionError as exc:
+            if exc.reason is not RefusalReason.QUEUE_TIMEOUT:
+                raise
             # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
             raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), refusal(exc)) from exc
         finally:
             if transfer is not None and not transfer.is_taken:
                 self._transfers.release(transfer, call.upstream_headers)
 
-    async def _stage(
-        self, call: CompletionCall, role: Role, body: bytes, take: _Take, *, again: bool = False
-    ) -> None:
+    async def _stage(self, call: CompletionCall, role: Role, body: bytes, take: _Take) -> None:
         """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
         Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
         """
         admission, is_entry = self._admission, role is self._entry
         while True:
-            is_admitted = is_entry and (again or bool(call.tries.avoid))
+            is_admitted = is_entry and bool(call.tries.retries or call.tries.avoid)
             if call.trace is not None:
                 call.trace.waits(role.value)
             assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)

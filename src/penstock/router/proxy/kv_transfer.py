@@ -27,7 +27,7 @@ from penstock.router.context import RouterContext
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
-from penstock.router.proxy.completion import CompletionRequest, encoded, spliced
+from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
 from penstock.router.proxy.failures import StageFailed
 
 log = get_logger(__name__)
@@ -89,13 +89,10 @@ def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
     added: dict[str, Any] = {"kv_transfer_params": params}
     epoch = _epoch(params, prefilled.lease.expired_before)
     if epoch is not None:
-        own = request.body.get("cache_salt")
+        own = request.body.get("cache_salt") or ""
         # vLLM takes 128 characters at most, and not all of them.
-        added["cache_salt"] = hashlib.sha256(f"{own or ''}\0{epoch}".encode()).hexdigest()
-        if own is not None:
-            # Of a key that comes twice, not every reader takes the last.
-            return encoded({**request.body, **added})
-    return spliced(request.raw, added)
+        added["cache_salt"] = hashlib.sha256(f"{own}\0{epoch}".encode()).hexdigest()
+    return changed_body(request, added)
 
 
 def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
-
-from prometheus_client.core import Metric
 
 from penstock.api import Tier, TiersConfig
 from penstock.router.admission import Admission, TierTurnedAway
-from penstock.router.core.tiers import TierControl
-from penstock.router.families import tier_families
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.completion import CompletionRequest, RequestRefused, encoded, spliced
+from penstock.router.proxy.completion import CompletionRequest, RequestRefused, changed_body
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
 
 _SHOWN_CHARACTERS: Final = 64
@@ -32,14 +28,11 @@ class LiveTiers:
         config: The graph's tiers section; see `configure`.
     """
 
-    def __init__(
-        self, config: TiersConfig, keys: TierKeys, workers: Admission, control: TierControl, *, model: str
-    ) -> None:
+    def __init__(self, config: TiersConfig, keys: TierKeys, workers: Admission, *, model: str) -> None:
         self.config = config
         self.keys = keys
         self.downgraded = dict.fromkeys(Tier, 0)
         self._model = model
-        self._control = control
         self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
@@ -92,10 +85,7 @@ class LiveTiers:
             changes["priority"] = priority
         if not changes:
             return request
-        changed = {**body, **changes}
-        # Of a key that comes twice, not every reader takes the last.
-        raw = spliced(request.raw, changes) if body.keys().isdisjoint(changes) else encoded(changed)
-        return request._replace(raw=raw, body=changed)
+        return request._replace(raw=changed_body(request, changes), body={**body, **changes})
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
         """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
@@ -114,11 +104,8 @@ class LiveTiers:
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
         self.config = config
-        self._control.monitor.configure(config)
-        for queue in self._workers.core.queues.values():
+        core = self._workers.core
+        if core.tiers is not None:
+            core.tiers.monitor.configure(config)
+        for queue in core.queues.values():
             queue.set_tiers(config)
-
-    def families(self, now_s: float) -> Iterator[Metric]:
-        """Yield the metric families with the label ``tier``."""
-        waiting = self._workers.core.entry_queue.room.tiers
-        yield from tier_families(self._control, now_s, waiting=waiting, downgraded=self.downgraded)

@@ -23,7 +23,7 @@ from penstock.core.printable import printable
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.proxy.auth import AdminCheck
-from penstock.router.proxy.completion import RequestRefused
+from penstock.router.proxy.completion import not_served
 from penstock.router.ui.history import STEP_S, History
 from penstock.router.ui.planner import PlannerState, planner_reader
 
@@ -103,7 +103,7 @@ class LivePage:
             responder.send(200, self._page, content_type="text/html; charset=utf-8", headers=_HEADERS)
             return
         if request.path != "/ui/state":
-            raise RequestRefused(404, f"path: {request.path[:200]} is not served here", code="not_found")
+            raise not_served(request.path)
         # What the page itself asks for has no origin; one of another site is refused as ever.
         own = (b"sec-fetch-site", b"same-origin")
         check.check(dict(each for each in request.headers.items() if each != own))

@@ -168,3 +168,8 @@ async def test_a_host_without_files_is_not_the_peers_fault(pool):
     with pytest.raises(SaturatedError, match="ulimit -n"):
         await pool._connect(("127.0.0.1", 9), Timeouts(), Loop())
     assert pool.connections == 0
+
+
+async def test_a_connection_keeps_its_attributes_in_the_object():
+    """CPython 3.11 moves 30 or more into a dictionary, which cost a streamed response 3% more instructions."""
+    assert len(vars(ClientConnection(("h", 80), asyncio.get_running_loop(), id, id))) < 30

@@ -1,0 +1,378 @@
+"""Prefill and decode through the proxy: what each worker and the client get, leases that may have run out, and KV given back."""
+
+import asyncio
+import hashlib
+
+import orjson
+import pytest
+
+from penstock.api import Role
+from penstock.router.proxy.kv_transfer import REFUSED_MODEL
+
+
+async def test_each_stage_gets_its_request(harness):
+    """Prefill: one token, remote decode; decode: the client's request with prefill's params, unread, and a salt."""
+    prefill, decode, router = await harness.served("prefill", "decode")
+
+    answer = await router.post(
+        max_tokens=3,
+        min_tokens=2,
+        stream_options=None,
+        headers=((b"content-type", b"application/json"), (b"x-request-id", b"mine-1")),
+    )
+
+    assert answer.status == 200
+    (at_prefill,), (at_decode,) = prefill.seen, decode.seen
+    assert (at_prefill.body["max_tokens"], at_prefill.body["stream"]) == (1, False)
+    assert at_prefill.body["kv_transfer_params"]["do_remote_decode"]
+    assert at_decode.body == {
+        "model": "llama",
+        "prompt": "hello",
+        "max_tokens": 3,
+        "min_tokens": 2,
+        "stream_options": None,
+        "kv_transfer_params": harness.params,
+        "cache_salt": hashlib.sha256(b"\0engine-1/0").hexdigest(),
+    }
+    for seen in (at_prefill, at_decode):
+        assert seen.path == "/v1/completions"
+        assert seen.headers[b"x-request-id"] == b"mine-1"
+    assert answer.headers[b"x-request-id"] == b"mine-1"
+
+
+async def test_streams_pass_untouched_but_for_usage(harness):
+    """Every event is the worker's, byte for byte; the usage event carries the prefill's count."""
+    prefill, decode = await harness.pair()
+    prefill.cached_tokens, decode.cached_tokens = 32, 39
+    router = await harness.router(prefill, decode)
+
+    stream = await router.stream(max_tokens=4, stream_options={"include_usage": True})
+    body = await stream.read(limit_bytes=10_000)
+
+    *tokens, usage, done, rest = body.split(b"\n\n")
+    assert stream.headers[b"content-type"] == b"text/event-stream"
+    assert [token + b"\n\n" for token in tokens] == [harness.token_event(number) for number in range(4)]
+    assert orjson.loads(usage.removeprefix(b"data: "))["usage"] == {
+        "prompt_tokens": 40,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    }
+    assert (done, rest) == (b"data: [DONE]", b"")
+
+
+async def test_tokens_leave_as_they_come(harness):
+    """The first event reaches the client while the worker still holds the second."""
+    prefill, decode = await harness.pair()
+    second = decode.hold_stream()
+    router = await harness.router(prefill, decode)
+
+    stream = await router.stream()
+
+    assert await anext(stream) == harness.token_event(0)
+    assert (await router.workers())["decode-0"]["inflight_requests"] == 1
+    assert (await router.workers())["decode-0"]["inflight_tokens"] == 41
+    second.set()
+    assert await stream.read(limit_bytes=100) == harness.done
+
+
+async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
+    """Its one token ended the text, say; decode gets the client's bytes and keeps its own usage."""
+    prefill, decode = await harness.pair()
+    empty = orjson.dumps({"choices": [], "usage": prefill.usage(1), "kv_transfer_params": None})
+    prefill.script = [harness.answers.status(200, empty)]
+    decode.cached_tokens = 8
+    router = await harness.router(prefill, decode)
+
+    answer = orjson.loads((await router.post()).body)
+
+    assert "kv_transfer_params" not in decode.seen[0].body
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+
+
+async def test_tokens_are_counted(harness):
+    """Prompt, generated and cached tokens, TTFT and gaps of one stream."""
+    *_, router = await harness.served("prefill", "decode")
+    stream = await router.stream(max_tokens=4, stream_options={"include_usage": True})
+    await stream.read(limit_bytes=10_000)
+
+    model = {"model_name": "llama"}
+    for name, expected in {
+        "prompt_tokens_total": 40,
+        "generation_tokens_total": 4,
+        "cached_tokens_total": 16,
+        "time_to_first_token_seconds_count": 1,
+        "e2e_request_latency_seconds_count": 1,
+        "prefill_queue_seconds_count": 1,
+        "prefill_queue_requests": 0,
+    }.items():
+        assert await router.metric(f"penstock_router_{name}", **model) == expected
+    assert await router.metric("penstock_router_requests_total", endpoint="completions", code="200") == 1
+
+
+LEASE_S = 0.0001
+"""Over before any decode worker can answer, so that the prefill worker's count decides."""
+VLLM_ERROR = (
+    b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+)
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"right"},"finish_reason":null}]}\n\n'
+
+
+def _expire(worker, answer):
+    """Let a lease of a worker run out before an answer."""
+
+    async def handler(request, responder):
+        worker.expired_leases += 1
+        await answer(request, responder)
+
+    return handler
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_from_an_expired_hand_over_is_not_passed_on(harness, stream):
+    """The prompt is prefilled again, and the second decode's text is what the client gets."""
+    prefill, decode, router = await harness.served("prefill", "decode", lease_s=LEASE_S)
+    wrong = harness.answers.stream(TOKEN.replace(b"right", b"wrong"), harness.done)
+    decode.script.append(_expire(prefill, wrong if stream else decode.complete))
+
+    answer = await router.post(max_tokens=2, stream=stream)
+
+    assert answer.status == 200
+    assert b"wrong" not in answer.body
+    assert (len(prefill.seen), len(decode.seen)) == (2, 2)
+    first, second = (seen.body["cache_salt"] for seen in decode.seen)
+    assert first != second
+    assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_late_answer_is_trusted_while_no_lease_has_expired(harness, stream):
+    """Heartbeats keep leases alive for as long as decode needs."""
+    prefill, decode, router = await harness.served("prefill", "decode", lease_s=LEASE_S)
+
+    answer = await router.post(max_tokens=2, stream=stream)
+
+    assert answer.status == 200
+    assert (len(prefill.seen), len(decode.seen)) == (1, 1)
+
+
+async def test_a_busy_prefill_workers_page_is_waited_for(harness):
+    """Longer than a health check waits: what would follow is the whole prefill once more."""
+    prefill, decode = await harness.pair()
+    config = {"health": {"timeoutRealSeconds": 0.2}}
+    router = await harness.router(prefill, decode, lease_s=LEASE_S, config=config)
+    prefill.page_delay_s = 0.4
+
+    assert (await router.post(max_tokens=2)).status == 200
+    assert len(prefill.seen) == 1
+
+
+async def test_expiries_within_the_lease_are_other_requests(harness):
+    """A lease of a minute cannot have run out yet."""
+    prefill, decode, router = await harness.served("prefill", "decode", lease_s=60.0)
+    decode.script.append(_expire(prefill, decode.complete))
+
+    assert (await router.post()).status == 200
+    assert len(prefill.seen) == 1
+
+
+async def test_an_unknown_count_is_no_proof(harness):
+    """When it stays unknown the client is told, rather than given text that may be wrong."""
+    prefill, decode = await harness.pair()
+    prefill.expired_leases = None
+    config = {"retries": {"maxPerRequest": 1}}
+    router = await harness.router(prefill, decode, lease_s=LEASE_S, config=config)
+
+    answer = await router.post()
+
+    assert answer.status == 502
+    assert orjson.loads(answer.body)["error"]["code"] == "lease_expired"
+    assert len(prefill.seen) == 2
+
+
+@pytest.mark.parametrize("opening", [(), (ROLE,)])
+async def test_an_error_before_the_first_token_is_prefilled_again(harness, opening):
+    """A vLLM says so in a stream of status 200, after the role in a chat; the client sees only what follows."""
+    prefill, decode, router = await harness.served("prefill", "decode")
+    decode.script += [
+        harness.answers.stream(*opening, b"data: " + VLLM_ERROR + b"\n\n", harness.done),
+        harness.answers.stream(ROLE, TOKEN, harness.done),
+    ]
+
+    answer = await router.post(stream=True)
+
+    assert answer.body == ROLE + TOKEN + harness.done
+    assert len(prefill.seen) == 2
+    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
+
+
+async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
+    """A 4xx is the client's, wherever it stands."""
+    _, decode, router = await harness.served("prefill", "decode")
+    decode.script.append(harness.answers.stream(b"data: " + VLLM_ERROR.replace(b"500", b"400") + b"\n\n"))
+
+    assert (await router.post(stream=True)).status == 400
+    assert len(decode.seen) == 1
+
+
+async def test_vllms_500_after_a_hand_over_is_prefilled_again(harness):
+    """Whole answers say it by their status; the decode worker's circuit is not charged."""
+    prefill, decode, router = await harness.served(
+        "prefill", "decode", config={"breaker": {"consecutiveFailures": 1}}
+    )
+    decode.script.append(harness.answers.status(500, VLLM_ERROR))
+
+    assert (await router.post()).status == 200
+    assert len(prefill.seen) == 2
+    assert (await router.workers())[decode.name]["state"] == "ready"
+
+
+async def test_a_stream_of_roles_that_ends_is_broken(harness):
+    """No token ever came: another try, then 502."""
+    _, decode, router = await harness.served("prefill", "decode", config={"retries": {"maxPerRequest": 0}})
+    decode.otherwise = harness.answers.stream(ROLE)
+
+    assert (await router.post(stream=True)).status == 502
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"data: not json\n\n",
+        b"data: 5\n\n",
+        b'data: {"detail":"x"}\n\n',
+        b": keep\n\ndata: [harness.done]\n\n",
+        b": keep\n\n" * (1 << 20),
+    ],
+)
+async def test_a_stream_that_begins_with_no_chunk_is_no_answer(harness, first):
+    """The client sees nothing of it: 502 where there is no other worker."""
+    _, decode, router = await harness.served("prefill", "decode")
+    decode.otherwise = harness.answers.stream(first)
+
+    answer = await router.post(stream=True)
+
+    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (502, "upstream_wrong_answer")
+
+
+AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
+UNKNOWN_MODEL = b'{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}'
+RELEASES = "penstock_router_kv_releases_total"
+
+
+def _refuse(harness):
+    """Answer as vLLM does where a model is unknown."""
+    return harness.answers.status(404, UNKNOWN_MODEL)
+
+
+def _releases(worker):
+    """Return the parameters that a worker was sent to be released."""
+    return [each.body["kv_transfer_params"] for each in worker.seen if each.body["model"] == REFUSED_MODEL]
+
+
+async def _waiting_for_decode(harness, tmp_path):
+    """A request that is prefilled and waits, since the only decode worker takes none."""
+    router, pair, request = await harness.prefilled_without_decode(tmp_path / "llama.json")
+    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
+    return router, pair[1], request
+
+
+async def test_a_client_that_leaves_between_prefill_and_decode_frees_the_blocks(harness, tmp_path):
+    """A decode worker gets the prompt's parameters in a request that it refuses, which makes it tell prefill."""
+    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    decode.script = [_refuse(harness)]
+
+    request.cancel()
+
+    await router.until(lambda: _releases(decode) == [harness.params])
+    await router.assert_idle()
+    await router.until(lambda: router.server.metrics.kv_releases == {"released": 1})
+    assert await router.metric(RELEASES, outcome="released") == 1
+    assert await router.metric("penstock_router_requests_total", endpoint="completions", code="499") == 1
+
+
+async def test_a_request_that_every_decode_worker_refuses_is_released(harness):
+    """It was refused for want of room, so that no worker has its blocks; the client gets its 503."""
+    _, decode, router = await harness.served("prefill", "decode")
+    decode.script = [harness.answers.status(503, AT_CAPACITY), _refuse(harness)]
+
+    assert (await router.post(max_tokens=1)).status == 503
+
+    await router.until(lambda: _releases(decode) == [harness.params])
+
+
+async def test_a_worker_that_runs_something_is_told_before_an_idle_one(harness):
+    """Its next step sends the message on; an idle vLLM that never met the prefill worker has none."""
+    prefill, first = await harness.pair()
+    second = await harness.worker("decode")
+    router = await harness.router(prefill, first, second)
+    started = asyncio.Event()
+    first.script, second.script = [harness.answers.hang(started)], [harness.answers.hang(started)]
+    running = asyncio.create_task(router.post())
+    await started.wait()
+    busy, idle = (first, second) if first.seen else (second, first)
+    full = harness.answers.status(503, AT_CAPACITY)
+    busy.script, idle.script = [full, _refuse(harness)], [full, _refuse(harness)]
+
+    assert (await router.post(max_tokens=1)).status == 503
+
+    await router.until(lambda: _releases(busy) == [harness.params])
+    assert _releases(idle) == []
+    running.cancel()
+
+
+async def test_a_decode_worker_that_was_asked_answers_for_the_blocks(harness):
+    """Served, failed and cancelled requests release nothing: the worker that has them does."""
+    _, decode, router = await harness.served("prefill", "decode", config={"retries": {"maxPerRequest": 0}})
+    assert (await router.post(max_tokens=1)).status == 200
+    decode.script = [harness.answers.drop()]
+    assert (await router.post(max_tokens=1)).status == 502
+    started = asyncio.Event()
+    decode.script = [harness.answers.hang(started)]
+    request = asyncio.create_task(router.post())
+    await started.wait()
+    request.cancel()
+    await router.assert_idle()
+    assert _releases(decode) == []
+    assert not router.server.metrics.kv_releases
+
+
+@pytest.mark.parametrize("broken", [True, False])
+async def test_a_release_that_fails_is_counted(harness, tmp_path, broken):
+    """The worker breaks off, or takes the request after all; the lease ends by itself."""
+    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    decode.script = [harness.answers.drop() if broken else decode.complete]
+    request.cancel()
+    await router.until(lambda: router.server.metrics.kv_releases == {"failed": 1})
+
+
+async def test_the_router_waits_for_releases_when_it_stops(harness, tmp_path):
+    """A message under way is not cut off."""
+    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    finish = asyncio.Event()
+
+    async def slow(request, responder):
+        await finish.wait()
+        responder.send(404, UNKNOWN_MODEL)
+
+    decode.script = [slow]
+    request.cancel()
+    await router.until(lambda: len(_releases(decode)) == 1)
+    closing = asyncio.create_task(router.server.close())
+    await asyncio.sleep(0)
+    finish.set()
+    await closing
+    assert router.server.metrics.kv_releases == {"released": 1}
+
+
+async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness, tmp_path):
+    """Nobody renewed its lease meanwhile, so decode is not even asked to read it."""
+    path = tmp_path / "llama.json"
+    router, pair, request = await harness.prefilled_without_decode(path)
+    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
+    router.server._transfers._lease_s = 1e-9
+    pair[1].script = [_refuse(harness)]
+    harness.write_state(path, pair)
+    assert (await request).status == 200
+    assert _releases(pair[1]) == [harness.params]
+    assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
