@@ -24,7 +24,7 @@ from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.router import RouterCore
 from penstock.router.core.waiting import QueueSettings
 from penstock.router.core.worker import WorkerSpec
-from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.dualmap import DualMap, PairChoice
 from penstock.router.policy.prefixes import Prefix, PrefixIndex, prompt_keys
 from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival, WorkerLoad
@@ -71,8 +71,8 @@ def rebalance_ms() -> float:
     """Return the milliseconds of relieving one queue of 1,000 (median of nine)."""
     took = []
     for _ in range(9):
-        settings = DualMapSettings(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
-        queues: DispatchQueue[int] = DispatchQueue(DualMap(settings), QueueSettings(tokens_per_s=1e6))
+        policy = DualMap(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
+        queues: DispatchQueue[int] = DispatchQueue(policy, QueueSettings(tokens_per_s=1e6))
         queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(8)), 0.0)
         for item in range(1000):
             queues.submit(item, Arrival((1, item + 2), PROMPT_TOKENS), 0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
-from penstock.router.policy.dualmap import CacheAffinity, DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
     ALL_UP_TO,
     WINDOW_S,
@@ -41,7 +41,7 @@ def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
     ("policy", "one", "other"),
     [
         (LeastPending, arrival(1, 2, 3), arrival(1, 2, 3)),
-        (lambda: DualMap(DualMapSettings(adaptive_prefix=False)), arrival(1), arrival(2)),
+        (lambda: DualMap(adaptive_prefix=False), arrival(1), arrival(2)),
     ],
     ids=["least pending, whatever is cached", "a pair with equal hits"],
 )
@@ -100,7 +100,7 @@ def test_kv_cost_counts_what_runs_with_its_whole_prompt():
 
 def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
     """At 1,000 tokens/s and an SLO of 5 s the hit is followed up to 5,000 pending tokens, then load decides."""
-    queues = placement(DualMap(DualMapSettings(rebalance=False, adaptive_prefix=False)))
+    queues = placement(DualMap(rebalance=False, adaptive_prefix=False))
     homes = []
     for item in range(14):
         queues.submit(item, arrival(1, 2, 3, 100 + item), 0.0)
@@ -115,7 +115,7 @@ def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
 @pytest.mark.parametrize("choice", PairChoice)
 def test_dualmap_never_leaves_its_pair(choice):
     """A prefix has two homes; rebalancing only moves between them."""
-    queues = placement(DualMap(DualMapSettings(choice=choice, adaptive_prefix=False)), names=list("abcdefgh"))
+    queues = placement(DualMap(choice=choice, adaptive_prefix=False), names=list("abcdefgh"))
     for item in range(200):
         queues.submit(item, arrival(1, 100 + item), 0.0)
 
@@ -174,7 +174,7 @@ def test_of_too_many_sessions_the_quietest_is_forgotten():
 
 @pytest.mark.parametrize(("waiting_tokens", "expected"), [(15_000, "a"), (17_000, "b")])
 @pytest.mark.parametrize(
-    "policy", [PrefixCost, lambda: DualMap(DualMapSettings(choice=PairChoice.PREFIX_COST, rebalance=False))]
+    "policy", [PrefixCost, lambda: DualMap(choice=PairChoice.PREFIX_COST, rebalance=False)]
 )
 def test_a_hit_is_worth_four_times_its_tokens_of_waiting(policy, waiting_tokens, expected):
     """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two workers or a pair alike."""

@@ -1,12 +1,11 @@
 """Consistent hashing: rings with virtual nodes, and a tree of prefixes that makes their keys longer where traffic is hot.
 
-Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every router agrees. A table of the ring's equal
-parts leads to the first anchor of each, so that a lookup costs the same among 8 workers and 1,024. Pure.
+Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every router agrees. Pure.
 """
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,8 +16,6 @@ VIRTUAL_NODES = 128
 """Anchors of one worker per ring. Chosen: shares then differ by about 1/sqrt(128), 9%; the paper names no
 number, and its figures show one."""
 
-_BITS = 64
-
 
 class HashRing:
     """Maps keys to the next worker clockwise."""
@@ -27,14 +24,9 @@ class HashRing:
         self._seed = seed
         self._hashes: dict[str, list[int]] = {}
         self._is_stale = False
-        self._names: list[str] = []
-        self._anchors = array("Q")
-        self._owners = array("I")
-        self._parts = array("I")
-        self._shift = _BITS
-
-    def __len__(self) -> int:
-        return len(self._hashes)
+        # In order of their positions, and the worker of each.
+        self._anchors: list[int] = []
+        self._owners: list[str] = []
 
     def add(self, name: str) -> None:
         """Let a worker join; only keys between its anchors and those before them move, all to it."""
@@ -54,34 +46,23 @@ class HashRing:
         """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None: there is none."""
         if self._is_stale:
             self._build()
-        anchors, owners, names = self._anchors, self._owners, self._names
-        count = len(anchors)
-        if count == 0 or (len(names) == 1 and names[0] == besides):
+        owners = self._owners
+        if self._hashes.keys() <= {besides}:
             return None
         point = xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), self._seed)
-        at = self._parts[point >> self._shift]
-        while at < count and anchors[at] < point:
-            at += 1
-        name = names[owners[at if at < count else 0]]
-        while name == besides:
-            at += 1
-            name = names[owners[at % count]]
-        return name
+        at = bisect_left(self._anchors, point) % len(owners)
+        while owners[at] == besides:
+            at = (at + 1) % len(owners)
+        return owners[at]
 
     def _build(self) -> None:
         self._is_stale = False
         # In order of names, and stable: two names on one anchor stand in the same order everywhere.
-        self._names = sorted(self._hashes)
-        points = np.array([self._hashes[name] for name in self._names], dtype=np.uint64).reshape(-1)
+        names = sorted(self._hashes)
+        points = np.array([self._hashes[name] for name in names], dtype=np.uint64).reshape(-1)
         order = np.argsort(points, kind="stable")
-        points = points[order]
-        owners = (order // VIRTUAL_NODES).astype(np.uint32)
-        bits = max(1, len(points).bit_length())
-        self._shift = _BITS - bits
-        parts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(self._shift)
-        self._anchors = array("Q", points.tobytes())
-        self._owners = array("I", owners.tobytes())
-        self._parts = array("I", np.searchsorted(points, parts).astype(np.uint32).tobytes())
+        self._anchors = points[order].tolist()
+        self._owners = [names[owner] for owner in (order // VIRTUAL_NODES).tolist()]
 
 
 class DualRing:
@@ -153,7 +134,7 @@ class HotnessTree:
         hot_share: float | None = None,
         cold_share: float | None = None,
     ) -> None:
-        """Start empty; parameters as in `DualMapSettings`. The window is longer where there are many workers."""
+        """Start empty; parameters as in `DualMap`. The window is longer where there are many workers."""
         self._window = window
         self._start_depth = start_depth
         self._hot_share = hot_share
