@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.build import SPLIT, build_retries, build_router
-from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryScope
+from penstock.router.core.build import SPLIT, build_router
+from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryRules, RetryScope
 from penstock.router.core.waiting import CACHE_BLOCKS
 from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
@@ -165,7 +165,7 @@ class Live:
         core = build_router(config, SPLIT, is_supervised=True)
         self.reads_prompts = core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self.admission = Admission(core, lambda: script.now_s)
-        self.rules = build_retries(config, core.pool, 0.0)
+        self.rules = RetryRules(core.pool, config.retries, 0.0)
         self.tries = {}
         self.assignments = {}
         self.waiting = {}
