@@ -113,26 +113,28 @@ class _Cheapest(_Memoryless, ABC):
     reason: str
 
     @abstractmethod
-    def cost(self, worker: WorkerQueue[Any], arrival: Arrival, estimates: Estimates) -> float:
-        """Return what a request costs at a worker."""
+    def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
+        """Return what a request costs at each worker."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
         pool = eligible(workers, arrival.avoid)
-        costs = [self.cost(each, arrival, estimates) for each in pool]
+        costs = self.costs(pool, arrival, estimates)
         as_good = min(costs) * (1 + self.noise)
         _, at = min([(pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good])
         return RoutingDecision(pool[at].name, self.reason)
 
 
-class LeastPending(_Cheapest):
+class LeastPending(_Memoryless):
     """The fewest uncached tokens pending, whatever is cached where: the paper's Least Loaded."""
 
     reason = "fewest pending tokens"
 
-    def cost(self, worker: WorkerQueue[Any], arrival: Arrival, estimates: Estimates) -> float:
-        """Return the tokens."""
-        return estimates.pending_tokens(worker, arrival)
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the least loaded worker."""
+        pool = eligible(workers, arrival.avoid)
+        best = min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))
+        return RoutingDecision(best.name, self.reason)
 
 
 class MinTtft(_Cheapest):
@@ -142,10 +144,13 @@ class MinTtft(_Cheapest):
     """Chosen: measured throughputs of equal GPUs differ by less."""
     reason = "smallest estimated TTFT"
 
-    def cost(self, worker: WorkerQueue[Any], arrival: Arrival, estimates: Estimates) -> float:
-        """Return the estimate."""
-        tokens = estimates.pending_tokens(worker, arrival) + worker.uncached(arrival)
-        return tokens / (estimates.tokens_per_s(worker) or 1.0)
+    def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
+        """Return the estimates."""
+        return [
+            (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
+            / (estimates.tokens_per_s(each) or 1.0)
+            for each in pool
+        ]
 
 
 class KvCost(_Cheapest):
@@ -158,10 +163,12 @@ class KvCost(_Cheapest):
 
     reason = "lowest KV cost"
 
-    def cost(self, worker: WorkerQueue[Any], arrival: Arrival, estimates: Estimates) -> float:
-        """Return the cost in tokens."""
-        pending = estimates.pending_tokens(worker, arrival) + worker.uncached(arrival)
-        return pending + worker.running_prompt_tokens
+    def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
+        """Return the costs in tokens."""
+        return [
+            estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens
+            for each in pool
+        ]
 
 
 class Preble(LeastPending):

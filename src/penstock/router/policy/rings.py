@@ -5,6 +5,7 @@ Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class HashRing:
         self._hashes: dict[str, list[int]] = {}
         self._is_stale = False
         # In order of their positions, and the worker of each.
-        self._anchors: list[int] = []
+        self._anchors = array("Q")
         self._owners: list[str] = []
 
     def add(self, name: str) -> None:
@@ -61,7 +62,7 @@ class HashRing:
         names = sorted(self._hashes)
         points = np.array([self._hashes[name] for name in names], dtype=np.uint64).reshape(-1)
         order = np.argsort(points, kind="stable")
-        self._anchors = points[order].tolist()
+        self._anchors = array("Q", points[order].tobytes())
         self._owners = [names[owner] for owner in (order // VIRTUAL_NODES).tolist()]
 
 
