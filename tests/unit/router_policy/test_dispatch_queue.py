@@ -6,14 +6,19 @@ from hypothesis import strategies as st
 from placement import EVENTS, Script, arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig
-from penstock.router.core.waiting import CACHE_BLOCKS
 from penstock.router.policy.arrival import KeyDensity, QueuedRequest
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import LeastPending, MinTtft, PrefixCost
 from penstock.router.policy.prefixes import Prefix, prompt_keys
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import StickySessions, make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, WorkerLoad
+from penstock.router.policy.routing_policy import (
+    CACHE_BLOCKS,
+    Arrival,
+    AssignTime,
+    RoutingDecision,
+    WorkerLoad,
+)
 
 NAMES = ["a", "b", "c"]
 

@@ -10,12 +10,11 @@ from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryRules, RetryScope
-from penstock.router.core.waiting import CACHE_BLOCKS
 from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.prefixes import BLOCK_TOKENS
 from penstock.router.policy.registry import policy_names
-from penstock.router.policy.routing_policy import AssignTime
+from penstock.router.policy.routing_policy import CACHE_BLOCKS, AssignTime
 from penstock.simulator.jobs import Job
 from penstock.simulator.routing import VirtualRouter
 from penstock.workload.traces import TraceRequest
@@ -193,7 +192,7 @@ class Live:
     def acquire(self, index, role, *, again):
         """Ask for a worker."""
         if role is Role.PREFILL and not again:
-            self.rules.arrived()
+            self.rules.budget.request_arrived()
         chain, tokens = self.script.arrivals[index]
         tries = self.tries.setdefault(index, RequestTries())
         reads = self.reads_prompts and role is Role.PREFILL
