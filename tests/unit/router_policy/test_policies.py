@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
+from penstock.router.policy import registry
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
     ALL_UP_TO,
@@ -137,7 +138,7 @@ def test_who_decodes_much_is_given_less():
 
 def test_sessions_stay_where_they_began():
     """Whatever the policy would say now, as long as the worker is there and has not failed them."""
-    queues = placement(StickySessions(LeastPending(), limit=2), names=("a", "b"))
+    queues = placement(StickySessions(LeastPending()), names=("a", "b"))
     homes = []
     for item in range(3):
         queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
@@ -151,7 +152,7 @@ def test_sessions_stay_where_they_began():
 
 def test_a_session_stays_where_another_router_began_it():
     """The picker was told of it, and may now choose for the other router."""
-    policy = StickySessions(LeastPending(), limit=2)
+    policy = StickySessions(LeastPending())
     queues = placement(policy, names=("a", "b"))
     policy.prompt_queued(Arrival((0,), 512, session="s"), "b", queues.workers.eligible)
     for item in range(3):
@@ -160,9 +161,10 @@ def test_a_session_stays_where_another_router_began_it():
     assert set(where(queues).values()) == {"b"}
 
 
-def test_of_too_many_sessions_the_quietest_is_forgotten():
+def test_of_too_many_sessions_the_quietest_is_forgotten(monkeypatch):
     """Bounded: its next request is placed like a new one."""
-    queues = placement(StickySessions(LeastPending(), limit=1), names=("a", "b"))
+    monkeypatch.setattr(registry, "SESSIONS", 1)
+    queues = placement(StickySessions(LeastPending()), names=("a", "b"))
     for item, session in enumerate("stus"):
         queues.submit(item, arrival(item, session=session), 0.0)
 

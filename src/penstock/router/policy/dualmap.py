@@ -13,7 +13,7 @@ from typing import Any, Self
 from penstock.api import RouterConfig
 from penstock.router.policy.policies import LeastPending, prefix_cost
 from penstock.router.policy.registry import parameters
-from penstock.router.policy.rings import WINDOW, DualRing, HashRing, HotnessTree
+from penstock.router.policy.rings import WINDOW, HashRing, HotnessTree, pair
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -69,13 +69,8 @@ class DualMap:
 
     def __post_init__(self) -> None:
         """Start without workers."""
-        self._rings = DualRing()
-        self._hotness = HotnessTree(
-            window=self.hot_window,
-            start_depth=self.start_depth,
-            hot_share=self.hot_share,
-            cold_share=self.cold_share,
-        )
+        self._rings = HashRing(seed=1), HashRing(seed=2)
+        self._hotness = HotnessTree(self.hot_window, self.start_depth, self.hot_share, self.cold_share)
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> Self:
@@ -89,15 +84,17 @@ class DualMap:
 
     def worker_joined(self, name: str) -> None:
         """Put a worker on both rings."""
-        self._rings.add(name)
+        for ring in self._rings:
+            ring.add(name)
 
     def worker_left(self, name: str) -> None:
         """Take a worker off both rings."""
-        self._rings.remove(name)
+        for ring in self._rings:
+            ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the better of the two candidates, with the other as its alternative."""
-        names = self._rings.pair(self._key(arrival, len(workers)))
+        names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:
             usable = [name for name in names if name not in arrival.avoid]
             if len(usable) < len(names) < len(workers) and not usable:

@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -66,34 +67,15 @@ class HashRing:
         self._owners = [names[owner] for owner in (order // VIRTUAL_NODES).tolist()]
 
 
-class DualRing:
-    """Two rings with independent hashes, which give each key a pair."""
+def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
+    """Return a key's two distinct candidates on two rings of the same workers; fewer where there are fewer workers.
 
-    def __init__(self) -> None:
-        self._first = HashRing(seed=1)
-        self._second = HashRing(seed=2)
-
-    def add(self, name: str) -> None:
-        """Let a worker join both rings."""
-        self._first.add(name)
-        self._second.add(name)
-
-    def remove(self, name: str) -> None:
-        """Let a worker leave both rings."""
-        self._first.remove(name)
-        self._second.remove(name)
-
-    def pair(self, key: int) -> tuple[str, ...]:
-        """Return the key's two distinct candidates; one if there is only one worker, none without any.
-
-        Where both rings name the same worker, the second candidate is the next one on the second ring. The
-        paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
-        """
-        first = self._first.find(key)
-        if first is None:
-            return ()
-        second = self._second.find(key, besides=first)
-        return (first,) if second is None else (first, second)
+    Where both rings name the same worker, the second candidate is the next one on the second ring. The
+    paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
+    """
+    name = first.find(key)
+    other = second.find(key, besides=name)
+    return tuple(each for each in (name, other) if each is not None)
 
 
 WINDOW = 200
@@ -108,14 +90,15 @@ MAX_DEPTH = 64
 """Longest key in blocks. Chosen: 32,768 tokens of a prefix that more than 2/n share; bounds time and memory."""
 
 
+@dataclass(slots=True, eq=False)
 class _Seen:
     """A request in the window: its leading keys, and up to which depth they are counted."""
 
-    def __init__(self, keys: tuple[int, ...]) -> None:
-        self.keys = keys
-        self.counted = 0
+    keys: tuple[int, ...]
+    counted: int = 0
 
 
+@dataclass(eq=False)
 class HotnessTree:
     """Chooses the depth of hash keys, how many blocks of a prompt make its key.
 
@@ -125,26 +108,19 @@ class HotnessTree:
     The tree is a count per prefix: a chained key names the entire path to it. Only prefixes down to one below the
     deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
     a shared prompt of twelve blocks would need twelve times the traffic of one to be distinguished.
+
+    Parameters are those of `DualMap`; the window is longer where there are many workers.
     """
 
-    def __init__(
-        self,
-        *,
-        window: int = WINDOW,
-        start_depth: int = 1,
-        hot_share: float | None = None,
-        cold_share: float | None = None,
-    ) -> None:
-        """Start empty; parameters as in `DualMap`. The window is longer where there are many workers."""
-        self._window = window
-        self._start_depth = start_depth
-        self._hot_share = hot_share
-        self._cold_share = cold_share
-        self._counts: dict[int, int] = {}
-        self._hot: set[int] = set()
-        # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
-        self._ends: dict[int, list[_Seen]] = {}
-        self._seen: deque[_Seen] = deque()
+    window: int = WINDOW
+    start_depth: int = 1
+    hot_share: float | None = None
+    cold_share: float | None = None
+    _counts: dict[int, int] = field(default_factory=dict, init=False)
+    _hot: set[int] = field(default_factory=set, init=False)
+    # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
+    _ends: dict[int, list[_Seen]] = field(default_factory=dict, init=False)
+    _seen: deque[_Seen] = field(default_factory=deque, init=False)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -156,15 +132,15 @@ class HotnessTree:
         """
         if not chain:
             return 0
-        window = max(self._window, _SEEN_PER_INSTANCE * workers)
+        window = max(self.window, _SEEN_PER_INSTANCE * workers)
         while len(self._seen) >= window:
             self._forget(self._seen.popleft())
         seen = _Seen(tuple(chain[:MAX_DEPTH]))
         self._seen.append(seen)
         total = max(len(self._seen), window // _LEAST_PART)
-        hot = total * (2 / workers if self._hot_share is None else self._hot_share)
-        cold = total * (1 / workers if self._cold_share is None else self._cold_share)
-        depth = min(self._start_depth, len(seen.keys))
+        hot = total * (2 / workers if self.hot_share is None else self.hot_share)
+        cold = total * (1 / workers if self.cold_share is None else self.cold_share)
+        depth = min(self.start_depth, len(seen.keys))
         self._count(seen, depth)
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):
             depth += 1
