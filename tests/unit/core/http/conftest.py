@@ -247,3 +247,22 @@ def peer(stack):
         return upstream
 
     return start
+
+
+@pytest.fixture
+def answering(peer):
+    """Return a coroutine function that starts an upstream which sends parts as reads of their own; it closes, or waits."""
+
+    async def start(*parts, then_close=True):
+        async def script(peer, number, reader, writer):
+            await peer.request(reader)
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.005)
+            if not then_close:
+                await reader.read()
+
+        return await peer(script)
+
+    return start

@@ -69,19 +69,6 @@ async def collect(response):
     return seen, await asyncio.wait_for(done, 5)
 
 
-def paced(*parts):
-    """Script: send the parts as reads of their own."""
-
-    async def script(peer, number, reader, writer):
-        await peer.request(reader)
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.01)
-
-    return script
-
-
 @pytest.mark.parametrize(
     ("parts", "framed", "body"),
     [
@@ -106,9 +93,9 @@ def paced(*parts):
         ),
     ],
 )
-async def test_only_whole_chunks_in_one_read_are_passed_on_framed(peer, pool, parts, framed, body):
+async def test_only_whole_chunks_in_one_read_are_passed_on_framed(answering, pool, parts, framed, body):
     """The body is the same whichever way it goes; what only looks like a chunk goes through the parser."""
-    upstream = await peer(paced(*parts))
+    upstream = await answering(*parts)
     seen, outcome = await collect(await pool.stream("GET", upstream.url))
     assert outcome == "end"
     assert b"".join(part for _, part in seen) == body

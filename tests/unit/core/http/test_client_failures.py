@@ -11,21 +11,6 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def answers(*parts, then_close=True):
-    """Script: read one request, send the parts, close or wait."""
-
-    async def script(peer, number, reader, writer):
-        await peer.request(reader)
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.005)
-        if not then_close:
-            await reader.read()
-
-    return script
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -53,41 +38,39 @@ def answers(*parts, then_close=True):
         ([b""], "before it answered"),
     ],
 )
-async def test_garbage_and_truncation_break_the_stream(peer, pool, parts, message, until):
+async def test_garbage_and_truncation_break_the_stream(answering, pool, parts, message, until):
     """Whatever is not one whole HTTP response raises StreamBroken and frees the connection."""
-    upstream = await peer(answers(*parts))
+    upstream = await answering(*parts)
     with pytest.raises(StreamBroken, match=message):
         await pool.request("POST", upstream.url, body=b"{}", timeouts=Timeouts(first_byte_s=3, idle_s=3))
     await until(lambda: not pool.connections)
 
 
-async def test_single_bytes_in_chunks_of_their_own_are_no_abuse(peer, pool):
+async def test_single_bytes_in_chunks_of_their_own_are_no_abuse(answering, pool):
     """A worker may stream a long answer byte by byte."""
-    upstream = await peer(answers(CHUNKED, *([b"1\r\nx\r\n" * 20_000] * 3), b"0\r\n\r\n", then_close=False))
+    upstream = await answering(CHUNKED, *([b"1\r\nx\r\n" * 20_000] * 3), b"0\r\n\r\n", then_close=False)
     assert (await pool.request("GET", upstream.url)).body == b"x" * 60_000
 
 
-async def test_a_response_without_length_ends_at_close(peer, pool):
+async def test_a_response_without_length_ends_at_close(answering, pool):
     """The close completes such a body, and the connection is not reused."""
-    upstream = await peer(answers(b"HTTP/1.1 200 OK\r\n\r\nall", b" of it"))
+    upstream = await answering(b"HTTP/1.1 200 OK\r\n\r\nall", b" of it")
     for _ in range(2):
         assert (await pool.request("GET", upstream.url)).body == b"all of it"
     assert upstream.connections == 2
 
 
-async def test_http_1_0_responses_are_understood(peer, pool):
+async def test_http_1_0_responses_are_understood(answering, pool):
     """A 1.0 answer with a length is read, and its connection not kept."""
-    upstream = await peer(answers(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nold", then_close=False))
+    upstream = await answering(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nold", then_close=False)
     assert (await pool.request("GET", upstream.url)).body == b"old"
     assert pool.idle_connections == 0
 
 
-async def test_informational_responses_are_skipped(peer, pool):
+async def test_informational_responses_are_skipped(answering, pool):
     """100 and 103 are not the answer."""
-    upstream = await peer(
-        answers(
-            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", OK, then_close=False
-        )
+    upstream = await answering(
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", OK, then_close=False
     )
     response = await pool.request("GET", upstream.url)
     assert (response.status, response.body) == (200, b"ok")
@@ -140,9 +123,9 @@ async def test_a_stale_connection_is_not_replaced_for_post(peer, pool):
     assert upstream.connections == 1
 
 
-async def test_a_connection_known_to_be_closed_is_not_used(peer, pool, until):
+async def test_a_connection_known_to_be_closed_is_not_used(answering, pool, until):
     """When the peer's close has arrived already, even POST goes to a fresh connection."""
-    upstream = await peer(answers(OK))
+    upstream = await answering(OK)
     for _ in range(3):
         assert (await pool.request("POST", upstream.url, body=b"{}")).body == b"ok"
         await until(lambda: not pool.connections)
@@ -206,25 +189,25 @@ HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
         ([HEAD, *[b"1\r\na\r\n"] * 100], Timeouts(total_s=0.08), "total"),
     ],
 )
-async def test_silence_times_out_in_its_phase(peer, pool, parts, timeouts, phase):
+async def test_silence_times_out_in_its_phase(answering, pool, parts, timeouts, phase):
     """Each limit ends the request with the phase in the error, and closes the connection."""
-    upstream = await peer(answers(*parts, then_close=False))
+    upstream = await answering(*parts, then_close=False)
     with pytest.raises(UpstreamTimeout, match=upstream.url.removeprefix("http://")) as caught:
         await pool.request("GET", upstream.url, timeouts=timeouts)
     assert caught.value.phase == phase
     await asyncio.wait_for(upstream.closed.wait(), 5)
 
 
-async def test_the_idle_limit_restarts_with_every_byte(peer, pool):
+async def test_the_idle_limit_restarts_with_every_byte(answering, pool):
     """A stream that keeps talking is not cut off by the idle limit."""
-    upstream = await peer(answers(HEAD, *[b"1\r\na\r\n"] * 30, b"0\r\n\r\n"))
+    upstream = await answering(HEAD, *[b"1\r\na\r\n"] * 30, b"0\r\n\r\n")
     response = await pool.request("GET", upstream.url, timeouts=Timeouts(idle_s=0.1))
     assert response.body == b"a" * 30
 
 
-async def test_a_paused_stream_is_not_idle(peer, pool):
+async def test_a_paused_stream_is_not_idle(answering, pool):
     """Time in which this side does not read is not held against the upstream."""
-    upstream = await peer(answers(HEAD, b"1\r\na\r\n0\r\n\r\n"))
+    upstream = await answering(HEAD, b"1\r\na\r\n0\r\n\r\n")
     response = await pool.stream("GET", upstream.url, timeouts=Timeouts(idle_s=0.08))
     response.pause()
     await asyncio.sleep(0.2)
