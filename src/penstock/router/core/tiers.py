@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from penstock.api import Role, Tier, TiersConfig
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
@@ -60,32 +60,48 @@ _LEAST: Final = 4
 """Chosen: requests of a tier that may wait there at least, so that a burst into idle workers goes on at once."""
 
 
-class HandedOver:
-    """Requests at workers of the second stage whose first token is still to come."""
+K = TypeVar("K", bound=Hashable)
+
+
+class KeyedAmounts(Generic[K]):
+    """Amounts of items, summed by key: ``sums``."""
 
     def __init__(self) -> None:
-        # A place is a worker with the rank of a tier; of each, how many wait, and when the latest began to answer.
-        self._of: dict[Any, tuple[str, int]] = {}
-        self._waiting: Counter[tuple[str, int]] = Counter()
-        self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
+        self._items: dict[Any, tuple[K, int]] = {}
+        self.sums: Counter[K] = Counter()
 
-    def enter(self, item: Any, worker: str, rank: int) -> None:
-        """Record that a request went to a worker."""
-        self._of[item] = worker, rank
-        self._waiting[worker, rank] += 1
+    def enter(self, item: Any, key: K, amount: int = 1) -> None:
+        """Count an item in."""
+        self._items[item] = key, amount
+        self.sums[key] += amount
+
+    def leave(self, item: Any) -> K | None:
+        """Count an item out and return its key; None, and nothing done, when it is not within."""
+        found = self._items.pop(item, None)
+        if found is None:
+            return None
+        key, amount = found
+        self.sums[key] -= amount
+        return key
+
+    def has_others(self, key: K) -> bool:
+        """Return whether items of another key are within."""
+        return self.sums.total() > self.sums[key]
+
+
+class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
+    """Requests at workers of the second stage whose first token is still to come, by worker and rank of their tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # When the latest answers began.
+        self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
     def begun(self, item: Any, now_s: float) -> None:
         """Record that an answer has begun; does nothing when its request is not within."""
-        place = self._of.get(item)
+        place = self.leave(item)
         if place is not None:
             self._lately_s(place, now_s).append(now_s)
-        self.leave(item)
-
-    def leave(self, item: Any) -> None:
-        """Record that a request is gone; does nothing when it is not within."""
-        place = self._of.pop(item, None)
-        if place is not None:
-            self._waiting[place] -= 1
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers to hold back: at every eligible worker enough requests of them, or of a tier above, wait.
@@ -98,7 +114,7 @@ class HandedOver:
     def _full_rank(self, worker: str, now_s: float) -> int:
         for rank in range(1, len(_TIERS)):
             place = worker, rank
-            if self._waiting[place] >= max(_LEAST, len(self._lately_s(place, now_s))):
+            if self.sums[place] >= max(_LEAST, len(self._lately_s(place, now_s))):
                 return rank
         return len(_TIERS)
 
@@ -112,28 +128,6 @@ class HandedOver:
 _ROUNDS = 8
 """Chosen: of prompts that a worker may have to compute at least, all tiers together. With 4, of the requests of a premium
 tier that asks for 85% of its share one in 200 finds its part full by chance alone, with 8 none of 1,800."""
-
-
-class TierBacklog:
-    """Requests and their expected uncached tokens, by tier."""
-
-    def __init__(self) -> None:
-        self._items: dict[Any, tuple[Tier, int]] = {}
-        self.tokens: Counter[Tier] = Counter()
-
-    def enter(self, item: Any, tier: Tier, tokens: int) -> None:
-        """Count a request in."""
-        self._items[item] = (tier, tokens)
-        self.tokens[tier] += tokens
-
-    def leave(self, item: Any) -> None:
-        """Count a request out; does nothing when it is not within."""
-        tier, tokens = self._items.pop(item, (Tier.SYSTEM, 0))
-        self.tokens[tier] -= tokens
-
-    def has_others(self, tier: Tier) -> bool:
-        """Return whether requests of another tier are within."""
-        return self.tokens.total() > self.tokens[tier]
 
 
 class TierCounts:
@@ -168,10 +162,10 @@ class TierControl:
         self.monitor = SloMonitor(tiers)
         self.counts = {tier: TierCounts() for tier in Tier}
         self._evaluated_s = float("-inf")
-        # The requests of the first stage whose prompts are not computed, and all of each stage.
-        self._uncomputed = TierBacklog()
-        self._held = {role: TierBacklog() for role in roles}
-        self._handed_over = HandedOver()
+        # Tokens by tier: expected uncached ones of prompts that the first stage has to compute, and all of each stage.
+        self._uncomputed: KeyedAmounts[Tier] = KeyedAmounts()
+        self._held: dict[Role, KeyedAmounts[Tier]] = {role: KeyedAmounts() for role in roles}
+        self._awaiting_first = AwaitingFirstToken()
 
     # ------------------------------------------------------------------ where requests are
 
@@ -186,22 +180,22 @@ class TierControl:
         if is_entry:
             self.counts[queued.arrival.tier].queue_time.observe(queued_s)
         elif not queued.arrival.is_non_streaming:
-            self._handed_over.enter(queued.item, queued.worker, queued.arrival.rank)
+            self._awaiting_first.enter(queued.item, (queued.worker, queued.arrival.rank))
 
     def computed(self, item: Any, now_s: float) -> None:
         """Record that a prompt was computed, or that a worker of the second stage began to answer."""
         self._uncomputed.leave(item)
-        self._handed_over.begun(item, now_s)
+        self._awaiting_first.begun(item, now_s)
 
     def left(self, item: Any, role: Role) -> None:
         """Record that a request has left a stage."""
         self._uncomputed.leave(item)
-        self._handed_over.leave(item)
+        self._awaiting_first.leave(item)
         self._held[role].leave(item)
 
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers that wait in the second stage already, given its eligible workers."""
-        return self._handed_over.held(workers, now_s)
+        return self._awaiting_first.held(workers, now_s)
 
     def waits_its_turn(
         self, tier: Tier, full: Role, *, has_blocks: bool, limit_tokens: float, workers: int
@@ -225,7 +219,7 @@ class TierControl:
             return False
         tiers = self.monitor.tiers
         most = max(limit_tokens, _ROUNDS * tiers.round_tokens) * share_of(tiers, tier)
-        return self._uncomputed.tokens[tier] < most * workers
+        return self._uncomputed.sums[tier] < most * workers
 
     # ------------------------------------------------------------------ what is counted
 
