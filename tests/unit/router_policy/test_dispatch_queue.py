@@ -1,9 +1,7 @@
 """The dispatch queue: what waits, runs, moves, leaves and comes back, whatever fleet and policy do."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from placement import EVENTS, Script, arrival, compute, placement, send, where
+from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig
 from penstock.router.policy.arrival import KeyDensity, QueuedRequest
@@ -15,8 +13,6 @@ from penstock.router.policy.registry import StickySessions, make_policy, policy_
 from penstock.router.policy.routing_policy import (
     CACHE_BLOCKS,
     Arrival,
-    AssignTime,
-    RoutingDecision,
     WorkerLoad,
 )
 
@@ -199,21 +195,6 @@ def test_a_move_must_still_pay_when_its_turn_comes():
     assert [queued.item for queued in moves] == [3]
 
 
-@given(st.sampled_from(policy_names()), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
-def test_every_request_leaves_exactly_once(policy, events, order, step_s):
-    """Whatever joins, leaves, flaps, fails, expires or steps back in time: nothing is lost or handed out twice."""
-    script = Script(policy, order, step_s=step_s)
-    for event in events:
-        script.step(event, has_tiers=False)
-        counts = script.queue.prompt_tokens
-        assert len(script.waiting) == script.queue.waiting
-        assert counts.waiting >= len(script.waiting)
-        assert sum(counts.pending.values()) >= len(script.running)
-        assert bool(counts.pending) is bool(script.running)
-        assert counts.admitted >= counts.computed + counts.waiting + sum(counts.pending.values())
-    script.assert_ends_empty()
-
-
 # ---------------------------------------------------------------------- faults
 
 
@@ -276,24 +257,16 @@ def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):
     assert_idle(queues)
 
 
-class Raising:
+class Raising(LeastPending):
     """A policy that raises while it is told to."""
 
-    assigns = AssignTime.ON_ARRIVAL
-
-    def __init__(self):
-        self.is_broken = True
-
-    def worker_joined(self, name):
-        """Ignore it."""
-
-    worker_left = worker_joined
+    is_broken = True
 
     def route(self, arrival, workers, estimates):
-        """Choose the first worker, or none."""
+        """Choose the least loaded worker, or none."""
         if self.is_broken:
             raise ZeroDivisionError
-        return RoutingDecision(next(iter(workers)), "first")
+        return super().route(arrival, workers, estimates)
 
 
 def counts_of(queues):

@@ -41,19 +41,30 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
         assert tiered.waiting == plain.waiting
 
 
-@given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
-def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
-    """Requests and tokens are conserved in all counts, by tier too."""
-    script = Script(policy, order, TiersConfig())
+@given(
+    st.sampled_from(policy_names()),
+    st.sampled_from(QueueOrder),
+    EVENTS,
+    st.sampled_from([None, TiersConfig()]),
+    st.floats(-1.0, 3.0),
+)
+def test_every_request_leaves_exactly_once(policy, order, events, tiers, step_s):
+    """Whatever joins, leaves, flaps, fails, expires or steps back in time: all counts agree, and none is dispatched twice."""
+    script = Script(policy, order, tiers, step_s=step_s)
     premium, background = (Arrival((), 1, tier=tier) for tier in (Tier.PREMIUM, Tier.BACKGROUND))
     for event in events:
-        script.step(event, has_tiers=True)
-        queue = script.queue
+        script.step(event, has_tiers=tiers is not None)
+        queue, counts, pending = script.queue, script.queue.prompt_tokens, script.queue.prompt_tokens.pending
         assert {each.item for each in queue.waiting_requests()} == script.waiting
+        assert queue.waiting == len(script.waiting)
+        assert queue.room.tiers.total() == (0 if tiers is None else queue.waiting)
+        assert counts.waiting >= len(script.waiting)
+        assert sum(pending.values()) >= len(script.running)
+        assert bool(pending) is bool(script.running)
+        assert counts.admitted >= counts.computed + counts.waiting + sum(pending.values())
         for worker in queue.workers.eligible.values():
             assert worker.pending_tokens >= worker.pending_for(premium) >= worker.running_tokens
             assert worker.pending_tokens == worker.pending_for(background)
-        assert queue.waiting == queue.room.tiers.total() == len(script.waiting)
     script.assert_ends_empty()
 
 
