@@ -88,3 +88,59 @@ def mutate():
         return found
 
     return broken
+
+
+class Wire(asyncio.Transport):
+    """A transport without a socket, which keeps what is written, and tells its protocol, if any, that it is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.protocol = None
+        self.written = bytearray()
+        self.is_closed = self.has_ended = False
+
+    def write(self, data):
+        """Keep what is written."""
+        assert not self.has_ended, "written behind the end of the sending side"
+        self.written += data
+
+    def _close(self):
+        if not self.is_closed and self.protocol is not None:
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+        self.is_closed = True
+
+    abort = close = _close
+
+    def is_closing(self):
+        """Return whether it is closed."""
+        return self.is_closed
+
+    def can_write_eof(self):
+        """Return that the sending side can end alone."""
+        return True
+
+    def write_eof(self):
+        """End the sending side."""
+        self.has_ended = True
+
+    def get_write_buffer_size(self):
+        """Return that nothing waits."""
+        return 0
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """Ignore the limits."""
+
+    def get_extra_info(self, name, default=None):
+        """Return the peer's address."""
+        return ("192.0.2.1", 1) if name == "peername" else default
+
+    def pause_reading(self):
+        """Deliver on: what has been read must be taken."""
+
+    resume_reading = pause_reading
+
+
+@pytest.fixture
+def make_wire():
+    """Return what makes a transport without a socket."""
+    return Wire

@@ -25,36 +25,6 @@ TOKENS = [
 ]  # fmt: skip
 
 
-class Wire(asyncio.Transport):
-    """A transport without a socket."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_closed = False
-
-    def write(self, data):
-        """Drop the request."""
-
-    def _close(self):
-        self.is_closed = True
-
-    abort = close = _close
-
-    def is_closing(self):
-        """Return whether it is closed."""
-        return self.is_closed
-
-    def get_write_buffer_size(self):
-        """Return that nothing waits."""
-        return 0
-
-    def pause_reading(self):
-        """Deliver on: what has been read must be taken."""
-
-    def resume_reading(self):
-        """Deliver on."""
-
-
 async def deliver(rng, reads, wire, connection):
     """Read until the connection is closed, then lose it."""
     for data in reads:
@@ -76,11 +46,11 @@ async def outcome(connection):
     return response.status
 
 
-async def test_any_response_ends_in_a_status_or_an_upstream_error(rounds, mutate, pieces):
+async def test_any_response_ends_in_a_status_or_an_upstream_error(rounds, mutate, pieces, make_wire):
     """No bytes of a worker raise anything else, pass as a status that HTTP does not have, or leave a reader waiting."""
     loop = asyncio.get_running_loop()
     for name, rng in rounds:
-        wire, freed, gone = Wire(), [], []
+        wire, freed, gone = make_wire(), [], []
         connection = ClientConnection(("h", 80), loop, freed.append, gone.append)
         connection.connection_made(wire)
         data = mutate(rng, CORPUS, TOKENS)

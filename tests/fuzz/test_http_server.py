@@ -36,50 +36,6 @@ TOKENS = [
 ]  # fmt: skip
 
 
-class Wire(asyncio.Transport):
-    """A transport without a socket, which calls back as the event loop's own do."""
-
-    def __init__(self, loop):
-        super().__init__()
-        self._loop = loop
-        self.protocol = None
-        self.written = bytearray()
-        self.is_closed = False
-        self.is_reading = True
-        self.has_ended = False
-
-    def write(self, data):
-        """Keep what is written."""
-        assert not self.has_ended, "written behind the end of the sending side"
-        self.written += data
-
-    def _close(self):
-        if not self.is_closed:
-            self.is_closed = True
-            self._loop.call_soon(self.protocol.connection_lost, None)
-
-    abort = close = _close
-
-    def is_closing(self):
-        """Return whether it is closed."""
-        return self.is_closed
-
-    def can_write_eof(self):
-        """Return that the sending side can end alone."""
-        return True
-
-    def write_eof(self):
-        """End the sending side."""
-        self.has_ended = True
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        """Ignore the limits."""
-
-    def get_extra_info(self, name, default=None):
-        """Return the peer's address."""
-        return ("192.0.2.1", 1) if name == "peername" else default
-
-
 async def handler(request, responder):
     """Do what the path says: answer, stream, fail, be late, or forget to answer."""
     if request.path == "/raise":
@@ -109,11 +65,9 @@ async def turns(count):
         await asyncio.sleep(0)
 
 
-async def attack(rng, reads, shared):
-    """Send reads to a fresh connection; return its transport and it."""
-    loop = asyncio.get_running_loop()
-    wire, connection = Wire(loop), ServerConnection(shared)
-    wire.protocol = connection
+async def attack(rng, reads, shared, wire):
+    """Send reads to a fresh connection; return it."""
+    connection = wire.protocol = ServerConnection(shared)
     connection.connection_made(wire)
     for data in reads:
         if wire.is_closed:
@@ -122,7 +76,7 @@ async def attack(rng, reads, shared):
         assert_bounded(connection)
         if rng.random() < 0.3:
             await turns(1)
-    return wire, connection
+    return connection
 
 
 def assert_bounded(connection):
@@ -135,7 +89,7 @@ def assert_bounded(connection):
         assert reader._part_bytes <= LIMITS.max_body_bytes + 16384
 
 
-async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplog):
+async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, make_wire, caplog):
     """No bytes raise, hold memory beyond the limits, or leave a connection without an answer or an end."""
     caplog.set_level("CRITICAL")
     loop, faults = asyncio.get_running_loop(), []
@@ -147,7 +101,8 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplo
         shared.loop, shared.bound = loop, LIMITS.max_connections
         data = mutate(rng, CORPUS, TOKENS)
         try:
-            wire, connection = await attack(rng, pieces(rng, data), shared)
+            wire = make_wire()
+            connection = await attack(rng, pieces(rng, data), shared, wire)
             for _ in range(1000):  # more than the requests of one connection take
                 if not shared.responders and not connection._queue:
                     break

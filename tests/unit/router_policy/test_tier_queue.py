@@ -57,28 +57,27 @@ def test_a_premium_request_that_comes_to_a_long_background_queue_is_next() -> No
     assert serve(queue).item == "new"
 
 
-def test_tokens_are_shared_as_configured_while_all_tiers_want_more() -> None:
-    """50/35/15 by tokens, not by requests: background's are ten times as long."""
+@pytest.mark.parametrize(
+    ("tokens", "changed", "expected"),
+    [
+        ((100, 300, 1000), None, (0.5, 0.35, 0.15)),
+        ((0, 100, 100), None, (0.0, 0.7, 0.3)),
+        ((0, 100, 100), (0.1, 0.45, 0.45), (0.0, 0.5, 0.5)),
+    ],
+    ids=["all want more", "an absent tier's goes to the others", "changed while requests wait"],
+)
+def test_tokens_are_shared_as_configured(tokens, changed, expected) -> None:
+    """By tokens, not by requests: background's are ten times as long as premium's."""
     queue = TierQueue(TiersConfig())
-    for at in range(4000):
-        queue.put(request(("p", at), Tier.PREMIUM, 100))
-        queue.put(request(("s", at), Tier.STANDARD, 300))
-        queue.put(request(("b", at), Tier.BACKGROUND, 1000))
+    for tier, each in zip(SHARED, tokens, strict=True):
+        backlog(queue, (tier,), count=4000 if each else 0, tokens=each)
+    if changed is not None:
+        queue.configure(TiersConfig(shares=TierShares(**dict(zip(SHARED, changed, strict=True)))))
     served: Counter[Tier] = Counter()
-    while sum(served.values()) < 400_000:
+    while served.total() < 350_000:
         queued = serve(queue)
         served[queued.arrival.tier] += queued.tokens
-    total = sum(served.values())
-    shares = {tier: served[tier] / total for tier in SHARED}
-    assert shares == pytest.approx({Tier.PREMIUM: 0.5, Tier.STANDARD: 0.35, Tier.BACKGROUND: 0.15}, abs=0.02)
-
-
-def test_an_absent_tiers_share_goes_to_the_others_by_their_shares() -> None:
-    """Nothing is kept free for a tier that does not ask: 35 to 15 is 70 to 30."""
-    queue = TierQueue(TiersConfig())
-    backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=4000)
-    served = Counter(serve(queue).arrival.tier for _ in range(3000))
-    assert served[Tier.STANDARD] / 3000 == pytest.approx(0.7, abs=0.02)
+    assert [served[tier] / served.total() for tier in SHARED] == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +142,6 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         queue.put(request(at, tenant=f"t{at}"))
         serve(queue)
     assert len(queue._tiers[Tier.STANDARD]._tags) == 1
-
-
-def test_changed_shares_hold_from_the_next_round_and_leave_what_waits_where_it_is() -> None:
-    """Settings change while requests wait."""
-    queue = TierQueue(TiersConfig())
-    backlog(queue, (Tier.STANDARD, Tier.BACKGROUND), count=4000)
-    queue.configure(TiersConfig(shares=TierShares(premium=0.1, standard=0.45, background=0.45)))
-    served = Counter(serve(queue).arrival.tier for _ in range(3000))
-    assert served[Tier.STANDARD] / 3000 == pytest.approx(0.5, abs=0.03)
 
 
 class TierQueueMachine(RuleBasedStateMachine):
