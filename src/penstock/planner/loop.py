@@ -32,8 +32,8 @@ from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import PoolCounts, Pull, kv_role, summarise
 from penstock.planner.decide.stabilise import owner
+from penstock.planner.figures import Observers, View
 from penstock.planner.ledger import Ledger
-from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
 from penstock.planner.targets.base import Target, TargetState
 

@@ -18,9 +18,9 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
 from penstock.planner.decide.reading import assess
+from penstock.planner.figures import Observers
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import PlannerLoop
-from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
 from penstock.planner.targets.base import Endpoint, TargetState
