@@ -24,10 +24,10 @@ from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.router import RouterCore
 from penstock.router.core.waiting import QueueSettings
 from penstock.router.core.worker import WorkerSpec
-from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.dualmap import DualMap, PairChoice
 from penstock.router.policy.prefixes import Prefix, PrefixIndex, prompt_keys
 from penstock.router.policy.registry import make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, WorkerLoad
+from penstock.router.policy.routing_policy import Arrival, RoutingPolicy, WorkerLoad
 
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400
@@ -50,12 +50,19 @@ def prompts(count: int) -> list[bytes]:
     return made
 
 
+def queues_of(
+    policy: RoutingPolicy, workers: int, tokens_per_s: float, *, slot_requests: int | None = None
+) -> DispatchQueue[int]:
+    """Return queues before idle workers whose throughput is known."""
+    queues: DispatchQueue[int] = DispatchQueue(policy, QueueSettings(slot_requests=slot_requests))
+    queues.workers.estimates.throughput.learn_other(tokens_per_s)
+    queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(workers)), 0.0)
+    return queues
+
+
 def decide(policy: str, workers: int, texts: list[bytes]) -> list[float]:
     """Return the CPU microseconds of each decision: hashing and placing."""
-    queues: DispatchQueue[int] = DispatchQueue(
-        make_policy(RouterConfig(policy=policy)), QueueSettings(tokens_per_s=6250.0, slot_requests=1)
-    )
-    queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(workers)), 0.0)
+    queues = queues_of(make_policy(RouterConfig(policy=policy)), workers, 6250.0, slot_requests=1)
     took = []
     for item, text in enumerate(texts):
         now_s = item / 4
@@ -71,9 +78,8 @@ def rebalance_ms() -> float:
     """Return the milliseconds of relieving one queue of 1,000 (median of nine)."""
     took = []
     for _ in range(9):
-        settings = DualMapSettings(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
-        queues: DispatchQueue[int] = DispatchQueue(DualMap(settings), QueueSettings(tokens_per_s=1e6))
-        queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(8)), 0.0)
+        policy = DualMap(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
+        queues = queues_of(policy, 8, 1e6)
         for item in range(1000):
             queues.submit(item, Arrival((1, item + 2), PROMPT_TOKENS), 0.0)
         names = [name for name in (f"worker-{i}" for i in range(8)) if queues.workers.queued_tokens(name)]

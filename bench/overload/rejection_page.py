@@ -51,8 +51,8 @@ def rejection_section(found: Sweep, *, seconds: float) -> list[str]:
             f"{WORKERS} aggregated workers of profile `{PROFILE}` behind the router's core (policy least-loaded), "
             f"{seconds / 60:g} minutes of synthetic Poisson arrivals, seed 0: prompts of {PROMPT_TOKENS}, outputs of "
             f"{OUTPUT_TOKENS} tokens in the mean; 1x is {RATE:g} requests/s. With rejection a worker is busy above "
-            f"{THRESHOLDS.active_decode_blocks:.0%} of its KV blocks or while it has any prompt to compute "
-            f"(activePrefillTokensThreshold {THRESHOLDS.active_prefill_tokens}), and a request is rejected while all are. "
+            f"{THRESHOLDS.active_decode_blocks_threshold:.0%} of its KV blocks or while it has any prompt to compute "
+            f"(activePrefillTokensThreshold {THRESHOLDS.active_prefill_tokens_threshold}), and a request is rejected while all are. "
             f"TTFT without load has a p99 of {1000 * found.unloaded_s:.0f} ms. Goodput counts requests with a TTFT of at most "
             f"{MOST_TTFT:g} times that."
         ),

@@ -10,7 +10,6 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, replace
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -65,20 +64,19 @@ class BusyThresholdApi:
                 known = ", ".join(_FIELDS)
                 raise _refused(400, f"{key[:200]}: no such threshold; known are {known}")
             _check(key, value)
-            changes[_FIELDS[key].name] = value
-        if changes.get("active_prefill_tokens_frac") is not None and self._batch_tokens is None:
+            changes[key] = value
+        if changes.get("active_prefill_tokens_threshold_frac") is not None and self._batch_tokens is None:
             raise _refused(
                 400,
                 "active_prefill_tokens_threshold_frac needs the workers' batch token limit, which the router does not"
                 " know; set engine.maxBatchTokens, or active_prefill_tokens_threshold",
             )
         if changes:
-            self._thresholds.set(replace(self._thresholds.now, **changes))
+            self._thresholds.set(self._thresholds.now._replace(**changes))
         return orjson.dumps(self._shown())
 
     def _shown(self) -> dict[str, Any]:
-        now = self._thresholds.now
-        return {"model": self._model, **{key: getattr(now, field.name) for key, field in _FIELDS.items()}}
+        return {"model": self._model, **self._thresholds.now._asdict()}
 
 
 def checked(values: object) -> BusyThresholds:
@@ -125,19 +123,20 @@ def _short(value: object) -> str:
 
 
 class _Field(NamedTuple):
-    """The field of `BusyThresholds`, and its bounds: 0 and the largest value."""
+    """The bounds of a field of `BusyThresholds`: 0 and the largest value."""
 
-    name: str
     most: float
     is_whole: bool = False
 
 
-_FIELDS: Final = {
-    "active_decode_blocks_threshold": _Field("active_decode_blocks", 1.0),
-    "active_prefill_tokens_threshold": _Field("active_prefill_tokens", MAX_PREFILL_TOKENS, is_whole=True),
-    "active_prefill_tokens_threshold_frac": _Field("active_prefill_tokens_frac", math.inf),
-}
-"""By key of the API, in the order of `BusyThresholds`."""
+_FIELDS: Final = dict(
+    zip(
+        BusyThresholds._fields,
+        (_Field(1.0), _Field(MAX_PREFILL_TOKENS, is_whole=True), _Field(math.inf)),
+        strict=True,
+    )
+)
+"""By key of the API."""
 
 SharedThresholds = tuple[int, list[int | float | None], list[int | float | None]]
 """A state as routers send it: its version, the file's thresholds and the current ones."""
@@ -158,7 +157,7 @@ class ThresholdState(NamedTuple):
 
     def published(self) -> SharedThresholds:
         """Return what other routers receive."""
-        return self.version, list(astuple(self.file)), list(astuple(self.now))
+        return self.version, list(self.file), list(self.now)
 
 
 class GraphThresholds:

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from penstock.api import Role, RouterConfig
-from penstock.router.core.build import build_retries, build_router
-from penstock.router.core.retries import Assignment, Effects, FailedTry, KvTransfer, RefusalReason, RetryScope
+from penstock.router.core.build import build_router
+from penstock.router.core.retries import (
+    Assignment,
+    Effects,
+    FailedTry,
+    KvTransfer,
+    RefusalReason,
+    RetryRules,
+    RetryScope,
+)
 from penstock.router.core.router import RouterCore, RunningAt
 from penstock.router.core.worker import Worker, WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
@@ -35,7 +43,7 @@ class VirtualRouter:
         lease_s: float = inf,
     ) -> None:
         self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
-        self._retries = build_retries(config, self.core.pool, 0.0)
+        self._retries = RetryRules(self.core.pool, config.retries, 0.0)
         queue = self.core.entry_queue
         frees_slots = queue.settings.tiers is not None or queue.settings.slot_tokens is None
         has_slots = queue.settings.slot_requests is not None or not frees_slots
@@ -95,7 +103,7 @@ class VirtualRouter:
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
         if not again:
-            self._retries.arrived()
+            self._retries.budget.request_arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:

@@ -2,14 +2,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api import BreakerConfig
+from penstock.api.router import RetriesConfig
 from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
 from penstock.router.core.retries import RetryBudget
 from penstock.router.proxy.prefix import TokenEstimator
 
 
+def breaker_of(*, consecutive_failures=3, max_open_seconds=10, **more):
+    """Return a closed breaker that stays open for 10 s at first."""
+    config = BreakerConfig(
+        consecutive_failures=consecutive_failures, open_seconds=10, max_open_seconds=max_open_seconds
+    )
+    return CircuitBreaker(config, **more)
+
+
+def budget_of(fraction, min_per_s):
+    """Return a budget that begins at 0."""
+    return RetryBudget(RetriesConfig(budget_fraction=fraction, min_per_second=min_per_s), 0)
+
+
 def _after(*outcomes, **settings):
     """Return a breaker after requests of which each ended as it was sent: fail, ok or abandoned, and when."""
-    breaker = CircuitBreaker(**{"consecutive_failures": 3, "open_s": 10, **settings})
+    breaker = breaker_of(**settings)
     for outcome, now_s in outcomes:
         probe = breaker.sent(now_s)
         if outcome == "fail":
@@ -79,7 +94,7 @@ def _fail_probes(breaker, count):
 
 def test_each_opening_lasts_longer_up_to_a_bound():
     """Envoy's base time times the number of ejections: 10, 20, 30, then the maximum of 35."""
-    breaker = _after(FAIL, consecutive_failures=1, max_open_s=35)
+    breaker = _after(FAIL, consecutive_failures=1, max_open_seconds=35)
 
     assert _fail_probes(breaker, 5) == [10, 20, 30, 35, 35]
     assert breaker.openings == 6
@@ -88,7 +103,7 @@ def test_each_opening_lasts_longer_up_to_a_bound():
 @pytest.mark.parametrize(("healthy_s", "next_s"), [(0, 30), (10, 20), (20, 10), (1000, 10)])
 def test_openings_are_forgotten_with_time(healthy_s, next_s):
     """One for each base time that the circuit has been closed since."""
-    breaker = _after(FAIL, ("fail", 10), ("ok", 30), consecutive_failures=1, max_open_s=100)
+    breaker = _after(FAIL, ("fail", 10), ("ok", 30), consecutive_failures=1, max_open_seconds=100)
 
     breaker.failed(30 + healthy_s, probe=False)
 
@@ -98,7 +113,7 @@ def test_openings_are_forgotten_with_time(healthy_s, next_s):
 def test_a_forbidden_opening_is_asked_for_again():
     """The worker is kept and counts as failing; its next failure opens the circuit if the pool has recovered."""
     allowed = False
-    breaker = CircuitBreaker(consecutive_failures=2, open_s=10, may_open=lambda: allowed)
+    breaker = breaker_of(consecutive_failures=2, may_open=lambda: allowed)
     for _ in range(3):
         breaker.failed(0, probe=False)
     assert (breaker.is_closed, breaker.is_failing) == (True, True)
@@ -124,7 +139,7 @@ def test_a_share_of_the_pool_may_be_ejected(pool, max_fraction, most):
 
 def test_unproven_failures_open_nothing_until_one_is_proven():
     """Three of them leave the circuit closed; the proof of one opens it."""
-    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
+    breaker = breaker_of()
     for _ in range(3):
         breaker.failed(0, probe=False, proven=False)
     assert (breaker.is_closed, breaker.is_failing) == (True, True)
@@ -136,7 +151,7 @@ def test_unproven_failures_open_nothing_until_one_is_proven():
 
 def test_pardoned_failures_are_not_counted():
     """Neither in the row of failures, nor in the openings that lengthen the next one."""
-    breaker = CircuitBreaker(consecutive_failures=2, open_s=10, max_open_s=100)
+    breaker = breaker_of(consecutive_failures=2, max_open_seconds=100)
     breaker.failed(0, probe=False, proven=False)
     breaker.pardoned(0, probe=False)
     breaker.failed(0, probe=False)
@@ -165,7 +180,7 @@ def test_a_pardoned_probe_makes_room_for_another():
 @given(st.lists(st.sampled_from(["ok", "fail", "abandon", "wait"]), max_size=80))
 def test_an_open_circuit_always_comes_to_a_probe(outcomes):
     """No order of events leaves a worker shut out for longer than the open time."""
-    breaker, now_s = CircuitBreaker(consecutive_failures=2, open_s=10), 0.0
+    breaker, now_s = breaker_of(consecutive_failures=2), 0.0
     for outcome in outcomes:
         now_s += 1
         if outcome == "wait" or not breaker.allows(now_s):
@@ -182,7 +197,7 @@ def test_an_open_circuit_always_comes_to_a_probe(outcomes):
 
 def test_retries_are_a_fraction_of_requests():
     """Twenty requests at a tenth pay for two retries, and no more."""
-    budget = RetryBudget(fraction=0.1, min_per_s=0, now_s=0)
+    budget = budget_of(0.1, 0)
     for _ in range(21):
         budget.request_arrived()
 
@@ -191,7 +206,7 @@ def test_retries_are_a_fraction_of_requests():
 
 def test_the_floor_allows_retries_without_traffic():
     """One a second, saved up for ten seconds."""
-    budget = RetryBudget(fraction=0, min_per_s=1, now_s=0)
+    budget = budget_of(0, 1)
 
     assert sum(budget.take(0) for _ in range(20)) == 10
     assert sum(budget.take(3) for _ in range(20)) == 3
@@ -201,7 +216,7 @@ def test_the_floor_allows_retries_without_traffic():
 @given(st.floats(0, 1), st.floats(0, 10), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=100))
 def test_retries_never_exceed_what_was_paid_in(fraction, min_per_s, steps):
     """Over any history: fraction of the requests plus the floor, including the ten seconds at start."""
-    budget, now_s, requests, retries = RetryBudget(fraction=fraction, min_per_s=min_per_s, now_s=0), 0.0, 0, 0
+    budget, now_s, requests, retries = budget_of(fraction, min_per_s), 0.0, 0, 0
     for is_request, pause_s in steps:
         now_s += pause_s
         if is_request:

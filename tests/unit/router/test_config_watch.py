@@ -65,9 +65,9 @@ async def test_thresholds_set_at_run_time_stay_until_the_section_changes(followe
     busy = router.server.core.busy[router.server.core.entry]
     write(file, router_manifest(graph()))
     await router.server._check_graph_file(file)
-    assert busy.thresholds.active_decode_blocks == 0.5
+    assert busy.thresholds.active_decode_blocks_threshold == 0.5
     write(file, router_manifest(graph(mode="token-capacity")))
-    await router.until(lambda: busy.thresholds.active_decode_blocks == 0.85)
+    await router.until(lambda: busy.thresholds.active_decode_blocks_threshold == 0.85)
 
 
 @pytest.mark.parametrize("text", ["", "{", "kind: GraphDeployment\nspec: 3\n"])

@@ -25,7 +25,7 @@ def _candidate(name, tokens=0, *, kv=None, scraped=0, requests=0):
     load = WorkerLoad(name)
     load.inflight_requests, load.inflight_tokens = requests, tokens
     load.kv_usage_fraction, load.scraped_tokens, load.metrics_at_s = kv, scraped, 0.0
-    return WorkerQueue(load, cache_blocks=8, now_s=0.0)
+    return WorkerQueue(load, now_s=0.0)
 
 
 def _route(policy, candidates):

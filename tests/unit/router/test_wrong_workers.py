@@ -9,7 +9,7 @@ import orjson
 import pytest
 from fake_workers import Answers
 
-from penstock.api import Role
+from penstock.api import BreakerConfig, Role
 from penstock.router.core.breaker import CircuitBreaker
 from penstock.router.core.retries import KvTransfer, end_at_fault
 from penstock.router.core.worker import Worker, WorkerSpec
@@ -257,7 +257,7 @@ async def test_whatever_workers_answer_no_slot_is_lost_and_all_serve_again(harne
 
 
 def _workers():
-    breakers = [CircuitBreaker(consecutive_failures=5, open_s=10) for _ in range(4)]
+    breakers = [CircuitBreaker(BreakerConfig()) for _ in range(4)]
     return [
         Worker(WorkerSpec(name, Role.DECODE, "http://x"), breaker)
         for name, breaker in zip(("p", "q", "d", "e"), breakers, strict=True)

@@ -12,9 +12,11 @@ from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 PACE = 1000.0
 
 
-def placement(policy, names=("a", "b", "c", "d"), **settings):
+def placement(policy, names=("a", "b", "c", "d"), *, tokens_per_s=PACE, **settings):
     """Return queues over some workers, at a known rate of 1,000 tokens/s where nothing else is said."""
-    queues = DispatchQueue(policy, QueueSettings(**{"tokens_per_s": PACE, **settings}))
+    queues = DispatchQueue(policy, QueueSettings(**settings))
+    if tokens_per_s is not None:
+        queues.workers.estimates.throughput.learn_other(tokens_per_s)
     queues.set_workers(map(WorkerLoad, names), 0.0)
     return queues
 

@@ -6,21 +6,26 @@ from hypothesis import strategies as st
 from placement import EVENTS, Script, arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig
-from penstock.router.core.waiting import CACHE_BLOCKS
 from penstock.router.policy.arrival import KeyDensity, QueuedRequest
-from penstock.router.policy.dualmap import CacheAffinity, DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import LeastPending, MinTtft, PrefixCost
 from penstock.router.policy.prefixes import Prefix, prompt_keys
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import StickySessions, make_policy, policy_names
-from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, WorkerLoad
+from penstock.router.policy.routing_policy import (
+    CACHE_BLOCKS,
+    Arrival,
+    AssignTime,
+    RoutingDecision,
+    WorkerLoad,
+)
 
 NAMES = ["a", "b", "c"]
 
 
 def test_rebalancing_brings_a_queue_within_the_slo():
     """Ten seconds of queue beside an empty candidate: it takes what it can serve within five, and no more."""
-    queues = placement(DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)))
+    queues = placement(DualMap(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False))
     for item in range(10):
         queues.submit(item, arrival(1, tokens=1000), 0.0)
     busy = where(queues)[0]
@@ -38,9 +43,7 @@ def test_rebalancing_brings_a_queue_within_the_slo():
 
 def test_a_decode_bound_instance_gives_its_queue_away():
     """Work in hand, no prompt computed for longer than T beyond its due: the waiting ones move."""
-    queues = placement(
-        DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)), slot_requests=1
-    )
+    queues = placement(DualMap(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False), slot_requests=1)
     send(queues, "runs", arrival(1))
     queues.submit("waits", arrival(1), 0.1)
     home = where(queues)["waits"]

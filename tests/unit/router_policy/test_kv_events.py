@@ -129,7 +129,7 @@ def test_events_and_keys_agree_on_any_two_prompts(one, other):
 
 def uncached(index, tokens=TOKENS[:32]):
     """Return what a prompt would cost at a worker with this index, tokens."""
-    worker = WorkerQueue(WorkerLoad("a"), cache_blocks=10, now_s=0.0)
+    worker = WorkerQueue(WorkerLoad("a"), now_s=0.0)
     worker.index = index
     return worker.uncached(Arrival(prefix(tokens).keys, len(tokens), block_tokens=BLOCK))
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
-from penstock.router.policy.dualmap import CacheAffinity, DualMap, DualMapSettings, PairChoice
+from penstock.router.policy import registry
+from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
     ALL_UP_TO,
     WINDOW_S,
@@ -41,7 +42,7 @@ def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
     ("policy", "one", "other"),
     [
         (LeastPending, arrival(1, 2, 3), arrival(1, 2, 3)),
-        (lambda: DualMap(DualMapSettings(adaptive_prefix=False)), arrival(1), arrival(2)),
+        (lambda: DualMap(adaptive_prefix=False), arrival(1), arrival(2)),
     ],
     ids=["least pending, whatever is cached", "a pair with equal hits"],
 )
@@ -100,7 +101,7 @@ def test_kv_cost_counts_what_runs_with_its_whole_prompt():
 
 def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
     """At 1,000 tokens/s and an SLO of 5 s the hit is followed up to 5,000 pending tokens, then load decides."""
-    queues = placement(DualMap(DualMapSettings(rebalance=False, adaptive_prefix=False)))
+    queues = placement(DualMap(rebalance=False, adaptive_prefix=False))
     homes = []
     for item in range(14):
         queues.submit(item, arrival(1, 2, 3, 100 + item), 0.0)
@@ -115,7 +116,7 @@ def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
 @pytest.mark.parametrize("choice", PairChoice)
 def test_dualmap_never_leaves_its_pair(choice):
     """A prefix has two homes; rebalancing only moves between them."""
-    queues = placement(DualMap(DualMapSettings(choice=choice, adaptive_prefix=False)), names=list("abcdefgh"))
+    queues = placement(DualMap(choice=choice, adaptive_prefix=False), names=list("abcdefgh"))
     for item in range(200):
         queues.submit(item, arrival(1, 100 + item), 0.0)
 
@@ -137,7 +138,7 @@ def test_who_decodes_much_is_given_less():
 
 def test_sessions_stay_where_they_began():
     """Whatever the policy would say now, as long as the worker is there and has not failed them."""
-    queues = placement(StickySessions(LeastPending(), limit=2), names=("a", "b"))
+    queues = placement(StickySessions(LeastPending()), names=("a", "b"))
     homes = []
     for item in range(3):
         queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
@@ -151,7 +152,7 @@ def test_sessions_stay_where_they_began():
 
 def test_a_session_stays_where_another_router_began_it():
     """The picker was told of it, and may now choose for the other router."""
-    policy = StickySessions(LeastPending(), limit=2)
+    policy = StickySessions(LeastPending())
     queues = placement(policy, names=("a", "b"))
     policy.prompt_queued(Arrival((0,), 512, session="s"), "b", queues.workers.eligible)
     for item in range(3):
@@ -160,9 +161,10 @@ def test_a_session_stays_where_another_router_began_it():
     assert set(where(queues).values()) == {"b"}
 
 
-def test_of_too_many_sessions_the_quietest_is_forgotten():
+def test_of_too_many_sessions_the_quietest_is_forgotten(monkeypatch):
     """Bounded: its next request is placed like a new one."""
-    queues = placement(StickySessions(LeastPending(), limit=1), names=("a", "b"))
+    monkeypatch.setattr(registry, "SESSIONS", 1)
+    queues = placement(StickySessions(LeastPending()), names=("a", "b"))
     for item, session in enumerate("stus"):
         queues.submit(item, arrival(item, session=session), 0.0)
 
@@ -174,7 +176,7 @@ def test_of_too_many_sessions_the_quietest_is_forgotten():
 
 @pytest.mark.parametrize(("waiting_tokens", "expected"), [(15_000, "a"), (17_000, "b")])
 @pytest.mark.parametrize(
-    "policy", [PrefixCost, lambda: DualMap(DualMapSettings(choice=PairChoice.PREFIX_COST, rebalance=False))]
+    "policy", [PrefixCost, lambda: DualMap(choice=PairChoice.PREFIX_COST, rebalance=False)]
 )
 def test_a_hit_is_worth_four_times_its_tokens_of_waiting(policy, waiting_tokens, expected):
     """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two workers or a pair alike."""

@@ -38,8 +38,8 @@ def world_of(policy, requests, *, thresholds=NO_THRESHOLDS, split=False, model=P
     """Make a world of a few workers a role behind a queue without bounds, unless the section has some."""
     admission = {
         "mode": "none" if thresholds is NO_THRESHOLDS else "token-capacity",
-        "activeDecodeBlocksThreshold": thresholds.active_decode_blocks,
-        "activePrefillTokensThreshold": thresholds.active_prefill_tokens,
+        "activeDecodeBlocksThreshold": thresholds.active_decode_blocks_threshold,
+        "activePrefillTokensThreshold": thresholds.active_prefill_tokens_threshold,
     }
     router = more.pop("router", None) or unbounded_router(policy, **more.pop("section", {}))
     router = RouterConfig.model_validate({**router.to_manifest(), "policy": policy, "admission": admission})

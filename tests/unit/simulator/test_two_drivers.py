@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.build import SPLIT, build_retries, build_router
-from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryScope
-from penstock.router.core.waiting import CACHE_BLOCKS
+from penstock.router.core.build import SPLIT, build_router
+from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryRules, RetryScope
 from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.prefixes import BLOCK_TOKENS
 from penstock.router.policy.registry import policy_names
-from penstock.router.policy.routing_policy import AssignTime
+from penstock.router.policy.routing_policy import CACHE_BLOCKS, AssignTime
 from penstock.simulator.jobs import Job
 from penstock.simulator.routing import VirtualRouter
 from penstock.workload.traces import TraceRequest
@@ -165,7 +164,7 @@ class Live:
         core = build_router(config, SPLIT, is_supervised=True)
         self.reads_prompts = core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self.admission = Admission(core, lambda: script.now_s)
-        self.rules = build_retries(config, core.pool, 0.0)
+        self.rules = RetryRules(core.pool, config.retries, 0.0)
         self.tries = {}
         self.assignments = {}
         self.waiting = {}
@@ -193,7 +192,7 @@ class Live:
     def acquire(self, index, role, *, again):
         """Ask for a worker."""
         if role is Role.PREFILL and not again:
-            self.rules.arrived()
+            self.rules.budget.request_arrived()
         chain, tokens = self.script.arrivals[index]
         tries = self.tries.setdefault(index, RequestTries())
         reads = self.reads_prompts and role is Role.PREFILL

@@ -1,6 +1,6 @@
 """A worker's circuit: after failures in a row it is ejected, then tried with one request. Pure.
 
-A circuit opens for ``open_s`` times the number of its openings of late, at most ``max_open_s``. The beginning of one probe's
+A circuit opens for ``open_seconds`` times the number of its openings of late, at most ``max_open_seconds``. The beginning of one probe's
 answer closes it, because answers may last minutes; until the first answer is complete, one failure opens it again. What
 counts as a failure is `penstock.router.proxy.failures`' to say.
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+
+from penstock.api import BreakerConfig
 
 
 class Circuit(StrEnum):
@@ -42,25 +44,15 @@ class CircuitBreaker:
 
     def __init__(
         self,
+        config: BreakerConfig,
         *,
-        consecutive_failures: int,
-        open_s: float,
-        max_open_s: float | None = None,
         may_open: Callable[[], bool] = lambda: True,
         touched: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start closed.
-
-        Args:
-            consecutive_failures: Failures in a row that open the circuit, >= 1.
-            open_s: Time that it stays open at first, > 0.
-            max_open_s: Most that it stays open; None: always ``open_s``.
-            may_open: Called before it opens.
-            touched: Called when the state changes.
-        """
-        self.threshold = consecutive_failures
-        self._open_s = open_s
-        self._max_open_s = open_s if max_open_s is None else max(open_s, max_open_s)
+        """Start closed; ``may_open`` is called before it opens, ``touched`` when the state changes."""
+        self.threshold = config.consecutive_failures
+        self._open_s = config.open_seconds
+        self._max_open_s = max(config.open_seconds, config.max_open_seconds)
         self._may_open = may_open
         self._touched = touched
         self.openings = 0
@@ -94,7 +86,7 @@ class CircuitBreaker:
     def allows(self, now_s: float, *, is_last: bool = False) -> bool:
         """Return whether a request may be sent: closed, or half-open without a probe under way.
 
-        With ``is_last`` no other worker can take it: an open circuit is then probed after ``open_s``, however often it has
+        With ``is_last`` no other worker can take it: an open circuit is then probed after ``open_seconds``, however often it has
         opened.
         """
         if self._state is Circuit.OPEN:

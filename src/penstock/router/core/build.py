@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.retries import TRUSTED_FRACTION, RetryBudget, RetryRules
+from penstock.router.core.retries import TRUSTED_FRACTION
 from penstock.router.core.router import RouterCore
 from penstock.router.core.tiers import TierControl
 from penstock.router.core.waiting import QueueSettings
@@ -57,13 +57,6 @@ def build_router(
     pool = WorkerPool(config.breaker, is_supervised=is_supervised, record=record)
     tiers = TierControl(config.tiers, queues) if config.tiers.enabled else None
     return RouterCore(pool, queues, busy, tiers)
-
-
-def build_retries(config: RouterConfig, pool: WorkerPool, now_s: float) -> RetryRules:
-    """Return the rules by which failed requests are tried again; their budget begins now, in simulated seconds."""
-    retries = config.retries
-    budget = RetryBudget(fraction=retries.budget_fraction, min_per_s=retries.min_per_second, now_s=now_s)
-    return RetryRules(pool, budget, max_per_request=retries.max_per_request)
 
 
 def _entry_settings(

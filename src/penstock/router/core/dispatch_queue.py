@@ -50,7 +50,7 @@ class DispatchQueue(Generic[T]):
         self.settings = settings
         bounds = (settings.slot_tokens, settings.slot_requests, settings.worker_requests)
         self._has_slots = any(bound is not None for bound in bounds)
-        self.workers: KnownWorkers[T] = KnownWorkers(policy.assigns, settings)
+        self.workers: KnownWorkers[T] = KnownWorkers(policy.assigns, settings.tiers)
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
         self._central = self.workers.central

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from penstock.api import Tier, TiersConfig
-from penstock.router.core.waiting import QueueSettings
 from penstock.router.policy.arrival import KeyDensity, Lane
 from penstock.router.policy.prefixes import PrefixIndex
 from penstock.router.policy.routing_policy import (
@@ -36,15 +35,14 @@ class KnownWorkers(Generic[T]):
         density: Of the keys of recent prompts.
     """
 
-    def __init__(self, assigns: AssignTime, settings: QueueSettings) -> None:
+    def __init__(self, assigns: AssignTime, tiers: TiersConfig | None) -> None:
         self._assigns = assigns
-        self._cache_blocks = settings.cache_blocks
-        self._tiers = settings.tiers
+        self._tiers = tiers
         self._held: frozenset[Tier] = frozenset()
         self.eligible: dict[str, WorkerQueue[T]] = {}
         self.inactive: dict[str, WorkerQueue[T]] = {}
         self.central = self._new_line()
-        self.estimates = Estimates(settings.tokens_per_s)
+        self.estimates = Estimates()
         self.density = KeyDensity()
 
     def get(self, name: str) -> WorkerQueue[T] | None:
@@ -158,7 +156,7 @@ class KnownWorkers(Generic[T]):
     def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
         # Under a policy that assigns when a worker is free the central queue has shared already.
         line = self._new_line() if self._assigns is AssignTime.ON_ARRIVAL else None
-        return WorkerQueue(load, cache_blocks=self._cache_blocks, now_s=now_s, line=line)
+        return WorkerQueue(load, now_s=now_s, line=line)
 
     def _tier_queues(self) -> Iterator[TierQueue[T]]:
         for line in (

@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from penstock.api import Role
 from penstock.api.lease_rules import HAND_OVER_FRACTION
+from penstock.api.router import RetriesConfig
 from penstock.router.core.worker import Worker, WorkerPool
 
 T = TypeVar("T")
@@ -34,6 +35,10 @@ class Verdict(StrEnum):
     PARDONED = "pardoned"
 
 
+def _ignore(verdict: Verdict, cause: str) -> None:
+    """Report nothing."""
+
+
 class Assignment(Generic[T]):
     """A request's stay at a worker, from its dispatch until `RouterCore.release`.
 
@@ -44,7 +49,7 @@ class Assignment(Generic[T]):
         tokens: Prompt tokens, known or estimated, and what was generated so far.
         since_s: When it was dispatched, simulated seconds.
         is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
-        on_verdict: Called with each verdict and its cause, where another router picks; else None.
+        on_verdict: Called with each verdict and its cause; for a router whose picker is another one.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class Assignment(Generic[T]):
         self.reason = reason
         self.is_open = True
         self.is_computed = False
-        self.on_verdict: Callable[[Verdict, str], None] | None = None
+        self.on_verdict: Callable[[Verdict, str], None] = _ignore
         self._has_verdict = False
         self._is_counted = False
         breaker = worker.breaker
@@ -79,19 +84,19 @@ class Assignment(Generic[T]):
 
     def proved(self) -> None:
         """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
-        if not self._has_verdict and self._probe:
+        if self._has_verdict:
+            return
+        if self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
-        if self.on_verdict is not None and not self._has_verdict:
-            self.on_verdict(Verdict.PROVED, "")
+        self.on_verdict(Verdict.PROVED, "")
 
     def succeeded(self) -> None:
         """Record a correct answer, or one whose error is the client's."""
         if not self._has_verdict:
             self._has_verdict = True
             self.worker.answered(probe=self._probe)
-            if self.on_verdict is not None:
-                self.on_verdict(Verdict.SUCCEEDED, "")
+            self.on_verdict(Verdict.SUCCEEDED, "")
 
     def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
         """Record a failure and its cause, for the log and `/workers`.
@@ -103,23 +108,20 @@ class Assignment(Generic[T]):
             self._is_counted = self.worker.failed(
                 now_s, cause, probe=self._probe, proven=proven, openings=self._openings
             )
-            if self.on_verdict is not None:
-                self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
+            self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
 
     def convict(self, now_s: float) -> None:
         """Prove a failure: another worker has served the request."""
         if self._is_counted:
             self.worker.convicted(now_s)
-        if self.on_verdict is not None:
-            self.on_verdict(Verdict.CONVICTED, "")
+        self.on_verdict(Verdict.CONVICTED, "")
 
     def pardon(self, now_s: float) -> None:
         """Take the failure back: it followed the request to other workers."""
         if self._is_counted:
             self._is_counted = False
             self.worker.breaker.pardoned(now_s, probe=self._probe)
-        if self.on_verdict is not None:
-            self.on_verdict(Verdict.PARDONED, "")
+        self.on_verdict(Verdict.PARDONED, "")
 
     def end(self) -> None:
         """Give the share back; without a verdict the worker's circuit stays as it is. Does nothing the second time."""
@@ -238,14 +240,14 @@ at a fraction of 0.2-0.3, and traffic of the past buys no more than this many re
 class RetryBudget:
     """Two token buckets: every request pays a fraction of a retry in, and every second a floor.
 
-    Over a long time retries are at most ``fraction``, 0-1, of the requests plus ``min_per_s`` >= 0 a simulated second.
+    Over a long time retries are at most ``budget_fraction`` of the requests plus ``min_per_second`` a simulated second.
     """
 
-    def __init__(self, *, fraction: float, min_per_s: float, now_s: float) -> None:
-        self._fraction = fraction
-        self._min_per_s = min_per_s
+    def __init__(self, config: RetriesConfig, now_s: float) -> None:
+        self._fraction = config.budget_fraction
+        self._min_per_s = config.min_per_second
         self._earned = 0.0
-        self._floor = min_per_s * _WINDOW_S
+        self._floor = self._min_per_s * _WINDOW_S
         self._seen_s = now_s
 
     def request_arrived(self) -> None:
@@ -307,16 +309,12 @@ class RequestTries:
 
 
 class RetryRules:
-    """Allows retries and settles unproven failures, for all requests of one router."""
+    """Allows retries and settles unproven failures, for all requests of one router, from ``now_s`` on (simulated)."""
 
-    def __init__(self, pool: WorkerPool, budget: RetryBudget, *, max_per_request: int) -> None:
+    def __init__(self, pool: WorkerPool, config: RetriesConfig, now_s: float) -> None:
         self._pool = pool
-        self._budget = budget
-        self._max_per_request = max_per_request
-
-    def arrived(self) -> None:
-        """Record a new request, which pays for retries."""
-        self._budget.request_arrived()
+        self._max_per_request = config.max_per_request
+        self.budget = RetryBudget(config, now_s)
 
     def retry(self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float) -> int | None:
         """Return how many back-off pauses to wait before the next try; None: the failure is final.
@@ -335,7 +333,7 @@ class RetryRules:
             or tries.retries >= self._max_per_request
             or (failure.is_timeout and tries.timeouts > 1)
             or left_s <= 0
-            or not (self._leaves_the_failing(failure, avoid, now_s) or self._budget.take(now_s))
+            or not (self._leaves_the_failing(failure, avoid, now_s) or self.budget.take(now_s))
         ):
             return None
         tries.retries += 1

@@ -9,11 +9,6 @@ from math import inf
 from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.policy.tiers import slo_of
 
-CACHE_BLOCKS = 8192
-"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
-prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
-keys, at most 512."""
-
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
@@ -30,9 +25,7 @@ class QueueSettings:
             from when all have one; less once `WakeTimes` knows how long workers take. Simulated seconds; None:
             `max_wait_s` alone, whatever the workers.
         order: Who is next in a worker's queue; the central queue is first in, first out.
-        cache_blocks: Prefix blocks that one worker's cache holds.
         slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
-        tokens_per_s: Prefill throughput assumed until one is measured; None: none.
         tiers: How tiers share; None: requests are ordered as if all were of one tier.
     """
 
@@ -43,9 +36,7 @@ class QueueSettings:
     max_wait_s: float | None = None
     max_wake_s: float | None = None
     order: QueueOrder = QueueOrder.ARRIVAL
-    cache_blocks: int = CACHE_BLOCKS
     slo_s: float = 5.0
-    tokens_per_s: float | None = None
     tiers: TiersConfig | None = None
 
     def ttft_slo_s(self, tier: Tier) -> float | None:

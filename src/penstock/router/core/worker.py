@@ -402,13 +402,7 @@ class WorkerPool:
             ejected = sum(not each.breaker.is_closed for each in pool)
             return may_eject(ejected=ejected, pool=len(pool), max_fraction=config.max_ejected_fraction)
 
-        breaker = CircuitBreaker(
-            consecutive_failures=config.consecutive_failures,
-            open_s=config.open_seconds,
-            max_open_s=config.max_open_seconds,
-            may_open=may_open,
-            touched=self._touch,
-        )
+        breaker = CircuitBreaker(config, may_open=may_open, touched=self._touch)
         return Worker(spec, breaker, record=self._record, touched=self._touch)
 
     def _touch(self) -> None:

@@ -6,7 +6,6 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Busy Detection Logic".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, inf
 from typing import Any, Final, NamedTuple
 
@@ -15,35 +14,30 @@ from penstock.core.errors import ConfigError
 from penstock.router.policy.routing_policy import WorkerLoad
 
 
-@dataclass(frozen=True, slots=True)
-class BusyThresholds:
+class BusyThresholds(NamedTuple):
     """Above which load a rank is busy; either threshold suffices, one that is None never does.
 
     Attributes:
-        active_decode_blocks: Fraction of the KV blocks in use, 0-1.
-        active_prefill_tokens: Prompt tokens to be computed, >= 0.
-        active_prefill_tokens_frac: The same as a multiple of the worker's batch token limit, >= 0.
+        active_decode_blocks_threshold: Fraction of the KV blocks in use, 0-1.
+        active_prefill_tokens_threshold: Prompt tokens to be computed, >= 0.
+        active_prefill_tokens_threshold_frac: The same as a multiple of the worker's batch token limit, >= 0.
     """
 
-    active_decode_blocks: float | None = None
-    active_prefill_tokens: int | None = None
-    active_prefill_tokens_frac: float | None = None
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
 
     @property
     def is_set(self) -> bool:
         """Whether any threshold can make a worker busy."""
-        return not (
-            self.active_decode_blocks is None
-            and self.active_prefill_tokens is None
-            and self.active_prefill_tokens_frac is None
-        )
+        return any(each is not None for each in self)
 
     def prefill_limit(self, batch_tokens: int | None) -> float | None:
         """Return the lower of both prefill thresholds in tokens; None: no such threshold.
 
         Without ``batch_tokens``, the most tokens of one step of the worker, the fraction is ignored.
         """
-        tokens, fraction = self.active_prefill_tokens, self.active_prefill_tokens_frac
+        tokens, fraction = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
         if fraction is None or batch_tokens is None:
             return tokens
         limit = fraction * batch_tokens
@@ -64,11 +58,7 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
     """Return the thresholds that a graph's admission section asks for; mode ``none`` clears them all."""
     if config.mode is AdmissionMode.NONE:
         return NO_THRESHOLDS
-    return BusyThresholds(
-        config.active_decode_blocks_threshold,
-        config.active_prefill_tokens_threshold,
-        config.active_prefill_tokens_threshold_frac,
-    )
+    return BusyThresholds(*(getattr(config, name) for name in BusyThresholds._fields))
 
 
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
@@ -109,7 +99,8 @@ def worker_excess(
     ranks = sorted(range(len(usages)), key=lambda rank: usages[rank] or 0.0)
     for prompt in prompts:
         tokens[min(ranks, key=tokens.__getitem__)] += prompt
-    blocks_limit, tokens_limit = thresholds.active_decode_blocks, thresholds.prefill_limit(batch_tokens)
+    blocks_limit = thresholds.active_decode_blocks_threshold
+    tokens_limit = thresholds.prefill_limit(batch_tokens)
     found = []
     for used, own in zip(usages, tokens, strict=True):
         blocks = 0.0 if used is None or blocks_limit is None else used - blocks_limit

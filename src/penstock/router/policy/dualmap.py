@@ -13,7 +13,7 @@ from typing import Any, Self
 from penstock.api import RouterConfig
 from penstock.router.policy.policies import LeastPending, prefix_cost
 from penstock.router.policy.registry import parameters
-from penstock.router.policy.rings import WINDOW, DualRing, HashRing, HotnessTree
+from penstock.router.policy.rings import WINDOW, HashRing, HotnessTree, pair
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -38,9 +38,9 @@ class PairChoice(StrEnum):
     PREFIX_COST = "prefix-cost"
 
 
-@dataclass(frozen=True, slots=True)
-class DualMapSettings:
-    """What can be set.
+@dataclass(eq=False)
+class DualMap:
+    """Two candidates per prefix, one of which is chosen.
 
     Attributes:
         slo_s: TTFT aimed for, simulated seconds, > 0.
@@ -51,7 +51,7 @@ class DualMapSettings:
         hot_share: Share of them above which a prefix is hot, 0-1; None: 2/n of n workers.
         cold_share: Share below which it is cold again; None: 1/n.
         start_depth: Blocks of a key while nothing is hot.
-        bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
+        decode_bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
     """
 
     slo_s: float = 5.0
@@ -62,46 +62,39 @@ class DualMapSettings:
     hot_share: float | None = None
     cold_share: float | None = None
     start_depth: int = 1
-    bottleneck_s: float = 3.0
-
-
-class DualMap:
-    """Two candidates per prefix, one of which is chosen."""
+    decode_bottleneck_s: float = 3.0
 
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
-    def __init__(self, settings: DualMapSettings | None = None) -> None:
-        self._settings = settings or DualMapSettings()
-        self._rings = DualRing()
-        self._hotness = HotnessTree(
-            window=self._settings.hot_window,
-            start_depth=self._settings.start_depth,
-            hot_share=self._settings.hot_share,
-            cold_share=self._settings.cold_share,
-        )
+    def __post_init__(self) -> None:
+        """Start without workers."""
+        self._rings = HashRing(seed=1), HashRing(seed=2)
+        self._hotness = HotnessTree(self.hot_window, self.start_depth, self.hot_share, self.cold_share)
 
     @classmethod
     def from_config(cls, config: RouterConfig) -> Self:
         """Return the policy that a graph's router section asks for."""
-        return cls(parameters(DualMapSettings, config, _own_keys(config)))
+        return parameters(cls, config, _own_keys(config))
 
     @property
     def bottleneck_s(self) -> float:
-        """As in `DualMapSettings`; inf: what waits is not moved."""
-        return self._settings.bottleneck_s if self._settings.rebalance else inf
+        """``decode_bottleneck_s``; inf: what waits is not moved."""
+        return self.decode_bottleneck_s if self.rebalance else inf
 
     def worker_joined(self, name: str) -> None:
         """Put a worker on both rings."""
-        self._rings.add(name)
+        for ring in self._rings:
+            ring.add(name)
 
     def worker_left(self, name: str) -> None:
         """Take a worker off both rings."""
-        self._rings.remove(name)
+        for ring in self._rings:
+            ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the better of the two candidates, with the other as its alternative."""
-        names = self._rings.pair(self._key(arrival, len(workers)))
+        names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:
             usable = [name for name in names if name not in arrival.avoid]
             if len(usable) < len(names) < len(workers) and not usable:
@@ -117,21 +110,20 @@ class DualMap:
         return self._choose(arrival, workers[names[0]], workers[names[1]], estimates)
 
     def _key(self, arrival: Arrival, count: int) -> int:
-        if self._settings.adaptive_prefix:
+        if self.adaptive_prefix:
             return self._hotness.key(arrival.chain, count)
-        return arrival.chain[: self._settings.start_depth][-1] if arrival.chain else 0
+        return arrival.chain[: self.start_depth][-1] if arrival.chain else 0
 
     def _choose(
         self, arrival: Arrival, first: WorkerQueue[Any], second: WorkerQueue[Any], estimates: Estimates
     ) -> RoutingDecision:
-        settings = self._settings
         own_first, own_second = first.uncached(arrival), second.uncached(arrival)
         work_first = estimates.pending_tokens(first, arrival)
         work_second = estimates.pending_tokens(second, arrival)
-        late_first = _is_late(estimates.seconds(first, work_first + own_first), settings.slo_s)
-        late_second = _is_late(estimates.seconds(second, work_second + own_second), settings.slo_s)
+        late_first = _is_late(estimates.seconds(first, work_first + own_first), self.slo_s)
+        late_second = _is_late(estimates.seconds(second, work_second + own_second), self.slo_s)
         is_first_nearer = own_first <= own_second
-        match settings.choice:
+        match self.choice:
             case PairChoice.LEAST_LOADED:
                 takes_first, reason = work_first <= work_second, "less loaded of its pair"
             case PairChoice.MIN_TTFT:
@@ -150,7 +142,7 @@ class DualMap:
                 )
             case _:
                 takes_first, reason = is_first_nearer, "larger hit of its pair"
-        is_hot = settings.rebalance and late_first and late_second
+        is_hot = self.rebalance and late_first and late_second
         if takes_first:
             return RoutingDecision(first.name, reason, second.name, is_hot, own_first, own_second)
         return RoutingDecision(second.name, reason, first.name, is_hot, own_second, own_first)
@@ -162,8 +154,8 @@ class PairCost(DualMap):
     @classmethod
     def from_config(cls, config: RouterConfig) -> Self:
         """Return the policy that a graph's router section asks for."""
-        given = parameters(DualMapSettings, config, {**_own_keys(config), "choice": PairChoice.PREFIX_COST})
-        return cls(replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth)))
+        given = parameters(cls, config, {**_own_keys(config), "choice": PairChoice.PREFIX_COST})
+        return replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth))
 
 
 PAIR_COST_DEPTH = 2
@@ -201,7 +193,7 @@ def _own_keys(config: RouterConfig) -> dict[str, Any]:
         "slo_s": config.ttft_slo_seconds,
         "rebalance": section.rebalance,
         "hot_window": section.hot_window,
-        "bottleneck_s": section.decode_bottleneck_seconds,
+        "decode_bottleneck_s": section.decode_bottleneck_seconds,
     }
 
 

@@ -107,7 +107,7 @@ class LeastLoaded(_Memoryless):
 
 
 class _Cheapest(_Memoryless, ABC):
-    """The worker of the lowest cost; costs that differ by less than ``noise`` are equal."""
+    """The worker of the lowest cost, of equals the one that remembers least; within ``noise`` costs are equal."""
 
     noise = 0.0
     reason: str

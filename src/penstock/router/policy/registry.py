@@ -106,13 +106,12 @@ SESSIONS = 65_536
 class StickySessions:
     """Sends a session's requests to one worker while it exists and has not failed them."""
 
-    def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
-        """Wrap the policy of requests without a session, and of each session's first; ``limit`` bounds those remembered."""
+    def __init__(self, inner: RoutingPolicy) -> None:
+        """Wrap the policy of requests without a session, and of each session's first."""
         self._inner = inner
         self.assigns = inner.assigns
         self.bottleneck_s = bottleneck_s(inner)
         self.reads_usage = reads_usage(inner)
-        self._limit = limit
         self._workers: dict[str, str] = {}
 
     def worker_joined(self, name: str) -> None:
@@ -147,7 +146,7 @@ class StickySessions:
 
     def _remember(self, session: str, worker: str) -> None:
         self._workers[session] = worker
-        if len(self._workers) > self._limit:
+        if len(self._workers) > SESSIONS:
             # Several at once: taking the oldest out of a dict walks over all that went before it.
-            for quiet in list(islice(self._workers, 1 + self._limit // 32)):
+            for quiet in list(islice(self._workers, 1 + SESSIONS // 32)):
                 del self._workers[quiet]

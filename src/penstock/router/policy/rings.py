@@ -1,14 +1,15 @@
 """Consistent hashing: rings with virtual nodes, and a tree of prefixes that makes their keys longer where traffic is hot.
 
-Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every router agrees. A table of the ring's equal
-parts leads to the first anchor of each, so that a lookup costs the same among 8 workers and 1,024. Pure.
+Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every router agrees. Pure.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -16,8 +17,6 @@ import xxhash
 VIRTUAL_NODES = 128
 """Anchors of one worker per ring. Chosen: shares then differ by about 1/sqrt(128), 9%; the paper names no
 number, and its figures show one."""
-
-_BITS = 64
 
 
 class HashRing:
@@ -27,14 +26,9 @@ class HashRing:
         self._seed = seed
         self._hashes: dict[str, list[int]] = {}
         self._is_stale = False
-        self._names: list[str] = []
+        # In order of their positions, and the worker of each.
         self._anchors = array("Q")
-        self._owners = array("I")
-        self._parts = array("I")
-        self._shift = _BITS
-
-    def __len__(self) -> int:
-        return len(self._hashes)
+        self._owners: list[str] = []
 
     def add(self, name: str) -> None:
         """Let a worker join; only keys between its anchors and those before them move, all to it."""
@@ -54,64 +48,34 @@ class HashRing:
         """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None: there is none."""
         if self._is_stale:
             self._build()
-        anchors, owners, names = self._anchors, self._owners, self._names
-        count = len(anchors)
-        if count == 0 or (len(names) == 1 and names[0] == besides):
+        owners = self._owners
+        if self._hashes.keys() <= {besides}:
             return None
         point = xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), self._seed)
-        at = self._parts[point >> self._shift]
-        while at < count and anchors[at] < point:
-            at += 1
-        name = names[owners[at if at < count else 0]]
-        while name == besides:
-            at += 1
-            name = names[owners[at % count]]
-        return name
+        at = bisect_left(self._anchors, point) % len(owners)
+        while owners[at] == besides:
+            at = (at + 1) % len(owners)
+        return owners[at]
 
     def _build(self) -> None:
         self._is_stale = False
         # In order of names, and stable: two names on one anchor stand in the same order everywhere.
-        self._names = sorted(self._hashes)
-        points = np.array([self._hashes[name] for name in self._names], dtype=np.uint64).reshape(-1)
+        names = sorted(self._hashes)
+        points = np.array([self._hashes[name] for name in names], dtype=np.uint64).reshape(-1)
         order = np.argsort(points, kind="stable")
-        points = points[order]
-        owners = (order // VIRTUAL_NODES).astype(np.uint32)
-        bits = max(1, len(points).bit_length())
-        self._shift = _BITS - bits
-        parts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(self._shift)
-        self._anchors = array("Q", points.tobytes())
-        self._owners = array("I", owners.tobytes())
-        self._parts = array("I", np.searchsorted(points, parts).astype(np.uint32).tobytes())
+        self._anchors = array("Q", points[order].tobytes())
+        self._owners = [names[owner] for owner in (order // VIRTUAL_NODES).tolist()]
 
 
-class DualRing:
-    """Two rings with independent hashes, which give each key a pair."""
+def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
+    """Return a key's two distinct candidates on two rings of the same workers; fewer where there are fewer workers.
 
-    def __init__(self) -> None:
-        self._first = HashRing(seed=1)
-        self._second = HashRing(seed=2)
-
-    def add(self, name: str) -> None:
-        """Let a worker join both rings."""
-        self._first.add(name)
-        self._second.add(name)
-
-    def remove(self, name: str) -> None:
-        """Let a worker leave both rings."""
-        self._first.remove(name)
-        self._second.remove(name)
-
-    def pair(self, key: int) -> tuple[str, ...]:
-        """Return the key's two distinct candidates; one if there is only one worker, none without any.
-
-        Where both rings name the same worker, the second candidate is the next one on the second ring. The
-        paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
-        """
-        first = self._first.find(key)
-        if first is None:
-            return ()
-        second = self._second.find(key, besides=first)
-        return (first,) if second is None else (first, second)
+    Where both rings name the same worker, the second candidate is the next one on the second ring. The
+    paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
+    """
+    name = first.find(key)
+    other = second.find(key, besides=name)
+    return tuple(each for each in (name, other) if each is not None)
 
 
 WINDOW = 200
@@ -126,14 +90,15 @@ MAX_DEPTH = 64
 """Longest key in blocks. Chosen: 32,768 tokens of a prefix that more than 2/n share; bounds time and memory."""
 
 
+@dataclass(slots=True, eq=False)
 class _Seen:
     """A request in the window: its leading keys, and up to which depth they are counted."""
 
-    def __init__(self, keys: tuple[int, ...]) -> None:
-        self.keys = keys
-        self.counted = 0
+    keys: tuple[int, ...]
+    counted: int = 0
 
 
+@dataclass(eq=False)
 class HotnessTree:
     """Chooses the depth of hash keys, how many blocks of a prompt make its key.
 
@@ -143,26 +108,19 @@ class HotnessTree:
     The tree is a count per prefix: a chained key names the entire path to it. Only prefixes down to one below the
     deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
     a shared prompt of twelve blocks would need twelve times the traffic of one to be distinguished.
+
+    Parameters are those of `DualMap`; the window is longer where there are many workers.
     """
 
-    def __init__(
-        self,
-        *,
-        window: int = WINDOW,
-        start_depth: int = 1,
-        hot_share: float | None = None,
-        cold_share: float | None = None,
-    ) -> None:
-        """Start empty; parameters as in `DualMapSettings`. The window is longer where there are many workers."""
-        self._window = window
-        self._start_depth = start_depth
-        self._hot_share = hot_share
-        self._cold_share = cold_share
-        self._counts: dict[int, int] = {}
-        self._hot: set[int] = set()
-        # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
-        self._ends: dict[int, list[_Seen]] = {}
-        self._seen: deque[_Seen] = deque()
+    window: int = WINDOW
+    start_depth: int = 1
+    hot_share: float | None = None
+    cold_share: float | None = None
+    _counts: dict[int, int] = field(default_factory=dict, init=False)
+    _hot: set[int] = field(default_factory=set, init=False)
+    # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
+    _ends: dict[int, list[_Seen]] = field(default_factory=dict, init=False)
+    _seen: deque[_Seen] = field(default_factory=deque, init=False)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -174,15 +132,15 @@ class HotnessTree:
         """
         if not chain:
             return 0
-        window = max(self._window, _SEEN_PER_INSTANCE * workers)
+        window = max(self.window, _SEEN_PER_INSTANCE * workers)
         while len(self._seen) >= window:
             self._forget(self._seen.popleft())
         seen = _Seen(tuple(chain[:MAX_DEPTH]))
         self._seen.append(seen)
         total = max(len(self._seen), window // _LEAST_PART)
-        hot = total * (2 / workers if self._hot_share is None else self._hot_share)
-        cold = total * (1 / workers if self._cold_share is None else self._cold_share)
-        depth = min(self._start_depth, len(seen.keys))
+        hot = total * (2 / workers if self.hot_share is None else self.hot_share)
+        cold = total * (1 / workers if self.cold_share is None else self.cold_share)
+        depth = min(self.start_depth, len(seen.keys))
         self._count(seen, depth)
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):
             depth += 1

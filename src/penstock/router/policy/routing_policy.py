@@ -20,6 +20,11 @@ from penstock.router.policy.tiers import TierQueue
 KV_MAX_AGE_S = 10.0
 """Chosen: ten scrapes; an older KV reading is stale, so policies compare tokens instead."""
 
+CACHE_BLOCKS = 8192
+"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
+prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
+keys, at most 512."""
+
 
 class WorkerLoad:
     """One worker's load as this router knows it.
@@ -183,12 +188,10 @@ class WorkerQueue(Generic[T]):
         "throughput",
     )
 
-    def __init__(
-        self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
-    ) -> None:
+    def __init__(self, load: WorkerLoad, *, now_s: float, line: WaitingLine[T] | None = None) -> None:
         self.load = load
         self.name = load.name
-        self.index = PrefixIndex(cache_blocks)
+        self.index = PrefixIndex(CACHE_BLOCKS)
         self.throughput = PrefillThroughput()
         self.line: WaitingLine[T] = Lane() if line is None else line
         self.queued_tokens = 0
@@ -382,8 +385,8 @@ class Estimates:
         now_s: Time of the decision, simulated seconds.
     """
 
-    def __init__(self, tokens_per_s: float | None = None) -> None:
-        self.throughput = PrefillThroughput(tokens_per_s)
+    def __init__(self) -> None:
+        self.throughput = PrefillThroughput()
         self.now_s = 0.0
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:

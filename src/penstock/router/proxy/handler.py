@@ -26,8 +26,7 @@ from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError, TierFirstToken
 from penstock.router.context import RouterContext
-from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryScope
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryRules, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import (
@@ -81,7 +80,7 @@ class CompletionHandler:
         self._entry = context.admission.core.entry
         self._transfers = transfers
         self._metrics = context.metrics
-        self._retries = build_retries(settings.config, context.admission.core.pool, clock.now_s())
+        self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self._estimator = context.estimator
         self._clock = clock
         self._request_real_s = clock.to_real_s(limits.request_timeout_seconds)
@@ -96,7 +95,7 @@ class CompletionHandler:
         """Answer one request; every error but a vanished client becomes an answer."""
         self._metrics.arrivals += 1
         self._metrics.arrived_tokens += call.prompt_tokens
-        self._retries.arrived()
+        self._retries.budget.request_arrived()
         try:
             while True:
                 try:

@@ -184,6 +184,21 @@ def connect(stack):
     return open_
 
 
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def ask(serve, connect):
+    """Return a coroutine function that serves a handler, with limits as keywords, and sends it bytes: a GET by default."""
+
+    async def start(handler, sent=GET, **limits):
+        client = await connect(await serve(handler, **limits))
+        client.send(sent)
+        return client
+
+    return start
+
+
 class Peer:
     """A scripted upstream: counts connections and requests, answers what the script says."""
 

@@ -42,15 +42,14 @@ async def test_answers_a_request_and_keeps_the_connection(serve, connect):
         (b"http://host", "/", {}),
     ],
 )
-async def test_splits_the_target(serve, connect, target, path, query):
+async def test_splits_the_target(ask, target, path, query):
     """Path and query are decoded, from origin form and absolute form."""
-    client = await connect(await serve(echo))
-    client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
+    client = await ask(echo, b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
     answer = orjson.loads((await client.response())[2])
     assert (answer["path"], answer["query"]) == (path, query)
 
 
-async def test_headers_are_lower_case_and_repeated_ones_joined(serve, connect):
+async def test_headers_are_lower_case_and_repeated_ones_joined(ask):
     """Handlers look headers up by lower-case name; a repeated header keeps both values."""
     seen = {}
 
@@ -58,8 +57,7 @@ async def test_headers_are_lower_case_and_repeated_ones_joined(serve, connect):
         seen.update(request.headers)
         responder.send(204, b"")
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nX-Tag: a\r\nx-tag: b\r\n\r\n")
+    client = await ask(handler, b"GET / HTTP/1.1\r\nHost: x\r\nX-Tag: a\r\nx-tag: b\r\n\r\n")
     await client.head()
     assert seen == {b"host": b"x", b"x-tag": b"a, b"}
 
@@ -77,7 +75,7 @@ async def test_reads_chunked_bodies_in_any_pieces(serve, connect):
     assert orjson.loads((await client.response())[2])["body"] == "hello world"
 
 
-async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
+async def test_pipelined_requests_are_answered_in_order(ask, until):
     """A slow first handler holds back the second answer; the second handler starts after it."""
     gate = asyncio.Event()
     started = []
@@ -88,8 +86,7 @@ async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
             await gate.wait()
         responder.send(200, request.path.encode())
 
-    client = await connect(await serve(handler))
-    client.send(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /fast HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler, b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /fast HTTP/1.1\r\nHost: x\r\n\r\n")
     await until(lambda: started)
     await asyncio.sleep(0.01)
     assert started == ["/slow"]
@@ -98,17 +95,16 @@ async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
     assert (await client.response())[2] == b"/fast"
 
 
-async def test_head_gets_the_headers_only(serve, connect):
+async def test_head_gets_the_headers_only(ask):
     """HEAD answers carry the content-length of the body that is left out."""
-    client = await connect(await serve(echo))
-    client.send(b"HEAD /h HTTP/1.1\r\nHost: x\r\n\r\nGET /g HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(echo, b"HEAD /h HTTP/1.1\r\nHost: x\r\n\r\nGET /g HTTP/1.1\r\nHost: x\r\n\r\n")
     status, headers = await client.head()
     assert status == "HTTP/1.1 200 OK"
     assert int(headers["content-length"]) > 0
     assert orjson.loads((await client.response())[2])["path"] == "/g"
 
 
-async def test_streams_chunks_as_they_are_written(serve, connect):
+async def test_streams_chunks_as_they_are_written(ask):
     """Each write is one chunk on the wire at once; an empty write does not end the body."""
     gate = asyncio.Event()
 
@@ -120,8 +116,7 @@ async def test_streams_chunks_as_they_are_written(serve, connect):
         responder.write(b"data: b\n\n")
         responder.end()
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler)
     _, headers = await client.head()
     assert headers["content-type"] == "text/event-stream"
     assert headers["x-request-id"] == "r1"
@@ -130,7 +125,7 @@ async def test_streams_chunks_as_they_are_written(serve, connect):
     assert await client.exactly(19) == b"9\r\ndata: b\n\n\r\n0\r\n\r\n"
 
 
-async def test_http_1_0_clients_get_bytes_until_close(serve, connect):
+async def test_http_1_0_clients_get_bytes_until_close(ask):
     """A client that knows no chunks gets the plain body, ended by close."""
 
     async def handler(request, responder):
@@ -139,26 +134,25 @@ async def test_http_1_0_clients_get_bytes_until_close(serve, connect):
         responder.write(b"two")
         responder.end()
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.0\r\n\r\n")
+    client = await ask(handler, b"GET / HTTP/1.0\r\n\r\n")
     _, headers = await client.head()
     assert headers["connection"] == "close"
     assert await client.rest() == b"onetwo"
 
 
-async def test_connection_close_is_honoured(serve, connect):
+async def test_connection_close_is_honoured(ask):
     """After a request with connection: close the server says so and closes."""
-    client = await connect(await serve(echo))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    client = await ask(echo, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     _, headers, _ = await client.response()
     assert headers["connection"] == "close"
     assert await client.rest() == b""
 
 
-async def test_expect_100_continue_is_answered_before_the_body(serve, connect):
+async def test_expect_100_continue_is_answered_before_the_body(ask):
     """A client that waits for permission gets it, then its answer."""
-    client = await connect(await serve(echo))
-    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    client = await ask(
+        echo, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    )
     assert (await client.head())[0] == "HTTP/1.1 100 Continue"
     client.send(b"hi")
     assert orjson.loads((await client.response())[2])["body"] == "hi"
@@ -177,7 +171,7 @@ async def test_an_upgrade_offer_is_ignored_and_the_body_kept(serve, connect, fra
     assert orjson.loads((await client.response())[2])["path"] == "/next"
 
 
-async def test_a_handler_that_raises_is_answered_500(serve, connect, caplog):
+async def test_a_handler_that_raises_is_answered_500(ask, caplog):
     """An unexpected exception becomes a JSON error without its text, and the connection lives on."""
 
     async def handler(request, responder):
@@ -185,8 +179,7 @@ async def test_a_handler_that_raises_is_answered_500(serve, connect, caplog):
             raise ValueError("secret")
         responder.send(200, b"{}")
 
-    client = await connect(await serve(handler))
-    client.send(b"GET /boom HTTP/1.1\r\nHost: x\r\n\r\nGET /ok HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler, b"GET /boom HTTP/1.1\r\nHost: x\r\n\r\nGET /ok HTTP/1.1\r\nHost: x\r\n\r\n")
     status, _, body = await client.response()
     assert status == 500
     assert orjson.loads(body)["error"]["code"] == "internal_error"
@@ -194,18 +187,17 @@ async def test_a_handler_that_raises_is_answered_500(serve, connect, caplog):
     assert (await client.response())[0] == 200
 
 
-async def test_a_known_error_is_answered_with_its_message(serve, connect, caplog):
+async def test_a_known_error_is_answered_with_its_message(ask, caplog):
     """Penstock's own errors are written for users and reach them."""
 
     async def handler(request, responder):
         raise UpstreamError("worker w1 is gone")
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler)
     assert orjson.loads((await client.response())[2])["error"]["message"] == "worker w1 is gone"
 
 
-async def test_a_handler_that_raises_in_mid_stream_breaks_the_connection(serve, connect, caplog):
+async def test_a_handler_that_raises_in_mid_stream_breaks_the_connection(ask, caplog):
     """A stream that cannot be completed is cut without the last chunk, so the client can tell."""
 
     async def handler(request, responder):
@@ -214,24 +206,22 @@ async def test_a_handler_that_raises_in_mid_stream_breaks_the_connection(serve, 
         await asyncio.sleep(0)
         raise ValueError
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler)
     assert not (await client.rest()).endswith(b"0\r\n\r\n")
 
 
-async def test_a_handler_without_an_answer_is_reported(serve, connect, caplog):
+async def test_a_handler_without_an_answer_is_reported(ask, caplog):
     """A handler that returns silently still gets its client an answer, and a log line."""
 
     async def handler(request, responder):
         return
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler)
     assert (await client.response())[0] == 500
     assert "handler returned before its response was complete" in caplog.text
 
 
-async def test_disconnect_calls_back(serve, connect):
+async def test_disconnect_calls_back(ask):
     """When the client leaves, callbacks run once and writes are dropped; nothing is cancelled."""
     events = []
     finished = asyncio.Event()
@@ -248,8 +238,7 @@ async def test_disconnect_calls_back(serve, connect):
         events.append((responder.disconnected, responder.closed, responder.started))
         finished.set()
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler)
     await client.head()
     await client.close()
     await asyncio.wait_for(finished.wait(), 5)

@@ -69,7 +69,7 @@ async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve, at_r
     assert started == 20
 
 
-async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect):
+async def test_requests_that_wait_for_their_turn_are_bounded(ask):
     """What a client pipelines beyond the bound is refused behind the answers of the others."""
     gate = asyncio.Event()
 
@@ -77,8 +77,7 @@ async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect):
         await gate.wait()
         responder.send(200, b"")
 
-    client = await connect(await serve(handler))
-    client.send(GET)
+    client = await ask(handler)
     client.send(GET * 1000)
     gate.set()
     answered = 0

@@ -76,10 +76,9 @@ def code_of(response):
         (b"GET / HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n", (417, "expectation_failed")),
     ],
 )
-async def test_what_is_refused(serve, connect, raw, expected):
+async def test_what_is_refused(ask, raw, expected):
     """Each breach of syntax or bound has its status and code, and ends the connection."""
-    client = await connect(await serve(answer, max_header_bytes=500, max_body_bytes=100))
-    client.send(raw)
+    client = await ask(answer, raw, max_header_bytes=500, max_body_bytes=100)
     assert code_of(await client.response()) == expected
     assert await client.rest() == b""
 
@@ -87,10 +86,9 @@ async def test_what_is_refused(serve, connect, raw, expected):
 @pytest.mark.parametrize(
     "host", [b"", b"a_b.example:80", b"[::1]:8000", b"127.0.0.1", b"x ", b"%41", b"router.default.svc:"]
 )
-async def test_every_valid_host_is_served(serve, connect, host):
+async def test_every_valid_host_is_served(ask, host):
     """A host is a name, an address or nothing, with a port or without."""
-    client = await connect(await serve(answer))
-    client.send(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+    client = await ask(answer, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
     assert (await client.response())[0] == 200
 
 
@@ -155,10 +153,9 @@ async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, c
         gc.enable()
 
 
-async def test_one_endless_header_is_refused(serve, connect):
+async def test_one_endless_header_is_refused(ask):
     """A header that never ends is counted although the parser has not delivered it."""
-    client = await connect(await serve(answer, max_header_bytes=500))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nX-Big: ")
+    client = await ask(answer, b"GET / HTTP/1.1\r\nHost: x\r\nX-Big: ", max_header_bytes=500)
     for _ in range(100):
         client.send(b"b" * 100)
         await asyncio.sleep(0)
@@ -178,7 +175,7 @@ async def test_a_pipelined_head_behind_a_long_body_is_not_counted_twice(serve, c
     assert (await client.response())[0] == 200
 
 
-async def test_a_refusal_waits_for_the_answers_before_it(serve, connect):
+async def test_a_refusal_waits_for_the_answers_before_it(ask):
     """Garbage behind a good request is refused after the good one has been answered."""
     gate = asyncio.Event()
 
@@ -186,35 +183,35 @@ async def test_a_refusal_waits_for_the_answers_before_it(serve, connect):
         await gate.wait()
         responder.send(200, b"good")
 
-    client = await connect(await serve(handler))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\x00\x01\x02\r\n\r\n")
+    client = await ask(handler, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\x00\x01\x02\r\n\r\n")
     await asyncio.sleep(0.02)
     gate.set()
     assert (await client.response())[2] == b"good"
     assert code_of(await client.response()) == (400, "malformed_request")
 
 
-async def test_a_client_that_is_still_sending_reads_its_413(serve, connect):
+async def test_a_client_that_is_still_sending_reads_its_413(ask):
     """The refusal of a large upload is not lost to a connection reset."""
-    client = await connect(await serve(answer, max_body_bytes=1000))
-    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    client = await ask(
+        answer, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", max_body_bytes=1000
+    )
     for _ in range(100):
         client.send(b"x" * 10_000)
         await asyncio.sleep(0)
     assert code_of(await client.response()) == (413, "body_too_large")
 
 
-async def test_slow_headers_are_answered_408(serve, connect):
+async def test_slow_headers_are_answered_408(ask):
     """A client that does not finish its headers in time is told so."""
-    client = await connect(await serve(answer, header_timeout_s=0.08))
-    client.send(b"GET / HTTP/1.1\r\nHost:")
+    client = await ask(answer, b"GET / HTTP/1.1\r\nHost:", header_timeout_s=0.08)
     assert code_of(await client.response()) == (408, "header_timeout")
 
 
-async def test_a_silent_body_is_answered_408(serve, connect):
+async def test_a_silent_body_is_answered_408(ask):
     """A client that stops inside its body is told so."""
-    client = await connect(await serve(answer, body_timeout_s=0.08))
-    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
+    client = await ask(
+        answer, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc", body_timeout_s=0.08
+    )
     assert code_of(await client.response()) == (408, "body_timeout")
 
 
@@ -228,15 +225,14 @@ async def test_idle_connections_are_closed_without_a_word(serve, connect):
     assert await kept.rest() == b""
 
 
-async def test_a_slow_handler_is_not_an_idle_connection(serve, connect):
+async def test_a_slow_handler_is_not_an_idle_connection(ask):
     """Keep-alive time does not run while an answer is awaited."""
 
     async def handler(request, responder):
         await asyncio.sleep(0.3)
         responder.send(200, b"slow")
 
-    client = await connect(await serve(handler, keep_alive_s=0.05))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = await ask(handler, keep_alive_s=0.05)
     assert (await client.response())[2] == b"slow"
 
 
@@ -323,10 +319,9 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         (b"", b"2\r\nab\r\n" * 20),
     ],
 )
-async def test_framing_is_bounded_as_a_head_is(serve, connect, begin, piece):
+async def test_framing_is_bounded_as_a_head_is(ask, begin, piece):
     """Trailers, chunk extensions and tiny chunks without end are refused after about the bound of a head."""
-    client = await connect(await serve(answer, max_header_bytes=500))
-    client.send(CHUNKED + begin)
+    client = await ask(answer, CHUNKED + begin, max_header_bytes=500)
     for _ in range(100):
         client.send(piece)
         await asyncio.sleep(0)
@@ -345,10 +340,9 @@ async def test_small_chunks_are_served_while_their_framing_is_modest(serve, conn
         assert (await client.response())[0] == 200
 
 
-async def test_too_many_fields_are_refused(serve, connect):
+async def test_too_many_fields_are_refused(ask):
     """Hundreds of empty headers within the bytes allowed are refused all the same."""
-    client = await connect(await serve(answer))
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 300 + b"\r\n")
+    client = await ask(answer, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 300 + b"\r\n")
     assert code_of(await client.response()) == (431, "headers_too_large")
 
 
