@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import liveness, ports, private
+from penstock.local import liveness, ports
 from penstock.local.liveness import ProcessId
 from penstock.local.plan import grace_s
 from penstock.local.statefile import StateFile
-from penstock.local.store import StateStore, namespaces
+from penstock.local.store import StateStore, namespaces, remove_all_endpoints, remove_endpoints
 
 _GRACE_S = 5.0
 """Real seconds that processes of a killed arbiter get to end. Chosen."""
@@ -32,8 +32,8 @@ def recover(store: StateStore) -> tuple[str, ...]:
     if not left and not store.path.exists():
         return ()
     if state is not None:
-        private.remove_endpoints(state.arbiter.endpoint)
-    private.remove_all_endpoints(store.path)
+        remove_endpoints(state.arbiter.endpoint)
+    remove_all_endpoints(store.path)
     store.remove()
     done = [f"ended process {pid} of an earlier run" for pid in pids]
     return (*done, f"removed the stale statefile {store.path}")

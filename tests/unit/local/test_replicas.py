@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.core.local_state import EntryState
-from penstock.local.replicas import allocate, choose_victim, replicas_of, scale, withdraw
-from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
+from penstock.local.statefile import (
+    ArbiterInfo,
+    ProcessEntry,
+    StateFile,
+    allocate,
+    choose_victim,
+    replicas_of,
+    retire,
+    scale,
+    withdraw,
+)
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget, target_state
 

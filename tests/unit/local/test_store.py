@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, ConflictError
-from penstock.local import private
 from penstock.local import store as store_module
 from penstock.local.liveness import identify
 from penstock.local.store import StateStore
@@ -30,7 +29,7 @@ def test_a_namespace_must_be_a_dns_label(name):
 
 
 def test_an_update_is_written_whole_and_answers(store, state_of, entry_of):
-    """The change sees the file, its answer comes back, readers see the result; the file is private."""
+    """The change sees the file, its answer comes back, readers see the result; the file is store_module."""
     store.write(state_of("n"))
     answer = store.update(lambda state: (state.with_entry("n_b", entry_of("b")), len(state.entries)))
     assert answer == 0
@@ -142,7 +141,7 @@ def test_what_another_user_owns_is_refused(store, state_of, monkeypatch):
     """The owner is named with the remedy."""
     store.write(state_of("n"))
     mine = os.geteuid()
-    monkeypatch.setattr(private.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(store_module.os, "geteuid", lambda: mine + 1)
     with pytest.raises(ConfigError, match=f"belongs to user {mine}, not to user {mine + 1}"):
         store.read()
 
@@ -160,7 +159,7 @@ def test_new_folders_are_for_the_owner_alone(tmp_path):
     """Missing parents too, whatever the umask."""
     before = os.umask(0)
     try:
-        private.make_folder(tmp_path / "a" / "b")
+        store_module.make_folder(tmp_path / "a" / "b")
     finally:
         os.umask(before)
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
@@ -170,15 +169,15 @@ def test_new_folders_are_for_the_owner_alone(tmp_path):
 @pytest.mark.parametrize("length", [10, 200])
 def test_the_sockets_lie_in_a_folder_of_the_owner_on_a_path_that_fits(tmp_path, length, monkeypatch):
     """Beside the statefile, or among the temporary files where that path would exceed 107 bytes."""
-    monkeypatch.setattr(private.tempfile, "tempdir", "/tmp")
+    monkeypatch.setattr(store_module.tempfile, "tempdir", "/tmp")
     folder = tmp_path / ("x" * length)
     folder.mkdir()
-    endpoints = private.make_endpoints(folder / "n.json", 7)
+    endpoints = store_module.make_endpoints(folder / "n.json", 7)
     made = Path(endpoints[0].removeprefix("ipc://")).parent
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     for endpoint in endpoints:
-        assert len(endpoint.removeprefix("ipc://")) <= private.SOCKET_PATH_BYTES
-    private.remove_endpoints(endpoints[0])
+        assert len(endpoint.removeprefix("ipc://")) <= store_module.SOCKET_PATH_BYTES
+    store_module.remove_endpoints(endpoints[0])
     assert not made.exists()
 
 
@@ -186,7 +185,7 @@ def test_a_machine_without_a_short_path_is_told_so(tmp_path, monkeypatch):
     """The message has the bound and the variables that move the folder."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    monkeypatch.setattr(private.tempfile, "tempdir", str(long))
+    monkeypatch.setattr(store_module.tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="at most 107; set TMPDIR or PENSTOCK_LOCAL_STATE_DIR"):
-        private.make_endpoints(long / "n.json", 7)
+        store_module.make_endpoints(long / "n.json", 7)
     assert list(long.iterdir()) == []

@@ -19,8 +19,7 @@ from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
-from penstock.local.private import make_endpoints
-from penstock.local.store import StateStore
+from penstock.local.store import StateStore, make_endpoints
 from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
 from penstock.runtimes import build as runtimes_build
 
