@@ -18,7 +18,7 @@ from penstock.profiler.measure import Measurer
 from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
 from penstock.profiler.points import Grid, Phase
 from penstock.profiler.workers import running
-from penstock.workload.exchange import SendSettings
+from penstock.workload.exchange import Destination
 from penstock.workload.probe import LagWatch, check_speed, find_model
 
 _PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
@@ -93,11 +93,12 @@ class _Session:
             pool = ConnectionPool()
             stack.push_async_callback(pool.close)
             wanted = config.model if config.graph is None else config.graph.spec.served_name
-            self.model = await find_model(pool, url, model=wanted, api_key=config.api_key)
-            await check_speed(pool, url, speed=server.speed)
+            destination = Destination(url, wanted, timeout_s=config.timeout_s, api_key=config.api_key)
+            destination = await find_model(pool, destination)
+            await check_speed(pool, destination, speed=server.speed)
+            self.model = destination.model or ""
             kv_tokens = config.kv_tokens or await _kv_tokens(pool, url)
-            sending = SendSettings(url, self.model, timeout_s=config.timeout_s, api_key=config.api_key)
-            measurer = Measurer(pool, sending, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
+            measurer = Measurer(pool, destination, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
             await measurer.calibrate()
             for phase in server.phases:
                 self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
