@@ -146,12 +146,31 @@ class World:
         with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
             return {worker["name"]: worker for worker in json.load(answer)["workers"]}
 
-    def kill(self, name: str) -> float:
-        """Kill -9 the process of an entry (or the arbiter); return the host's monotonic time of it."""
-        pid = self.state()[name]["pid"]
-        at_s = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        return at_s
+    def samples(self, name: str, url: str | None = None) -> dict[str, float]:
+        """Return a metric's samples by their labels, of the router or of the process at ``url``."""
+        with urllib.request.urlopen(f"{url or self.url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        found = (line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return {key.partition('"')[2].rstrip('"}'): float(value) for key, _, value in found}
+
+    def complete(self, url: str | None = None, *, max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a completion, of the router or of the worker at ``url``."""
+        return self.post(
+            f"{url or self.url}/v1/completions",
+            {"model": "m", "prompt": "hello", "max_tokens": max_tokens, **fields},
+        )
+
+    def post(self, url: str, body: dict[str, Any] | None = None) -> Any:
+        """POST JSON; return the decoded answer, None where it is empty."""
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+    def kill(self, name: str) -> None:
+        """Kill -9 the process of an entry, or the arbiter."""
+        os.kill(self.state()[name]["pid"], signal.SIGKILL)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         """Stop the graph and check from outside that nothing is left."""

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 SPEED = 10
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 class Replay:

@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SPEED = 20
 END_S = 20

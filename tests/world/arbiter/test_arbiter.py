@@ -15,8 +15,6 @@ from penstock.local import liveness, watchdog_child
 from penstock.local.ports import ephemeral_port
 from penstock.local.target import LocalTarget
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_children_of_a_worker_that_is_gone_are_ended_before_its_successor_starts(
