@@ -108,6 +108,14 @@ class World:
         done = self.run("up", manifest, *flags)
         assert done.returncode == 0, done.stderr + self.logs()
 
+    def load(self, *, speed: float, limit: int, rate: float) -> Replay:
+        """Start to replay the packaged trace with prompts of at most 4,000 tokens."""
+        flags = ("--speed", speed, "--url", self.url, "--limit", limit, "--rate", rate, "--json")
+        cut = ("--max-input-tokens", 4000, "--on-long", "truncate", "--output-dir", self.folder / "run")
+        return Replay(
+            self.start("load", "--trace", "mooncake", *flags, *cut, name="load"), self.folder / "run"
+        )
+
     def state(self) -> dict[str, Any]:
         """Return the statefile's content; empty when there is none."""
         try:
@@ -239,6 +247,25 @@ def _gpus(environ: list[bytes]) -> tuple[int, ...]:
         if name == b"CUDA_VISIBLE_DEVICES":
             return tuple(int(each) for each in value.split(b",") if each.strip().isdigit())
     return ()
+
+
+class Replay:
+    """A `penstock load` under way, and its results afterwards."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the finished requests so far."""
+        path = self._folder / "results.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Wait for the end; return all requests and the summary."""
+        assert self.process.wait(60) == 0, (self._folder.parent / "load.out").read_text()
+        return self.results(), json.loads((self._folder / "summary.json").read_text())
 
 
 class Watch(threading.Thread):

@@ -189,7 +189,7 @@ async def test_what_a_worker_evicts_is_no_longer_believed(scene):
 
 
 async def test_a_connection_that_broke_is_caught_up_with(scene):
-    """The worker starts anew unseen by discovery and computes before the router is back: its first batches are known."""
+    """The worker restarts, unnoticed by discovery, and computes before the router is back: its first batches are known."""
     ours, first = prompt("ours", 1024), prompt("first", 1024)
     async with scene(replays=True) as made:
         holder = await made.complete(ours)

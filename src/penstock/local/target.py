@@ -1,4 +1,4 @@
-"""The planner's way to the local backend: reads pools from the statefile, writes wishes into it.
+"""The planner's way to the local backend: reads pools from the statefile, writes desired replicas into it.
 
 It starts and stops nothing itself; the supervisor in the arbiter process makes the file true.
 """

@@ -55,7 +55,7 @@ def test_concurrent_updates_are_all_kept(store, state_of, entry_of):
 
 
 def test_a_lock_that_is_held_too_long_is_a_conflict(store, state_of, monkeypatch):
-    """Nobody waits for ever for a stuck process."""
+    """A stuck process delays no other for ever."""
     store.write(state_of("n"))
     with store.locked(), pytest.raises(ConflictError, match="held by another process"), store.locked(0.05):
         pass
@@ -76,11 +76,8 @@ def test_removing_leaves_neither_file_nor_lock_and_can_be_repeated(store, state_
     [
         (b"{", "not JSON"),
         (b"", "not JSON"),
-        (b"[]", "not a statefile"),
-        (b"{}", "missing"),
         (b'{"arbiter": "\xff"}', "not JSON .*utf-8"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"arbiter": {"pid": "x"}}', "arbiter.pid"),
     ],
 )
 def test_a_broken_file_is_named_with_a_remedy(store, content, words):
@@ -107,8 +104,6 @@ def test_a_full_disk_keeps_the_old_content(store, state_of, entry_of, monkeypatc
 
 def test_a_live_arbiters_file_cannot_be_claimed_and_a_stale_one_can(store, state_of):
     """The pair of pid and start time decides: a reused pid is not the arbiter."""
-    import os
-
     me = identify(os.getpid())
     live = state_of("n", pid=me.pid, started=me.started)
     store.write(live)
