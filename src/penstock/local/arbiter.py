@@ -143,8 +143,8 @@ def _owned(store: StateStore, state: StateFile) -> StateFile:
 
 def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """End the processes that a killed arbiter started and had no time to record: another will take their place."""
-    covered = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
-    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered | {watchdog.pid}]
+    covered = {*liveness.group_pids(liveness.recorded(state)), watchdog.pid}
+    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered]
     if orphans:
         _log.warning("ending processes that were not recorded", pids=[one.pid for one in orphans])
         liveness.end(orphans, grace_s=_STRAY_GRACE_S)

@@ -27,12 +27,25 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process for good.
+
+    Attributes:
+        started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
+            No clock that can be set is part of it.
+    """
+
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True, slots=True)
 class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
         budget: Most GPUs that workers may hold at once, <= gpus.
-        started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
+        started: When that process started (`ProcessId`); distinguishes a reused pid from the arbiter.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
@@ -57,6 +70,11 @@ class ArbiterInfo:
     restarts: int = 0
     runtime: str = ""
     discovery_folder: str | None = None
+
+    @property
+    def process(self) -> ProcessId:
+        """Itself."""
+        return ProcessId(self.pid, self.started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,11 @@ class ProcessEntry:
     restarts: int = 0
     reason: str | None = None
     order: int = 0
+
+    @property
+    def process(self) -> ProcessId | None:
+        """Its recorded process, running or not."""
+        return None if self.pid is None or self.started is None else ProcessId(self.pid, self.started)
 
     @property
     def port(self) -> int | None:

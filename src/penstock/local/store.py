@@ -22,8 +22,8 @@ from typing import BinaryIO, Final, TypeVar
 
 from penstock.core.errors import ConfigError, ConflictError, NotFoundError, unwritable
 from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
-from penstock.local.liveness import ProcessId, arbiter_is_alive, arbiters_of
-from penstock.local.statefile import StateFile, from_json, to_json
+from penstock.local.liveness import arbiter_is_alive, arbiters_of
+from penstock.local.statefile import ProcessId, StateFile, from_json, to_json
 from penstock.runtimes import DISCOVERY_SUFFIX, KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
 
 LOCK_TIMEOUT_S = 5.0

@@ -13,9 +13,10 @@ from states import make_state
 from penstock.core.http.client import Timeouts
 from penstock.core.http.server import HttpServer
 from penstock.local import probes
-from penstock.local.liveness import ProcessId, holds_port, identify
+from penstock.local.liveness import holds_port, identify
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Fault, ObservedProcess
+from penstock.local.statefile import ProcessId
 
 SERVER = """
 import socket, time

@@ -11,8 +11,8 @@ from penstock.core.local_state import EntryState
 from penstock.local import plan, process_log
 from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
-from penstock.local.liveness import ProcessId
 from penstock.local.plan import ObservedProcess
+from penstock.local.statefile import ProcessId
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Record, Supervisor
 
