@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError, ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
@@ -16,7 +17,7 @@ from penstock.profiler import points
 from penstock.profiler.journal import Cache, Decode, EnginePoints, Journal, Prefill
 from penstock.profiler.measure import Measurer
 from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
-from penstock.profiler.points import Grid, Phase
+from penstock.profiler.points import Grid
 from penstock.profiler.workers import running
 from penstock.workload.exchange import Destination
 from penstock.workload.probe import LagWatch, check_speed, find_model
@@ -102,7 +103,7 @@ class _Session:
             await measurer.calibrate()
             for phase in server.phases:
                 self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
-                measure = self._prefill if phase is Phase.PREFILL else self._decode
+                measure = self._prefill if phase is Role.PREFILL else self._decode
                 shortest_s = await measure(engine, self._plan.grid(kv_tokens), measurer)
                 self._check_lag(engine, phase, await _lag_s(pool, url), shortest_s)
 
@@ -146,12 +147,12 @@ class _Session:
         count = points.refinement(known.row(grid.target), self._config.targets.itl_s)
         return None if (grid.target, count) in known.decode else count
 
-    def _is_complete(self, gpus: int, phase: Phase) -> bool:
+    def _is_complete(self, gpus: int, phase: Role) -> bool:
         known = self._journal.engines[gpus]
         if phase not in known.kv_tokens:
             return False
         grid = self._plan.grid(known.kv_tokens[phase])
-        if phase is Phase.PREFILL:
+        if phase is Role.PREFILL:
             return known.prefill.keys() >= set(grid.prompts)
         batches = {(context, count) for context, counts in grid.batches.items() for count in counts}
         return known.decode.keys() >= batches and self._refinement(known, grid) is None
@@ -160,9 +161,7 @@ class _Session:
         known = [self._journal.engines[engine.gpus] for engine in self._plan.engines]
         finished = sum(len(each.prefill) + len(each.decode) for each in known)
         planned = sum(
-            self._plan.grid(each.kv_tokens[Phase.DECODE]).count
-            if Phase.DECODE in each.kv_tokens
-            else _ASSUMED
+            self._plan.grid(each.kv_tokens[Role.DECODE]).count if Role.DECODE in each.kv_tokens else _ASSUMED
             for each in known
         )
         self._on_step(Step(finished, max(finished, planned), doing))
@@ -176,7 +175,7 @@ class _Session:
         async with running(server.process, engine.gpus, self._config.output_dir, os.environ) as url:
             yield url
 
-    def _check_lag(self, engine: PlannedEngine, phase: Phase, lag_s: float, shortest_s: float) -> None:
+    def _check_lag(self, engine: PlannedEngine, phase: Role, lag_s: float, shortest_s: float) -> None:
         if lag_s > _LATE * shortest_s:
             self.doubts.append(
                 f"{engine.name}: the engine ran up to {lag_s * 1000:.1f} ms late (p99, simulated) while {phase.value} was"
