@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.core.errors import ConfigError, ObservationError, SaturatedError, UpstreamError
-from penstock.core.exposition import parse_samples
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.errors import ConfigError
+from penstock.core.http.client import ConnectionPool
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
@@ -20,9 +19,8 @@ from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
 from penstock.profiler.points import Grid
 from penstock.profiler.workers import running
 from penstock.workload.exchange import Destination
-from penstock.workload.probe import LagWatch, check_speed, find_model
+from penstock.workload.probe import LagWatch, ServerPages, check_speed, find_model
 
-_PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 _LATE = 0.1
 """Share of the shortest time measured that a process may run late. Chosen: what repeated measurements differ by."""
 _ASSUMED = points.PREFILL_POINTS + points.CONTEXTS * points.BATCHES
@@ -186,11 +184,10 @@ class _Session:
 
 async def _kv_tokens(pool: ConnectionPool, url: str) -> int:
     """Return the KV cache that an engine states on its metrics page, as vLLM does."""
+    samples = await ServerPages(pool, url).samples(url, VLLM_CACHE_CONFIG_INFO)
     try:
-        page = await pool.request("GET", f"{url}/metrics", timeouts=_PAGE)
-        samples = parse_samples(page.body.decode("utf-8", "replace"), [VLLM_CACHE_CONFIG_INFO])
         sizes = [int(each.labels["num_gpu_blocks"]) * int(each.labels["block_size"]) for each in samples]
-    except (UpstreamError, SaturatedError, ObservationError, KeyError, ValueError):
+    except (KeyError, ValueError):
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(

@@ -22,12 +22,20 @@ from penstock.core.http.messages import Headers
 from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
 from penstock.workload.exchange import Destination
 
+_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
+"""Chosen: real seconds; a server that lists its models slower than this serves nothing."""
+
 
 class ServerPages:
     """The pages of one server and of the workers that it lists."""
 
     def __init__(
-        self, pool: ConnectionPool, url: str, timeouts: Timeouts, *, admin_key: str | None = None
+        self,
+        pool: ConnectionPool,
+        url: str,
+        *,
+        timeouts: Timeouts = _TIMEOUTS,
+        admin_key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._pool = pool
@@ -91,7 +99,7 @@ class LagWatch:
     """Collects the lags of a server and of the workers that it lists; one per replay."""
 
     def __init__(self, pool: ConnectionPool, url: str, *, admin_key: str | None = None) -> None:
-        self._pages = ServerPages(pool, url, _POLL_TIMEOUTS, admin_key=admin_key)
+        self._pages = ServerPages(pool, url, timeouts=_POLL_TIMEOUTS, admin_key=admin_key)
         self._worst: dict[str, ServerLag] = {}
 
     @property
@@ -120,10 +128,6 @@ class LagWatch:
                 known = self._worst[name] = ServerLag(name, role, sample.value)
 
 
-_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
-"""Chosen: real seconds; a server that lists its models slower than this serves nothing."""
-
-
 async def check_speed(pool: ConnectionPool, destination: Destination, *, speed: float) -> None:
     """Refuse to measure a Penstock graph or worker by another time than its own.
 
@@ -131,7 +135,7 @@ async def check_speed(pool: ConnectionPool, destination: Destination, *, speed: 
     itself. Other servers run in real time and do not say so: they are not checked.
     """
     url = destination.url
-    pages = ServerPages(pool, url, _TIMEOUTS, admin_key=destination.admin_key or destination.api_key)
+    pages = ServerPages(pool, url, admin_key=destination.admin_key or destination.api_key)
     router_speed, workers = await pages.workers() or (None, {"the server": ("", pages.url)})
     found = [("the graph", url, router_speed)]
     for name, (_, at) in workers.items():
