@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.performance.profile import PerformanceProfile, read_profile
-from penstock.planner.core.records import MALFORMED
+from penstock.planner.core.state import MALFORMED
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise

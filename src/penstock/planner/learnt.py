@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
-from penstock.planner.core.records import MALFORMED, Record
+from penstock.planner.core.state import MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory

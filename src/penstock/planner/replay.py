@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.core.records import (
+from penstock.planner.core.state import (
     MALFORMED,
     DecisionKind,
     Outcome,

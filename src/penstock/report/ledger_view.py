@@ -13,8 +13,8 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
-from penstock.planner.core.records import MALFORMED, Record
-from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.core.state import MALFORMED, Record
+from penstock.planner.decide.bounds import existing_gpus
 from penstock.planner.decide.codec import config_from, pull_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Pull

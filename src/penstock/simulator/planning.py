@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
 from penstock.planner.core.planner import Answer, PlannerCore
-from penstock.planner.core.records import Change
 from penstock.planner.core.state import (
+    Change,
     Effect,
     Notify,
     ObserveAt,

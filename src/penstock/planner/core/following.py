@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.core.records import (
+from penstock.planner.core.state import (
     ANCHORS,
     Change,
     DecisionKind,
+    History,
     Outcome,
     Record,
+    Schedule,
     Starts,
-    after,
+    anchor_position,
     decision_record,
-    position,
     recorded_changes,
+    starts_after,
     without_asked,
     without_oldest,
 )
-from penstock.planner.core.state import History, Schedule
 from penstock.planner.decide.codec import config_from, pull_from, state_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.pipeline import decide
@@ -103,7 +104,7 @@ class LedgerFollower:
         self._is_applied = self._is_applied or is_applied
         change = self._waiting.pop(Role(record["role"]), None)
         if change is not None and is_applied:
-            self._starts = after(self._starts, change)
+            self._starts = starts_after(self._starts, change)
         elif change is not None:
             self._state = without_asked(self._state, change.role)
 
@@ -121,7 +122,7 @@ class LedgerFollower:
         anchor, next_s = self._anchor, schedule.next_start_s
         held = decision_record(
             DecisionKind.ADJUSTMENT,
-            position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
+            anchor_position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
             config=self._config,
             before=self._state,
             made=made,

@@ -13,8 +13,8 @@ from typing import Any
 from penstock.api.planner import POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
+from penstock.planner.decide.decision import Proposal
 from penstock.planner.decide.observation import Window
-from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
