@@ -10,10 +10,10 @@ from penstock.api import Role
 from penstock.planner.core import state as records
 from penstock.planner.core.state import Change, DecisionKind, Outcome
 from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import Quality, Reading
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, ResultWriter

@@ -25,10 +25,11 @@ from penstock.planner.core.state import (
     without_asked,
     without_oldest,
 )
-from penstock.planner.decide.codec import config_from, pull_from, state_from
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.codec import from_plain
+from penstock.planner.decide.config import DecideConfig, config_from
+from penstock.planner.decide.decision import PlannerState
+from penstock.planner.decide.observation import Pull
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState
 
 
 class LedgerFollower:
@@ -81,7 +82,7 @@ class LedgerFollower:
             # A decision's record lacks the profile, which is long.
             is_complete = record["type"] == "header"
             self._config = config if is_complete else replace(config, performance=self._config.performance)
-        self._state = state_from(record["state"])
+        self._state = from_plain(PlannerState, record["state"])
         self._starts = {Role(role): tuple(begun) for role, begun in record.get("starts", {}).items()}
         before = self._schedule
         self._begin(record["start_s"])
@@ -111,7 +112,7 @@ class LedgerFollower:
     def _pulled(self, record: Record) -> Record | None:
         if not self._anchor:
             return None
-        pull = pull_from(record["pull"])
+        pull = from_plain(Pull, record["pull"])
         self._schedule = schedule = replace(self._schedule.pulled(pull), tick=record["slot"])
         if not schedule.is_decidable:
             return None

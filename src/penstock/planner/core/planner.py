@@ -47,10 +47,9 @@ from penstock.planner.core.state import (
 from penstock.planner.decide.bounds import existing_gpus, is_heard, written
 from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.decision import Decision, PlannerState
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2

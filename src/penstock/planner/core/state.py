@@ -18,9 +18,8 @@ from typing import Any, Final
 from penstock.api import Role
 from penstock.planner.decide.codec import to_plain, to_short
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Decision, Reason
+from penstock.planner.decide.decision import Action, Decision, Memory, PlannerState, Reason
 from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.state import Memory, PlannerState
 
 Starts = Mapping[Role, tuple[float, ...]]
 """By role: simulated seconds at which each starting replica was requested, oldest first."""

@@ -16,9 +16,8 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
-from penstock.planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock.planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
 from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.state import RoleState
 
 
 def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:

@@ -25,6 +25,7 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import (
     Action,
     Decision,
+    PlannerState,
     Proposal,
     Reason,
     RoleDecision,
@@ -32,7 +33,6 @@ from penstock.planner.decide.decision import (
     Step,
 )
 from penstock.planner.decide.observation import PoolCounts, Pull, Window
-from penstock.planner.decide.state import PlannerState
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
