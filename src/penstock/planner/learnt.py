@@ -18,14 +18,15 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
-from penstock.planner.core.records import MALFORMED, Record
+from penstock.planner.core.state import MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.by_demand import MEMORIES, carried, resumed
-from penstock.planner.decide.codec import config_from, state_from, to_plain
+from penstock.planner.decide.codec import from_plain, to_plain
+from penstock.planner.decide.config import config_from
+from penstock.planner.decide.decision import Memory, PlannerState
 from penstock.planner.decide.sla.memory import SlaMemory
-from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock.planner.options import PlannerOptions
 
@@ -76,7 +77,7 @@ def learnt(folder: Path) -> Learnt:
     header = _newest_header(records, folder)
     newest = next(record for record in reversed(records) if "state" in record)
     try:
-        state, model = state_from(newest["state"]), header["served_model_name"]
+        state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
         config = config_from(header["config"])
         memory = resumed(state, -newest["at_s"], 0.0).memory
         adaptive = MEMORIES["adaptive"].read(memory)

@@ -18,7 +18,7 @@ from penstock.performance.profile import PerformanceProfile
 from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 from penstock.planner.figures import Figures, Observers
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger

@@ -16,13 +16,12 @@ from penstock.planner.decide.adaptive import supply, trend
 from penstock.planner.decide.adaptive.kv import KvView, LightDecoding
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
 from penstock.planner.decide.adaptive.trend import Forecast
-from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.codec import from_plain, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode, config_from
+from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.reading import assess
-from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000
@@ -355,7 +354,7 @@ def test_a_recorded_history_replays_bit_for_bit(steps, config):
     """Deciding again from what the ledger keeps gives the same bits, memory included."""
     for _, window, before, decision, after in _runs(steps, config):
         kept = [orjson.loads(orjson.dumps(to_plain(part))) for part in (window, before, config)]
-        again = decide(window_from(kept[0]), state_from(kept[1]), config_from(kept[2]))
+        again = decide(from_plain(Window, kept[0]), from_plain(PlannerState, kept[1]), config_from(kept[2]))
         assert orjson.dumps(to_plain(again)) == orjson.dumps(to_plain((decision, after)))
 
 

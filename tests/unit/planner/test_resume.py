@@ -14,9 +14,9 @@ from penstock.planner.core.state import BeginLedger, History, PlannerSettings, S
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -35,7 +35,7 @@ from penstock.planner.cluster.status import (
 )
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
 from penstock.planner.core.state import PlannerSettings
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 from penstock.planner.figures import Observer, Observers
 from penstock.planner.files import FileThread
 from penstock.planner.ledger import FILE_NAME

@@ -15,17 +15,15 @@ from penstock.planner.decide.adaptive.policy import case_of, followed, proposed
 from penstock.planner.decide.adaptive.rules import arriving_per_s
 from penstock.planner.decide.adaptive.trend import forecast
 from penstock.planner.decide.adaptive.work import RATE_TAU_S
-from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.bounds import existing_gpus
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import Memory, PlannerState, Proposal, RoleProposal, Step
 from penstock.planner.decide.observation import Window, entry_role
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.sla import learning, memory
 from penstock.planner.decide.sla.limits import limited
 from penstock.planner.decide.sla.projection import Projection
 from penstock.planner.decide.sla.workers import OBSERVED, ProfiledWorkers
-from penstock.planner.decide.state import Memory, PlannerState
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

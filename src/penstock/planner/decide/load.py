@@ -10,14 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
+from penstock.planner.decide.bounds import back_off, in_intervals, remember
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.decision import (
+    Action,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleProposal,
+    RoleState,
+    Step,
+)
 from penstock.planner.decide.observation import Pull, Window, turned_away
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.reading import Quality
-from penstock.planner.decide.stabilise import back_off, in_intervals, remember
-from penstock.planner.decide.state import PlannerState, RoleState
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

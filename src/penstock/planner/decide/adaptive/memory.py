@@ -11,7 +11,7 @@ from penstock.api import Role
 from penstock.planner.decide.adaptive import hindsight
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, ShadowFleets
 from penstock.planner.decide.adaptive.recurrence import Recurrence
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 
 MadeT = TypeVar("MadeT")
 

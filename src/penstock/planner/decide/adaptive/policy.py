@@ -11,9 +11,9 @@ from penstock.planner.decide.adaptive import hindsight, kv, rules, supply, trend
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, write
 from penstock.planner.decide.adaptive.workers import Workers
-from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.bounds import back_off, existing_gpus, remember
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, Step
 from penstock.planner.decide.observation import (
     Demand,
     PoolCounts,
@@ -23,9 +23,6 @@ from penstock.planner.decide.observation import (
     kv_role,
     turned_away,
 )
-from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.stabilise import back_off, remember
-from penstock.planner.decide.state import PlannerState
 
 MOST_AT_ONCE = 64
 """Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""

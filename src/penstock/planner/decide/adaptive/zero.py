@@ -12,9 +12,8 @@ from dataclasses import replace
 from penstock.planner.decide.adaptive import supply
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.decision import Action, Reason, RoleProposal, Step
 from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.proposal import RoleProposal
 
 
 def quiet_since_s(before_s: float | None, pull: Pull) -> float | None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
-from penstock.planner.decide.proposal import RoleProposal
+from penstock.planner.decide.decision import Action, Reason, RoleProposal, Step
 from penstock.planner.decide.sla.projection import Projection
 
 

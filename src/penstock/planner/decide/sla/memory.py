@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 
 _KEY = "sla"
 
