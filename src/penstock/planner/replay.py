@@ -104,11 +104,8 @@ def replay(ledger: LedgerFile) -> ReplayResult:
 
 def _plain(state: PlannerState) -> Any:
     """Return a state whose memories have the keys that this version writes: keys added since have their defaults."""
-    memory = dict(state.memory)
-    for key, mode in MEMORIES.items():
-        if key in memory:
-            memory |= mode.write(mode.read(memory))
-    return to_plain(replace(state, memory=memory))
+    known = {key: kind.read(state.memory) for key, kind in MEMORIES.items() if key in state.memory}
+    return to_plain(replace(state, memory={**state.memory, **known}))
 
 
 def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:

@@ -66,6 +66,22 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     )
 
 
+def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposal:
+    """Return a proposal to grow a role that has fewer replicas than its floor."""
+    replicas = blank.pool.replicas
+    step = Step("floor", {"replicas": replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
+    detail = f"{replicas} below the floor of {floor}"
+    return blank.changed(Action.UP, Reason.BELOW_FLOOR, detail, step, amount=amount)
+
+
+def not_ready(proposal: RoleProposal) -> RoleProposal:
+    """Return a scale-down held because a replica starts."""
+    pool = proposal.pool
+    step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
+    detail = f"{pool.starting} of {pool.replicas} replicas not ready"
+    return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
+
+
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     """Return a scale-up held after a failed one, regardless of ready replicas: the next one would be refused too."""
     if not state.backoff or proposal.action is not Action.UP:
@@ -281,14 +297,8 @@ def kept(proposals: Sequence[RoleProposal], config: DecideConfig) -> list[RolePr
 def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: DecideConfig) -> RoleProposal:
     floor = config.total_floor
     step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, floor, Reason.BELOW_TOTAL_FLOOR.value)
-    raised_one = replace(
-        proposal.passed(step),
-        action=Action.UP,
-        reason=Reason.BELOW_TOTAL_FLOOR,
-        detail=f"{staying} GPUs in all are below the total floor of {floor}",
-        amount=1,
-    )
-    return back_off(raised_one, state)
+    detail = f"{staying} GPUs in all are below the total floor of {floor}"
+    return back_off(proposal.changed(Action.UP, Reason.BELOW_TOTAL_FLOOR, detail, step), state)
 
 
 def _has_room(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:

@@ -61,11 +61,11 @@ def _reader(hint: Any, *, skips_unknown: bool) -> Reader:
     """Return the function that reads a value of an annotation."""
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
-        fields = {
+        readers = {
             each.name: _reader(hints[each.name], skips_unknown=skips_unknown)
             for each in dataclasses.fields(hint)
         }
-        return partial(_dataclass, hint, fields, skips_unknown=skips_unknown)
+        return partial(_dataclass, hint, readers, skips_unknown=skips_unknown)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
     origin, arguments = get_origin(hint), get_args(hint)
@@ -80,11 +80,13 @@ def _reader(hint: Any, *, skips_unknown: bool) -> Reader:
 
 
 def _dataclass(
-    kind: Any, fields: Mapping[str, Reader], plain: Mapping[str, Any], *, skips_unknown: bool
+    kind: Any, readers: Mapping[str, Reader], plain: Mapping[str, Any], *, skips_unknown: bool
 ) -> Any:
-    # An unknown key is the dataclass's to refuse.
-    names = [name for name in plain if name in fields or not skips_unknown]
-    return kind(**{name: fields.get(name, _unchanged)(plain[name]) for name in names})
+    values = {name: plain[name] for name in readers if name in plain} if skips_unknown else dict(plain)
+    for name, read in readers.items():
+        if read is not _unchanged and name in values:
+            values[name] = read(values[name])
+    return kind(**values)
 
 
 def _items(read: Reader, plain: Sequence[Any]) -> tuple[Any, ...]:

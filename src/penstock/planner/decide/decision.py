@@ -205,6 +205,14 @@ class RoleProposal:
         """Return the proposal with a rule that changed nothing."""
         return replace(self, steps=(*self.steps, step))
 
+    def changed(
+        self, action: Action, reason: Reason, detail: str, step: Step, *, amount: int = 1
+    ) -> RoleProposal:
+        """Return the proposal as a rule changed it."""
+        return replace(
+            self, action=action, reason=reason, detail=detail, amount=amount, steps=(*self.steps, step)
+        )
+
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
         """Return the proposal held by a rule; the original request stays readable in ``detail``."""
         return replace(
