@@ -54,7 +54,7 @@ from penstock.simulator.scenario import RouterGroup, Scenario, graph_pools
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
-from penstock.workload.exchange import SendSettings
+from penstock.workload.exchange import Destination
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
@@ -276,7 +276,7 @@ async def _replay_one(
 ) -> tuple[list[RequestResult], Replayer]:
     results: list[RequestResult] = []
     replayer = Replayer(
-        pool, clock, SendSettings(url, MODEL), prompts, run_id="live", on_result=results.append
+        pool, clock, Destination(url, MODEL), prompts, run_id="live", on_result=results.append
     )
     await replayer.run(requests, stop=asyncio.Event())
     return results, replayer

@@ -20,7 +20,7 @@ from options import read_options
 from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
-from penstock.workload.exchange import SendSettings
+from penstock.workload.exchange import Destination
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
@@ -67,7 +67,7 @@ async def replayed(url: str, streams: int, tokens: int) -> tuple[int, float]:
     replayer = Replayer(
         pool,
         SimulatedClock(1.0),
-        SendSettings(url, sse_load.MODEL),
+        Destination(url, sse_load.MODEL),
         PromptMaker(),
         run_id="bench",
         on_result=results.append,

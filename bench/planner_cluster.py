@@ -37,14 +37,13 @@ from penstock.planner.cluster.fleet import last_report, plan_of
 from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.figures import Observer, Observers
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.ledger import Ledger
 from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics
-from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id
-from penstock.planner.sources.base import ReadingSource
-from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.base import ReadingSource, SourceChain
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.kubernetes import KubernetesTarget

@@ -20,7 +20,7 @@ from workloads import Case, cases
 
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.config import Mode
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare

@@ -16,7 +16,6 @@ from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock.planner.cluster import fleet
 from penstock.planner.cluster.fleet import parse
-from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.learnt import Learnt, as_json
@@ -92,7 +91,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
     """It waits for the ConfigMap that planner.memory names; its ledger begins with what that holds."""
     known = AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)})
     gpus = {Role.PREFILL: 1, Role.DECODE: 1}
-    export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain(adaptive_memory.write(known))))
+    export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain({"adaptive": known})))
     await world.make_graph(mode="adaptive", memory="learnt")
     async with world.planning():
         await until(lambda: is_now(world.reason(), "Misconfigured"), "the ConfigMap is missing")

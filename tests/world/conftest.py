@@ -108,6 +108,14 @@ class World:
         done = self.run("up", manifest, *flags)
         assert done.returncode == 0, done.stderr + self.logs()
 
+    def load(self, *, speed: float, limit: int, rate: float) -> Replay:
+        """Start to replay the packaged trace with prompts of at most 4,000 tokens."""
+        flags = ("--speed", speed, "--url", self.url, "--limit", limit, "--rate", rate, "--json")
+        cut = ("--max-input-tokens", 4000, "--on-long", "truncate", "--output-dir", self.folder / "run")
+        return Replay(
+            self.start("load", "--trace", "mooncake", *flags, *cut, name="load"), self.folder / "run"
+        )
+
     def state(self) -> dict[str, Any]:
         """Return the statefile's content; empty when there is none."""
         try:
@@ -146,12 +154,31 @@ class World:
         with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
             return {worker["name"]: worker for worker in json.load(answer)["workers"]}
 
-    def kill(self, name: str) -> float:
-        """Kill -9 the process of an entry (or the arbiter); return the host's monotonic time of it."""
-        pid = self.state()[name]["pid"]
-        at_s = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        return at_s
+    def samples(self, name: str, url: str | None = None) -> dict[str, float]:
+        """Return a metric's samples by their labels, of the router or of the process at ``url``."""
+        with urllib.request.urlopen(f"{url or self.url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        found = (line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return {key.partition('"')[2].rstrip('"}'): float(value) for key, _, value in found}
+
+    def complete(self, url: str | None = None, *, max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a completion, of the router or of the worker at ``url``."""
+        return self.post(
+            f"{url or self.url}/v1/completions",
+            {"model": "m", "prompt": "hello", "max_tokens": max_tokens, **fields},
+        )
+
+    def post(self, url: str, body: dict[str, Any] | None = None) -> Any:
+        """POST JSON; return the decoded answer, None where it is empty."""
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+    def kill(self, name: str) -> None:
+        """Kill -9 the process of an entry, or the arbiter."""
+        os.kill(self.state()[name]["pid"], signal.SIGKILL)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         """Stop the graph and check from outside that nothing is left."""
@@ -220,6 +247,25 @@ def _gpus(environ: list[bytes]) -> tuple[int, ...]:
         if name == b"CUDA_VISIBLE_DEVICES":
             return tuple(int(each) for each in value.split(b",") if each.strip().isdigit())
     return ()
+
+
+class Replay:
+    """A `penstock load` under way, and its results afterwards."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the finished requests so far."""
+        path = self._folder / "results.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Wait for the end; return all requests and the summary."""
+        assert self.process.wait(60) == 0, (self._folder.parent / "load.out").read_text()
+        return self.results(), json.loads((self._folder / "summary.json").read_text())
 
 
 class Watch(threading.Thread):

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.operator.metrics import OperatorMetrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "charts/penstock/dashboards").glob("*.json"))

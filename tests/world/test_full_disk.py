@@ -4,63 +4,51 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 INSIDE = """
-import json, os, pathlib, signal, subprocess, sys, time, urllib.request
+import json, os, pathlib, subprocess, sys
 
-folder, manifest, port = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.path.insert(0, sys.argv[1])
+from conftest import World, eventually
+
+folder = pathlib.Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
-os.environ |= {"PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
-penstock = [sys.executable, "-m", "penstock.cli"]
-statefile = folder / "state" / "world.json"
+world = World(folder)
 
 
-def state():
-    return json.loads(statefile.read_text())
-
-
-def eventually(condition):
-    deadline_s = time.monotonic() + 30
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s, (folder / "log" / "arbiter.log").read_text()
-        time.sleep(0.1)
-    return value
+def is_alive(entry):
+    return pathlib.Path(f"/proc/{entry['pid']}").exists()
 
 
 def serves():
-    body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 2}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status == 200
+        return world.complete(max_tokens=2)
     except OSError:
-        return False
+        return None
 
 
-flags = ["--port", port, "--no-planner", "--speed", "20", "--log-dir", str(folder / "log")]
-subprocess.run([*penstock, "up", manifest, *flags], check=True, stdout=sys.stderr)
+world.up(pathlib.Path(sys.argv[3]), speed=20, flags=("--no-planner",))
 try:
-    fill = os.open(folder / "fill", os.O_WRONLY | os.O_CREAT)
-    try:
-        while os.write(fill, bytes(4096)):
+    with (folder / "fill").open("wb", buffering=0) as fill:
+        try:
+            while fill.write(bytes(4096)):
+                pass
+        except OSError:
             pass
-    except OSError:
-        os.close(fill)
-    before = state()["world_decode"]
-    os.kill(before["pid"], signal.SIGKILL)
-    eventually(lambda: not pathlib.Path(f"/proc/{before['pid']}").exists())
-    served = bool(eventually(serves))
-    stale = state()["world_decode"] == before
+    before = world.state()["world_decode"]
+    world.kill("world_decode")
+    eventually(lambda: not is_alive(before), 30)
+    served = bool(eventually(serves, 30))
+    stale = world.state()["world_decode"] == before
     (folder / "fill").unlink()
-    after = eventually(lambda: (entry := state()["world_decode"])["restarts"] and entry)
-    alive = pathlib.Path(f"/proc/{after['pid']}").exists()
-    print(json.dumps({"served": served, "stale": stale, "restarts": after["restarts"], "alive": alive}))
+    after = eventually(lambda: (entry := world.state()["world_decode"])["restarts"] and entry, 30)
+    found = {"served": served, "stale": stale, "restarts": after["restarts"], "alive": is_alive(after)}
+    print(json.dumps(found))
 finally:
-    subprocess.run([*penstock, "down", "--now"], check=True, stdout=sys.stderr)
+    world.run("down", "--now")
 """
 
 
@@ -70,14 +58,14 @@ def _can_mount():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not _can_mount(), reason="needs user namespaces to mount a small tmpfs")
 def test_a_worker_that_dies_on_a_full_disk_is_restarted_and_recorded_once_there_is_room(world):
     """Requests are served again while nothing can be written; then the file names the new process."""
     disk = world.folder / "disk"
     disk.mkdir()
-    command = ["unshare", "-rm", sys.executable, "-c", INSIDE, disk, world.manifest(), world.port]
+    plumbing = Path(__file__).parent
+    command = ["unshare", "-rm", sys.executable, "-c", INSIDE, plumbing, disk, world.manifest()]
     done = subprocess.run(
         list(map(str, command)), env=world.env, capture_output=True, text=True, timeout=200, check=False
     )

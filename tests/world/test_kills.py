@@ -1,6 +1,5 @@
 """Kill -9 of every kind of process during a replay: who loses what, and what is there again afterwards."""
 
-import json
 import os
 import signal
 import time
@@ -9,29 +8,7 @@ import psutil
 import pytest
 
 SPEED = 10
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-class Replay:
-    """A `penstock load` under way, and its results afterwards."""
-
-    def __init__(self, world, *, limit, rate):
-        self.folder = world.folder / "run"
-        self._world = world
-        flags = ("--speed", SPEED, "--url", world.url, "--limit", limit, "--rate", rate, "--json")
-        cut = ("--max-input-tokens", 4000, "--on-long", "truncate", "--output-dir", self.folder)
-        self.process = world.start("load", "--trace", "mooncake", *flags, *cut, name="load")
-
-    def results(self):
-        """Return the finished requests so far."""
-        path = self.folder / "results.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
-    def finish(self):
-        """Wait for the end; return all requests and the summary."""
-        assert self.process.wait(60) == 0, (self._world.folder / "load.out").read_text()
-        return self.results(), json.loads((self.folder / "summary.json").read_text())
+pytestmark = pytest.mark.timeout(240)
 
 
 class Kill:
@@ -76,7 +53,7 @@ def test_kill_9_of_workers_planner_and_router_loses_only_what_was_in_flight_ther
     """Each comes back by itself; only requests of the killed process fail; the budget holds throughout."""
     world.up(world.manifest(prefill=2, decode=2, floor=2, budget=5, interval=20), speed=SPEED)
     with watch(budget=5) as seen:
-        replay = Replay(world, limit=480, rate=1.5)
+        replay = world.load(speed=SPEED, limit=480, rate=1.5)
         eventually(lambda: len(replay.results()) > 20, 30, "the replay is under way")
         kills = {}
         for name in ("world_decode", "world_prefill", "world_planner", "world_frontend"):
@@ -104,7 +81,7 @@ def test_kill_9_of_workers_planner_and_router_loses_only_what_was_in_flight_ther
 def test_kill_9_of_the_arbiter_loses_nothing_and_it_comes_back_with_the_living_workers(world, eventually):
     """Every request succeeds, no process is replaced, and what dies afterwards is restarted again."""
     world.up(world.manifest(prefill=1, decode=2, interval=20), speed=SPEED)
-    replay = Replay(world, limit=90, rate=2)
+    replay = world.load(speed=SPEED, limit=90, rate=2)
     eventually(lambda: len(replay.results()) > 20, 30, "the replay is under way")
     before = world.state()
     world.kill("arbiter")

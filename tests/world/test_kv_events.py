@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import time
-import urllib.request
 from contextlib import asynccontextmanager
 
 import pytest
@@ -31,15 +30,6 @@ def prompt(name, tokens):
     """Return a text of so many simulated tokens that no other name shares."""
     text = "".join(f"{name}{number:06d}." for number in itertools.islice(itertools.count(), tokens))
     return text[: 4 * tokens]
-
-
-def post(url, body=None, timeout_s=30):
-    """POST and return the decoded answer; None where it is empty."""
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        content = answer.read()
-    return json.loads(content) if content else None
 
 
 def port_of(endpoint):
@@ -199,7 +189,7 @@ async def test_what_a_worker_evicts_is_no_longer_believed(scene):
 
 
 async def test_a_connection_that_broke_is_caught_up_with(scene):
-    """The worker starts anew unseen by discovery and computes before the router is back: its first batches are known."""
+    """The worker restarts, unnoticed by discovery, and computes before the router is back: its first batches are known."""
     ours, first = prompt("ours", 1024), prompt("first", 1024)
     async with scene(replays=True) as made:
         holder = await made.complete(ours)
@@ -241,15 +231,6 @@ spec:
 """
 
 
-def sample(world, name):
-    """Return the router's samples of a metric by their labels."""
-    with urllib.request.urlopen(f"{world.url}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    found = (line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} ")))
-    return {key.partition('"')[2].rstrip('"}'): float(value) for key, _, value in found}
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_graph_of_processes_follows_its_workers(world, eventually):
     """Each worker has a port of its own; the router knows what was sent past it, cleared, and lost in a crash."""
@@ -262,17 +243,17 @@ def test_a_graph_of_processes_follows_its_workers(world, eventually):
     assert len(set(ports.values())) == 2
 
     def blocks():
-        return sample(world, "penstock_router_worker_prefix_blocks")
+        return world.samples("penstock_router_worker_prefix_blocks")
 
     def send(name, tokens=1024):
-        post(f"{entries[name]['url']}/v1/completions", {"prompt": prompt(name, tokens), "max_tokens": 1})
+        world.complete(entries[name]["url"], prompt=prompt(name, tokens), max_tokens=1)
 
     for name in entries:
         send(name)
     eventually(lambda: blocks() == dict.fromkeys(entries, 2.0), 5, f"both are followed: {blocks()}")
 
     cleared, killed = entries
-    post(f"{entries[cleared]['url']}/reset_prefix_cache")
+    world.post(f"{entries[cleared]['url']}/reset_prefix_cache")
     eventually(lambda: blocks() == {cleared: 0.0, killed: 2.0}, 5, f"one is cleared: {blocks()}")
 
     world.kill(killed)
@@ -282,5 +263,5 @@ def test_a_graph_of_processes_follows_its_workers(world, eventually):
     entries = world.entries("aggregated")
     send(killed)
     eventually(lambda: blocks()[killed] == 2, 5, f"the new process is followed: {blocks()}")
-    assert sample(world, "penstock_router_kv_events_malformed_total") == {"": 0}
+    assert world.samples("penstock_router_kv_events_malformed_total") == {"": 0}
     world.down()

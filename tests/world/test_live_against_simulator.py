@@ -6,8 +6,6 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.simulator.jobs import Job, PrefixChains
@@ -47,7 +45,6 @@ def test_texts_share_what_the_traces_ids_share():
     assert found > 1000
 
 
-@pytest.mark.slow
 def test_a_light_load_takes_the_same_way_through_both():
     """Lengths, cached tokens, prefill worker and the order of first tokens agree for every request."""
     options = {"--rows": 24, "--qps": 0.5, "--spread": "even", "--max-input-tokens": LONGEST, "--speed": 4}

@@ -16,7 +16,7 @@ from penstock.local.statefile import ArbiterInfo, EntryState, ProcessEntry, Stat
 from penstock.local.store import StateStore
 
 REPLICAS = 3
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def page(kv, queue, age):

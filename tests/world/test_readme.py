@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 BUDGET = 8
 REQUESTS = 300
 NOT_RUN = {"eval": "changes the shell", "pip": "installs", "tensorboard": "serves until stopped"}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 def blocks(language):

@@ -1,12 +1,10 @@
 """The runtime of docs/runtimes.md, built as the distribution that the page shows: it serves here and deploys there."""
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,12 +49,7 @@ def graph(package, world, monkeypatch) -> Iterator[Path]:
 def test_it_serves_on_this_machine(world, graph):
     """`penstock up` starts its workers behind Penstock's router, and they answer."""
     world.up(graph, speed=1.0, flags=("--no-planner",))
-    body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 3}).encode()
-    request = urllib.request.Request(
-        f"{world.url}/v1/completions", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        assert json.load(answer)["usage"]["completion_tokens"] == 3
+    assert world.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
     (worker,) = world.entries("decode").values()
     assert worker["env"] == {"ACME_HOST": "127.0.0.1"}
     assert world.down().returncode == 0

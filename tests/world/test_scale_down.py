@@ -9,7 +9,7 @@ from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget
 
 STREAMS = 200
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def prompt(number, tokens=64):

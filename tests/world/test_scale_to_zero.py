@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import urllib.error
-import urllib.request
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SPEED = 20
 HOLD = "penstock_router_wake_hold_seconds"
@@ -29,26 +28,18 @@ spec:
 """
 LIVE = ("requested", "starting", "ready", "draining")
 ROLES = ("prefill", "decode")
-BODY = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
 
 
-def ask(world):
-    """Return status, headers and body of one completion."""
-    request = urllib.request.Request(
-        f"{world.url}/v1/completions", BODY, {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.headers, json.load(answer)
-    except urllib.error.HTTPError as refused:
-        return refused.code, refused.headers, json.load(refused)
+def refused(world):
+    """Return status, headers and body of a completion that is refused."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        world.complete()
+    return caught.value.code, caught.value.headers, json.load(caught.value)
 
 
 def metric(world, name):
-    """Return a number of the router's page without labels; None: it is not there."""
-    with urllib.request.urlopen(f"{world.url}/metrics", timeout=5) as page:
-        lines = [line.split() for line in page.read().decode().splitlines()]
-    return next((float(line[1]) for line in lines if line[0] == name), None)
+    """Return a number of the router's page without labels."""
+    return world.samples(name)[""]
 
 
 @pytest.mark.nightly
@@ -65,8 +56,7 @@ def test_an_idle_graph_holds_no_worker_and_requests_are_held_as_long_as_its_star
     for _ in range(3):
         assert metric(world, HOLD) == 1200
         eventually(sleeps, 60, "no worker is left")
-        status, _, found = ask(world)
-        assert (status, found["usage"]["completion_tokens"]) == (200, 4)
+        assert world.complete()["usage"]["completion_tokens"] == 4
         assert all(world.entries(role, "ready") for role in ROLES)
     hold_s = metric(world, HOLD)
     assert hold_s == pytest.approx(2 * metric(world, "penstock_router_wake_slowest_seconds"))
@@ -75,12 +65,11 @@ def test_an_idle_graph_holds_no_worker_and_requests_are_held_as_long_as_its_star
     planner = world.state()["world_planner"]["pid"]
     os.kill(planner, signal.SIGSTOP)
     try:
-        status, headers, found = ask(world)
+        status, headers, found = refused(world)
     finally:
         os.kill(planner, signal.SIGCONT)
     assert (status, found["error"]["code"]) == (503, "queue_timeout")
     held_s = max(60, hold_s)
     assert int(headers["retry-after"]) >= held_s / SPEED - 1, "as long again as it has waited"
     world.down()
-    replayed = world.run("planner", "replay", world.ledger_dir)
-    assert replayed.returncode == 0, replayed.stderr
+    world.replay_ledger()

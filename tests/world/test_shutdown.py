@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SPEED = 20
 END_S = 20
@@ -115,28 +115,12 @@ def test_what_a_graph_writes_is_its_users_alone(world, eventually):
 def test_sigterm_ends_planner_and_load_while_the_router_hangs(world, eventually):
     """A planner and a replay that get no answers end all the same."""
     world.up(world.manifest(), speed=SPEED)
-    results = world.folder / "run" / "results.jsonl"
-    flags = (
-        "--speed",
-        SPEED,
-        "--url",
-        world.url,
-        "--limit",
-        400,
-        "--rate",
-        2,
-        "--output-dir",
-        results.parent,
-    )
-    cut = ("--max-input-tokens", 2000, "--on-long", "truncate")
-    load = world.start("load", "--trace", "mooncake", *flags, *cut, name="load")
-    eventually(
-        lambda: results.exists() and results.read_text().count("\n") > 5, 60, "the replay is under way"
-    )
+    replay = world.load(speed=SPEED, limit=400, rate=2)
+    eventually(lambda: len(replay.results()) > 5, 60, "the replay is under way")
     planner = psutil.Process(world.state()["world_planner"]["pid"])
     with stopped(world, "world_frontend"):
-        load.send_signal(signal.SIGTERM)
+        replay.process.send_signal(signal.SIGTERM)
         planner.send_signal(signal.SIGTERM)
-        assert load.wait(END_S) != 0
+        assert replay.process.wait(END_S) != 0
         eventually(lambda: not planner.is_running(), END_S, "the planner has ended")
     world.down()

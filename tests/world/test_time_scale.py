@@ -1,24 +1,20 @@
 """One time scale: the same replay at two speeds has the same modelled latencies."""
 
-import json
-
 import pytest
 
 TOLERANCE = 0.10
 """Of TPOT p50. Batches at two speeds differ a little, because arrivals and steps meet otherwise; a step of the
 profile is the same to 1% for one request more or less, and ten times the batch costs about half a step more."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 def replay(world, speed):
     """Replay 30 requests against a fresh graph at ``speed``; return the summary."""
     manifest = world.manifest(profile="a100-llama-8b-bf16-tp1")
     world.up(manifest, speed=speed, flags=("--no-planner",))
-    cut = ("--max-input-tokens", 4000, "--on-long", "truncate", "--limit", 30, "--rate", 1.5)
-    done = world.run("load", "--trace", "mooncake", "--url", world.url, "--speed", speed, *cut, "--json")
-    assert done.returncode == 0, done.stderr
+    _, summary = world.load(speed=speed, limit=30, rate=1.5).finish()
     world.down()
-    return json.loads(done.stdout)
+    return summary
 
 
 @pytest.mark.nightly

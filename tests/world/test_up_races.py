@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_of_two_ups_at_once_on_one_port_one_serves_and_the_other_says_why(world, eventually):

@@ -20,10 +20,9 @@ import psutil
 from penstock.core.errors import PenstockError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.local import liveness
-from penstock.local.liveness import ProcessId
 from penstock.local.probes import Probes
 from penstock.local.process_log import log_path
-from penstock.local.statefile import StateFile
+from penstock.local.statefile import ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
 from penstock.operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
@@ -55,7 +54,7 @@ def orphans(folder: Path, only: str | None = None) -> list[Finding]:
 
 def _orphans_of(path: Path, marked: set[int]) -> Iterator[tuple[int, Finding]]:
     state = StateStore(path).read_quietly()
-    grouped = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
+    grouped = set(liveness.group_pids(liveness.recorded(state)))
     is_running = state is not None and liveness.arbiter_is_alive(state)
     reason, leaked = "its graph has no arbiter", marked | grouped
     if state is not None and is_running:
@@ -82,10 +81,10 @@ def _descendants(arbiter: int) -> set[int]:
 async def hung(state: StateFile) -> list[Finding]:
     """Return the processes of a running graph that are stopped, entirely or in part, or do not answer."""
     arbiter = state.arbiter
-    leaders = {"arbiter": ProcessId(arbiter.pid, arbiter.started)}
+    leaders = {"arbiter": arbiter.process}
     for name, entry in state.entries.items():
-        if entry.pid is not None and entry.started is not None:
-            leaders[name] = ProcessId(entry.pid, entry.started)
+        if (process := entry.process) is not None:
+            leaders[name] = process
     probes = Probes()
 
     async def reason(name: str, leader: ProcessId) -> str | None:

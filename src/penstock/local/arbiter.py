@@ -21,10 +21,10 @@ from pathlib import Path
 
 from penstock.core import logs
 from penstock.core.errors import ConfigError, NotFoundError, PenstockError
-from penstock.local import liveness, private, watchdog_child
+from penstock.local import liveness, watchdog_child
 from penstock.local.launcher import Launcher
 from penstock.local.statefile import StateFile, from_json
-from penstock.local.store import StateStore
+from penstock.local.store import StateStore, make_endpoints, make_folder, remove_endpoints
 from penstock.local.supervisor import Supervisor
 
 _log = logs.get_logger(__name__)
@@ -93,12 +93,12 @@ _STRAY_GRACE_S = 1.0
 
 def claim(store: StateStore, state: StateFile) -> StateFile:
     """Write the statefile with this process as its arbiter."""
-    private.make_folder(store.path.parent)
+    make_folder(store.path.parent)
     owned = _owned(store, state)
     try:
         store.claim(owned)
     except PenstockError:
-        private.remove_endpoints(owned.arbiter.endpoint)
+        remove_endpoints(owned.arbiter.endpoint)
         raise
     return owned
 
@@ -110,7 +110,7 @@ def resume(store: StateStore) -> StateFile:
     def take(state: StateFile) -> tuple[StateFile, StateFile]:
         if liveness.arbiter_is_alive(state):
             raise ConfigError(f"{store.path}: arbiter {state.arbiter.pid} runs; nothing to take over")
-        private.remove_endpoints(state.arbiter.endpoint)
+        remove_endpoints(state.arbiter.endpoint)
         owned = _owned(store, state)
         made.append(owned.arbiter.endpoint)
         owned = replace(owned, arbiter=replace(owned.arbiter, restarts=state.arbiter.restarts + 1))
@@ -124,7 +124,7 @@ def resume(store: StateStore) -> StateFile:
             raise
         except PenstockError as exc:
             while made:
-                private.remove_endpoints(made.pop())
+                remove_endpoints(made.pop())
             if time.monotonic() > deadline_s or store.running() is not None:
                 raise
             _log.warning("cannot take over yet", why=str(exc))
@@ -134,7 +134,7 @@ def resume(store: StateStore) -> StateFile:
 def _owned(store: StateStore, state: StateFile) -> StateFile:
     me = liveness.identify(os.getpid())
     assert me is not None  # noqa: S101 - this process runs
-    endpoint, pubsub_endpoint = private.make_endpoints(store.path, me.pid)
+    endpoint, pubsub_endpoint = make_endpoints(store.path, me.pid)
     arbiter = replace(
         state.arbiter, pid=me.pid, started=me.started, endpoint=endpoint, pubsub_endpoint=pubsub_endpoint
     )
@@ -143,8 +143,8 @@ def _owned(store: StateStore, state: StateFile) -> StateFile:
 
 def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """End the processes that a killed arbiter started and had no time to record: another will take their place."""
-    covered = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
-    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered | {watchdog.pid}]
+    covered = {*liveness.group_pids(liveness.recorded(state)), watchdog.pid}
+    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered]
     if orphans:
         _log.warning("ending processes that were not recorded", pids=[one.pid for one in orphans])
         liveness.end(orphans, grace_s=_STRAY_GRACE_S)
@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         state = resume(store) if options.resume else claim(store, _initial_state())
         if state.arbiter.discovery_folder is not None:
-            private.make_folder(Path(state.arbiter.discovery_folder))
+            make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:
         _log.error("arbiter cannot start", why=str(exc))
         return 1
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         liveness.end(liveness.leftovers(store.read_quietly(), str(store.path)), grace_s=1.0)
-        private.remove_endpoints(state.arbiter.endpoint)
+        remove_endpoints(state.arbiter.endpoint)
         store.remove()
         _log.info("arbiter ended", namespace=state.arbiter.namespace)
     return 0

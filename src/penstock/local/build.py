@@ -12,8 +12,14 @@ from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE
 from penstock.local.ports import choose_port, is_free
-from penstock.local.replicas import GpuShortageError, request_replica
-from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
+from penstock.local.statefile import (
+    ArbiterInfo,
+    GpuShortageError,
+    ProcessEntry,
+    StateFile,
+    base_name,
+    request_replica,
+)
 from penstock.runtimes import (
     PLANNER_ROLE,
     PORT,

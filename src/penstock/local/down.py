@@ -9,11 +9,10 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import liveness, ports, private
-from penstock.local.liveness import ProcessId
+from penstock.local import liveness, ports
 from penstock.local.plan import grace_s
-from penstock.local.statefile import StateFile
-from penstock.local.store import StateStore, namespaces
+from penstock.local.statefile import ProcessId, StateFile
+from penstock.local.store import StateStore, namespaces, remove_all_endpoints, remove_endpoints
 
 _GRACE_S = 5.0
 """Real seconds that processes of a killed arbiter get to end. Chosen."""
@@ -24,16 +23,13 @@ def recover(store: StateStore) -> tuple[str, ...]:
     store.refuse_running()
     state = store.read_quietly()
     left = liveness.leftovers(state, str(store.path))
-    pids = _pids(left)
-    resisting = liveness.end(left, grace_s=_GRACE_S)
-    if resisting:
-        names = ", ".join(str(pid) for pid in _pids(resisting))
-        raise ClusterError(f"processes {names} of an earlier run cannot be ended; end them and try again")
+    pids = liveness.group_pids(left)
+    _end(left, _GRACE_S)
     if not left and not store.path.exists():
         return ()
     if state is not None:
-        private.remove_endpoints(state.arbiter.endpoint)
-    private.remove_all_endpoints(store.path)
+        remove_endpoints(state.arbiter.endpoint)
+    remove_all_endpoints(store.path)
     store.remove()
     done = [f"ended process {pid} of an earlier run" for pid in pids]
     return (*done, f"removed the stale statefile {store.path}")
@@ -41,16 +37,13 @@ def recover(store: StateStore) -> tuple[str, ...]:
 
 def kill(store: StateStore, state: StateFile) -> None:
     """Kill the arbiter, its watchdog and every process of a graph at once."""
-    arbiter = ProcessId(state.arbiter.pid, state.arbiter.started)
-    every = [*liveness.marked(str(store.path)), arbiter, *liveness.recorded(state)]
-    resisting = liveness.end(every, grace_s=0.0)
-    if resisting:
-        names = ", ".join(str(pid) for pid in _pids(resisting))
-        raise ClusterError(f"processes {names} cannot be ended; end them and run `penstock down` again")
+    _end([*liveness.marked(str(store.path)), state.arbiter.process, *liveness.recorded(state)], 0.0)
 
 
-def _pids(leaders: list[ProcessId]) -> list[int]:
-    return [member.pid for leader in leaders for member in liveness.group_of(leader)]
+def _end(processes: list[ProcessId], grace_s: float) -> None:
+    if resisting := liveness.end(processes, grace_s=grace_s):
+        names = ", ".join(map(str, liveness.group_pids(resisting)))
+        raise ClusterError(f"processes {names} cannot be ended; end them and try again")
 
 
 _POLL_S = 0.1
@@ -106,7 +99,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
             )
         return Stopped(namespace, time.monotonic() - began_s, forced=True, notes=notes)
-    arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.started)
+    arbiter = state.arbiter.process
     patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
     forced = now
     ended = not now and _stop(arbiter, signal.SIGTERM, patience_s)
@@ -122,11 +115,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
 
 
-def _stop(
-    arbiter: liveness.ProcessId,
-    sent: signal.Signals,
-    patience_s: float,
-) -> bool:
+def _stop(arbiter: ProcessId, sent: signal.Signals, patience_s: float) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(arbiter.pid, sent)
     deadline = time.monotonic() + patience_s
@@ -150,8 +139,7 @@ def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
 
 def _verify(store: StateStore, state: StateFile) -> None:
     """Raise when a process, the statefile or a port is left."""
-    leaders = liveness.leftovers(state, str(store.path))
-    left = [f"process {member.pid}" for leader in leaders for member in liveness.group_of(leader)]
+    left = [f"process {pid}" for pid in liveness.group_pids(liveness.leftovers(state, str(store.path)))]
     left += [str(path) for path in (store.path, store.lock_path, store.discovery_folder) if path.exists()]
     left += [
         f"port {port}"

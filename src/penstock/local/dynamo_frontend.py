@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.core import metric_names as names
-from penstock.core.errors import ObservationError
-from penstock.core.exposition import Sample, parse_samples
+from penstock.core.exposition import Sample
 from penstock.local.probes import NoAnswer, Probes, RouterView, WorkerView
 from penstock.local.statefile import ArbiterInfo, ProcessEntry
 
@@ -108,13 +107,8 @@ class DynamoFrontend:
     async def _page(self, entry: ProcessEntry) -> WorkerPage | NoAnswer:
         if entry.url is None:
             return NoAnswer.AWAY
-        text = await self._probes.get_text(f"{entry.url}/metrics")
-        if isinstance(text, NoAnswer):
-            return text
-        try:
-            return worker_page(parse_samples(text, _WANTED)) or NoAnswer.SILENT
-        except ObservationError:
-            return NoAnswer.SILENT
+        samples = await self._probes.samples(entry.url, _WANTED)
+        return samples if isinstance(samples, NoAnswer) else worker_page(samples) or NoAnswer.SILENT
 
 
 def deregister(folder: Path, worker_id: int) -> None:

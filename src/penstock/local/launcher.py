@@ -27,7 +27,8 @@ from tornado.ioloop import IOLoop
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConflictError
 from penstock.local import exec_child, liveness
-from penstock.local.liveness import ProcessId, identify
+from penstock.local.liveness import identify
+from penstock.local.statefile import ProcessId
 
 _log = logs.get_logger(__name__)
 _NO_PERIODIC_CHECK = -1.0

@@ -12,12 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from penstock.local.statefile import StateFile
+from penstock.local.statefile import ProcessId, StateFile
 
 MARK_VARIABLE = "PENSTOCK_STATEFILE"
 """Set in every child's environment to its statefile's path, so that a child that was never recorded is found."""
@@ -42,19 +41,6 @@ _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """One process for good.
-
-    Attributes:
-        started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
-            No clock that can be set is part of it.
-    """
-
-    pid: int
-    started: str
-
-
 def identify(pid: int) -> ProcessId | None:
     """Return the identity of a running process, or None when there is none with this pid."""
     started = _start_of(pid)
@@ -68,7 +54,7 @@ def is_alive(recorded: ProcessId) -> bool:
 
 def arbiter_is_alive(state: StateFile) -> bool:
     """Return whether the file's arbiter runs; False makes the file a stale one."""
-    return state.arbiter.pid > 0 and is_alive(ProcessId(state.arbiter.pid, state.arbiter.started))
+    return state.arbiter.pid > 0 and is_alive(state.arbiter.process)
 
 
 def group_of(leader: ProcessId) -> list[ProcessId]:
@@ -112,11 +98,13 @@ def stopped_in_group(leader: ProcessId) -> str | None:
 
 def recorded(state: StateFile | None) -> list[ProcessId]:
     """Return the processes that a statefile records, running or not; none if there is no file."""
-    return [
-        ProcessId(entry.pid, entry.started)
-        for entry in (state.entries.values() if state is not None else ())
-        if entry.pid is not None and entry.started is not None
-    ]
+    entries = () if state is None else state.entries.values()
+    return [process for entry in entries if (process := entry.process) is not None]
+
+
+def group_pids(leaders: Iterable[ProcessId]) -> list[int]:
+    """Return the pids of the running processes of several groups."""
+    return [member.pid for leader in leaders for member in group_of(leader)]
 
 
 def marked(statefile: str) -> list[ProcessId]:
@@ -145,7 +133,7 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
         Leaders of groups, a leader itself perhaps gone, and processes outside these groups.
     """
     found = [leader for leader in recorded(state) if group_of(leader)]
-    covered = {member.pid for leader in found for member in group_of(leader)}
+    covered = group_pids(found)
     return [*found, *(one for one in marked(statefile) if one.pid not in covered)]
 
 

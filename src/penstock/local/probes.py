@@ -147,14 +147,14 @@ class Probes:
 
     async def engine(self, worker_url: str) -> EngineReading | None:
         """Return what a worker's page reports of its engine, or None if there is no such page."""
-        samples = await self._samples(worker_url, PROGRESS_NAMES)
-        return None if samples is None else read_engine(samples)
+        samples = await self.samples(worker_url, PROGRESS_NAMES)
+        return None if isinstance(samples, NoAnswer) else read_engine(samples)
 
     async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
         """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown."""
         names = (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE)
-        samples = await self._samples(worker_url, names)
-        if samples is None:
+        samples = await self.samples(worker_url, names)
+        if isinstance(samples, NoAnswer):
             return None
         requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
         kept = [sample.value for sample in samples if keeps_leases and sample.name == VLLM_KV_USAGE]
@@ -162,14 +162,15 @@ class Probes:
             return None
         return any(value > 0 for value in (*requests, *kept))
 
-    async def _samples(self, worker_url: str, names: tuple[str, ...]) -> list[Sample] | None:
+    async def samples(self, worker_url: str, names: tuple[str, ...]) -> list[Sample] | NoAnswer:
+        """Return the samples of some names on a worker's page, else why there are none."""
         page = await self.get_text(f"{worker_url}/metrics")
         if isinstance(page, NoAnswer):
-            return None
+            return page
         try:
             return parse_samples(page, names)
         except ObservationError:
-            return None
+            return NoAnswer.SILENT
 
     async def ask(self, method: str, url: str) -> Response | NoAnswer:
         """Return the response of any status, or why there is none."""

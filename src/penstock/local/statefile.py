@@ -1,18 +1,19 @@
-"""The statefile: its content, how its entries are named, and how it reads and writes as JSON.
+"""The statefile: its content, how its entries are named and scaled, and how it reads and writes as JSON.
 
-The arbiter, the planner's target and the command line share it; `store` puts it on disk. Pure.
+The arbiter, the planner's target and the command line share it; `store` puts it on disk and holds its lock meanwhile. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from penstock.api import WORKER_ROLES
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock.core.validation import findings
 from penstock.core.worker_metrics import STALL_REAL_S
@@ -26,12 +27,25 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process for good.
+
+    Attributes:
+        started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
+            No clock that can be set is part of it.
+    """
+
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True, slots=True)
 class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
         budget: Most GPUs that workers may hold at once, <= gpus.
-        started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
+        started: When that process started (`ProcessId`); distinguishes a reused pid from the arbiter.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
@@ -56,6 +70,11 @@ class ArbiterInfo:
     restarts: int = 0
     runtime: str = ""
     discovery_folder: str | None = None
+
+    @property
+    def process(self) -> ProcessId:
+        """Itself."""
+        return ProcessId(self.pid, self.started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,11 @@ class ProcessEntry:
     order: int = 0
 
     @property
+    def process(self) -> ProcessId | None:
+        """Its recorded process, running or not."""
+        return None if self.pid is None or self.started is None else ProcessId(self.pid, self.started)
+
+    @property
     def port(self) -> int | None:
         """The port that `url` names, or None until one is chosen."""
         return self.ports.get(PORT)
@@ -124,12 +148,6 @@ class StateFile:
     def with_entry(self, name: str, entry: ProcessEntry) -> StateFile:
         """Return a copy in which ``name`` is ``entry``."""
         return replace(self, entries={**self.entries, name: entry})
-
-    def without(self, name: str) -> StateFile:
-        """Return a copy without ``name``; the same file when it was not there."""
-        if name not in self.entries:
-            return self
-        return replace(self, entries={key: entry for key, entry in self.entries.items() if key != name})
 
     def change(self, name: str, **fields: Any) -> StateFile:
         """Return a copy with some fields of one entry replaced; unchanged when the entry is gone."""
@@ -158,12 +176,6 @@ def base_name(namespace: str, service: str) -> str:
     return f"{namespace}_{service}"
 
 
-def is_base(state: StateFile, name: str) -> bool:
-    """Return whether ``name`` is the un-suffixed entry of its service."""
-    entry = state.entries.get(name)
-    return entry is not None and name == base_name(state.arbiter.namespace, entry.service)
-
-
 def free_name(state: StateFile, service: str) -> str:
     """Return the name for one more replica of ``service``.
 
@@ -183,9 +195,133 @@ def retire(state: StateFile, name: str) -> StateFile:
 
     The base entry stays as ``stopped``, because its command starts the next replica; others go.
     """
-    if not is_base(state, name):
-        return state.without(name)
-    return state.change(name, state=EntryState.STOPPED, gpus=(), **NO_PROCESS)
+    entry = state.entries.get(name)
+    if entry is not None and name == base_name(state.arbiter.namespace, entry.service):
+        return state.change(name, state=EntryState.STOPPED, gpus=(), **NO_PROCESS)
+    return replace(state, entries={key: each for key, each in state.entries.items() if key != name})
+
+
+class GpuShortageError(ClusterError):
+    """No ids could be given; the message says how many are in use, the bound and the remedy."""
+
+
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...]:
+    """Choose ``needed`` free ids, neighbours if there are such, else the lowest; raises GpuShortageError.
+
+    Neighbours come first because GPUs with adjacent ids usually share the fastest link.
+    Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
+    """
+    if needed <= 0:
+        return ()
+    ceiling = min(budget, gpus)
+    used = len(set(in_use))
+    if used + needed > ceiling:
+        bound = f"maxGpuBudget {budget}" if budget <= gpus else f"the host's {gpus} GPUs (--gpus)"
+        raise GpuShortageError(
+            f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
+            "draining ones included; wait for a drain to end, or raise the bound"
+        )
+    free = sorted(set(range(gpus)) - set(in_use))
+    if len(free) < needed:
+        raise GpuShortageError(
+            f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)"
+        )
+    fitting = [run for run in _runs(free) if len(run) >= needed]
+    chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
+    return tuple(chosen[:needed])
+
+
+def _runs(ids: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for gpu in ids:
+        if runs and runs[-1][-1] == gpu - 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return runs
+
+
+_VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOutcome:
+    """What one scaling step made of the file."""
+
+    state: StateFile
+    added: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    refusal: str | None = None
+
+
+def template(state: StateFile, role: str) -> ProcessEntry | None:
+    """Return the base entry of the service with ``role``: its command starts every replica."""
+    namespace = state.arbiter.namespace
+    for name, entry in state.entries.items():
+        if entry.role == role and name == base_name(namespace, entry.service):
+            return entry
+    return None
+
+
+def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
+    """Return the entries that count as replicas of ``role``, by name."""
+    return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
+
+
+def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str]:
+    """Add one ``requested`` entry with its own GPUs; raises GpuShortageError."""
+    name = free_name(state, base.service)
+    gpus = allocate(
+        base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
+    )
+    order = state.next_order()
+    entry = replace(base, state=EntryState.REQUESTED, gpus=gpus, restarts=0, order=order, **NO_PROCESS)
+    return state.with_entry(name, entry), name
+
+
+def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mapping[str, float]) -> str:
+    """Return the replica whose removal costs least.
+
+    One that does not serve yet goes first (requested before starting), then the one with the fewest
+    tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
+    """
+
+    def cost(name: str) -> tuple[int, float, int]:
+        entry = candidates[name]
+        return _VICTIM_RANK[entry.state], inflight_tokens.get(name, math.inf), -entry.order
+
+    return min(candidates, key=cost)
+
+
+def withdraw(state: StateFile, name: str) -> StateFile:
+    """Take a replica out of its pool.
+
+    Without a process it leaves the file at once and its GPUs are free; with one it keeps them,
+    as ``draining``, until the supervisor has observed the process end.
+    """
+    entry = state.entries[name]
+    if entry.state is EntryState.REQUESTED and entry.pid is None:
+        return retire(state, name)
+    reason = "withdrawn before it was ready" if entry.state is EntryState.STARTING else None
+    return state.change(name, state=EntryState.DRAINING, reason=reason)
+
+
+def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
+    """Bring the pool of ``role`` to ``replicas``, draining and failed ones not counted; twice changes nothing more."""
+    base = template(state, role)
+    added: list[str] = []
+    withdrawn: list[str] = []
+    while base is not None and len(replicas_of(state, role)) < replicas:
+        try:
+            state, name = request_replica(state, base)
+        except GpuShortageError as exc:
+            return ScaleOutcome(state, tuple(added), refusal=f"{base.service}: {exc}")
+        added.append(name)
+    while len(current := replicas_of(state, role)) > replicas:
+        victim = choose_victim(current, inflight_tokens)
+        state = withdraw(state, victim)
+        withdrawn.append(victim)
+    return ScaleOutcome(state, tuple(added), tuple(withdrawn))
 
 
 _T = TypeVar("_T")

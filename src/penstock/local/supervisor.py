@@ -19,10 +19,9 @@ from penstock.core.local_state import EntryState
 from penstock.local import process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
-from penstock.local.liveness import ProcessId
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Action, Drain, ObservedProcess, ProcessExit, Step, plan, plan_stop
-from penstock.local.statefile import ProcessEntry, StateFile, retire
+from penstock.local.statefile import ProcessEntry, ProcessId, StateFile, retire
 from penstock.local.store import StateStore, UnwritableError
 from penstock.runtimes import PORT
 
@@ -164,10 +163,10 @@ class Supervisor:
         """
         now_s = time.monotonic()
         for name, entry in self._record.state.entries.items():
-            if entry.pid is not None and entry.started is not None:
-                self._launcher.adopt(name, ProcessId(entry.pid, entry.started))
+            if (process := entry.process) is not None:
+                self._launcher.adopt(name, process)
                 healthy_s = now_s if entry.state is EntryState.READY else None
-                self._observed[name] = ObservedProcess(pid=entry.pid, started_s=now_s, healthy_s=healthy_s)
+                self._observed[name] = ObservedProcess(pid=process.pid, started_s=now_s, healthy_s=healthy_s)
         _log.info("processes adopted", names=list(self._observed))
         if self._record.state.arbiter.stopping:
             self.request_stop()

@@ -1,4 +1,4 @@
-"""The planner's way to the local backend: reads pools from the statefile, writes wishes into it.
+"""The planner's way to the local backend: reads pools from the statefile, writes desired replicas into it.
 
 It starts and stops nothing itself; the supervisor in the arbiter process makes the file true.
 """
@@ -13,8 +13,7 @@ from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
 from penstock.local.probes import NoAnswer, Probes, frontend_of
-from penstock.local.replicas import ScaleOutcome, scale, template
-from penstock.local.statefile import ProcessEntry, StateFile
+from penstock.local.statefile import ProcessEntry, ScaleOutcome, StateFile, scale, template
 from penstock.local.store import StateStore
 from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.targets.base import Endpoint, TargetState

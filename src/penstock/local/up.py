@@ -21,14 +21,14 @@ from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, Po
 from penstock.core.flags import check_bounds
 from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
-from penstock.local import liveness, private, process_log
+from penstock.local import liveness, process_log
 from penstock.local.build import UpOptions, check_model, initial_state
 from penstock.local.down import kill, recover
 from penstock.local.plan import startup_s
 from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile, to_json
-from penstock.local.store import StateStore, log_root
+from penstock.local.store import FILE_MODE, StateStore, log_root, make_folder
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
@@ -158,9 +158,9 @@ def ready_timeout_s(state: StateFile) -> float:
 def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
     log_dir = Path(state.arbiter.log_dir)
     try:
-        private.make_folder(log_dir)
+        make_folder(log_dir)
         path = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER)
-        path.touch(mode=private.FILE_MODE)
+        path.touch(mode=FILE_MODE)
         log = path.open("ab")
     except OSError as exc:
         raise ConfigError(unwritable(f"--log-dir {log_dir}", exc)) from exc

@@ -21,8 +21,7 @@ from penstock.api import Role
 from penstock.core.logs import get_logger
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Decision
-from penstock.planner.figures import Figures
-from penstock.planner.observers import View
+from penstock.planner.figures import Figures, View
 from penstock.planner.series import points
 
 POINTS_PER_INTERVAL = 15

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.performance.profile import PerformanceProfile, read_profile
-from penstock.planner.core.records import MALFORMED
-from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.core.state import MALFORMED
+from penstock.planner.decide.codec import from_plain
+from penstock.planner.decide.config import DecideConfig, Mode, config_from
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.options import PlannerOptions, refuse_contradictions
 
 _POOLS = (
@@ -50,11 +50,15 @@ def parse(
     data = _loaded(text, name)
     try:
         if "window" in data:
-            recorded = _checked(window_from(data["window"]))
-            return recorded, state_from(data["before"]), _recorded(config_from(data["config"]), profile, read)
+            recorded = _checked(from_plain(Window, data["window"]))
+            return (
+                recorded,
+                from_plain(PlannerState, data["before"]),
+                _recorded(config_from(data["config"]), profile, read),
+            )
         window = _checked(_window(data))
         pools = window.pulls[-1].pools if window.pulls else {}
-        return window, state_from(data.get("state") or {}), _config(data, pools, profile, read)
+        return window, from_plain(PlannerState, data.get("state") or {}), _config(data, pools, profile, read)
     except InvalidSpecError as exc:
         problem = exc.problems[0]
         raise ConfigError(f"{name}: config.{problem.path.removeprefix('--')}: {problem.message}") from exc
@@ -162,7 +166,7 @@ def _pull(data: Mapping[str, Any]) -> Pull:
 
 def _demand(data: Mapping[str, Any]) -> Demand:
     """Return what came; every number counts something."""
-    demand = demand_from(data)
+    demand = from_plain(Demand, data)
     numbers = dataclasses.asdict(demand)
     for key in ("in_flight", "turned_away"):
         numbers |= {f"{key}.{role.value}": count for role, count in numbers.pop(key).items()}

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from penstock.core.errors import ConfigError
 from penstock.core.printable import printable
-from penstock.planner.core.records import Record
+from penstock.planner.core.state import Record
 from penstock.planner.decision_steps import forecast_of
 from penstock.planner.ledger import LedgerFile
 

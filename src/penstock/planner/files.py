@@ -20,8 +20,7 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Decision
-from penstock.planner.figures import Figures
-from penstock.planner.observers import Observers, View
+from penstock.planner.figures import Figures, Observers, View
 
 if TYPE_CHECKING:
     # TensorBoard's writer, which readers of the files need not load.

@@ -18,14 +18,15 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
-from penstock.planner.core.records import MALFORMED, Record
-from penstock.planner.decide.adaptive import hindsight, work
+from penstock.planner.core.state import MALFORMED, Record
+from penstock.planner.decide.adaptive import hindsight
 from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.by_demand import MEMORIES, carried, resumed
-from penstock.planner.decide.codec import config_from, state_from, to_plain
-from penstock.planner.decide.sla.memory import SlaMemory
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.codec import from_plain, to_plain
+from penstock.planner.decide.config import config_from
+from penstock.planner.decide.decision import Memory, PlannerState
+from penstock.planner.decide.sla.learning import SlaMemory
 from penstock.planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock.planner.options import PlannerOptions
 
@@ -76,10 +77,10 @@ def learnt(folder: Path) -> Learnt:
     header = _newest_header(records, folder)
     newest = next(record for record in reversed(records) if "state" in record)
     try:
-        state, model = state_from(newest["state"]), header["served_model_name"]
+        state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
         config = config_from(header["config"])
         memory = resumed(state, -newest["at_s"], 0.0).memory
-        adaptive = MEMORIES["adaptive"].read(memory)
+        adaptive = AdaptiveMemory.read(memory)
     except MALFORMED as exc:
         raise LedgerError(
             f"{folder}: the newest state is incomplete ({exc!r}); use the version that wrote it"
@@ -110,11 +111,11 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 def in_words(known: Learnt) -> str:
     """Return what was learnt, a line for each role."""
-    memory: AdaptiveMemory = MEMORIES["adaptive"].read(known.memory)
+    memory = AdaptiveMemory.read(known.memory)
     lines = [f"model {known.model}"]
     entry = Role.PREFILL if Role.PREFILL in known.gpus else Role.AGGREGATED
     for role, gpus in known.gpus.items():
-        startup_s, speed = memory.of(role).startup_s, work.tokens_per_s(memory.work)
+        startup_s, speed = memory.of(role).startup_s, memory.work.tokens_per_s
         words = ["start-up not seen" if startup_s is None else f"start-up {startup_s:,.0f} s"]
         if role is entry:
             words.append(
@@ -125,7 +126,7 @@ def in_words(known: Learnt) -> str:
         words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h for a floor")
         lines.append(f"{role.value}: {'; '.join(words)}")
     if "sla" in known.memory:
-        sla: SlaMemory = MEMORIES["sla"].read(known.memory)
+        sla = SlaMemory.read(known.memory)
         ratios = {"prefill": sla.prefill, "TTFT": sla.ttft, "ITL": sla.itl}
         words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
         lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
@@ -211,7 +212,7 @@ def _parsed(text: str, origin: str) -> Learnt:
             raise ConfigError(
                 f"{origin}: memory.adaptive.hindsight.{role.value} lacks fleets, or has lists of different lengths; export it again"
             )
-    if any(number < 0 or not math.isfinite(number) for number in _numbers(carried(known.memory))):
+    if any(number < 0 or not math.isfinite(number) for number in _numbers(to_plain(carried(known.memory)))):
         raise ConfigError(f"{origin}: has a number below 0; export it again")
     return known
 

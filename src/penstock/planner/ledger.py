@@ -24,7 +24,7 @@ import orjson
 from penstock.core.errors import ConfigError, LedgerError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.planner.core.following import LedgerFollower
-from penstock.planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
+from penstock.planner.core.state import ANCHORS, MALFORMED, SCHEMA, Record
 from penstock.planner.decide.config import DecideConfig
 
 FILE_NAME: Final = "ledger.jsonl"

@@ -13,11 +13,12 @@ from penstock.core.errors import LedgerError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.planner.core.following import restore
 from penstock.planner.core.planner import Answer, PlannerCore
-from penstock.planner.core.records import Change, DecisionKind, Record
 from penstock.planner.core.state import (
     Append,
     BeginLedger,
+    Change,
     Checkpoint,
+    DecisionKind,
     Effect,
     History,
     Log,
@@ -25,15 +26,15 @@ from penstock.planner.core.state import (
     ObserveAt,
     PlannerSettings,
     ReadMetrics,
+    Record,
     RecordDecision,
     Scale,
 )
-from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.bounds import existing_gpus, owner
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import PoolCounts, Pull, kv_role, summarise
-from penstock.planner.decide.stabilise import owner
+from penstock.planner.figures import Observers, View
 from penstock.planner.ledger import Ledger
-from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
 from penstock.planner.targets.base import Target, TargetState
 

@@ -64,9 +64,6 @@ def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
     return Field(**shared, json_schema_extra={"setting": Setting(key, decides)})  # type: ignore[dict-item]
 
 
-_Url = Annotated[str, Field(pattern=r"^http://\S+$")]
-
-
 class PlannerOptions(BaseModel):
     """Settings of one planner; those in ``spec.planner`` too take their bounds, default and help from there.
 
@@ -146,10 +143,12 @@ class PlannerOptions(BaseModel):
     )
     prefill_queue_per_worker: bool = _declared("prefill_queue_per_worker", "queue_per_worker")
     metrics_source: MetricsSource = _declared("metrics.source")
-    prometheus_url: _Url | None = _declared(
-        "metrics.prometheus_url", description="Prometheus server, http://host:port."
+    prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = _declared(
+        "metrics.prometheus_url", description="Prometheus server, http://host:port or https://host:port."
     )
-    router_url: _Url | None = Field(None, description="Router, http://host:port; default: the statefile's.")
+    router_url: Annotated[str, Field(pattern=r"^http://\S+$")] | None = Field(
+        None, description="Router, http://host:port; default: the statefile's."
+    )
     metrics_max_age: float = _declared("metrics.max_age_seconds")
     memory: str | None = _declared("memory")
     adjustment_deadline: Annotated[float, Field(gt=0)] = Field(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.core.records import (
+from penstock.planner.core.state import (
     MALFORMED,
     DecisionKind,
     Outcome,
@@ -21,10 +21,11 @@ from penstock.planner.core.records import (
     without_asked,
 )
 from penstock.planner.decide.by_demand import MEMORIES
-from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.codec import from_plain, to_plain
+from penstock.planner.decide.config import config_from
+from penstock.planner.decide.decision import Decision, PlannerState
+from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import LedgerFile
 from penstock.planner.options import SETTINGS, PlannerOptions
 
@@ -82,8 +83,12 @@ def replay(ledger: LedgerFile) -> ReplayResult:
             name = record["decision"]["id"]
             pairs = [
                 ("decision", record["decision"], to_plain(decision)),
-                ("state", _plain(state_from(record["state"])), to_plain(after)),
-                *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
+                ("state", _plain(from_plain(PlannerState, record["state"])), to_plain(after)),
+                *(
+                    [("chain", _plain(from_plain(PlannerState, record["before"])), broken)]
+                    if broken is not None
+                    else []
+                ),
             ]
         except MALFORMED as exc:
             raise LedgerError(
@@ -99,11 +104,8 @@ def replay(ledger: LedgerFile) -> ReplayResult:
 
 def _plain(state: PlannerState) -> Any:
     """Return a state whose memories have the keys that this version writes: keys added since have their defaults."""
-    memory = dict(state.memory)
-    for key, mode in MEMORIES.items():
-        if key in memory:
-            memory |= mode.write(mode.read(memory))
-    return to_plain(replace(state, memory=memory))
+    known = {key: kind.read(state.memory) for key, kind in MEMORIES.items() if key in state.memory}
+    return to_plain(replace(state, memory={**state.memory, **known}))
 
 
 def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
@@ -156,11 +158,11 @@ def remake(
     The header before the record holds the profile.
     """
     config = replace(config_from(record["config"]), performance=performance, **changes)
-    before = state_from(record["before"])
+    before = from_plain(PlannerState, record["before"])
     if record["kind"] == DecisionKind.ROLL_BACK:
-        pull = pull_from(record["pull"])
+        pull = from_plain(Pull, record["pull"])
         return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
-    return decide(window_from(record["window"]), before, config)
+    return decide(from_plain(Window, record["window"]), before, config)
 
 
 class _Chain:
@@ -179,7 +181,7 @@ class _Chain:
                 self._state = without_asked(self._state, change[1])
             self._waiting.discard(change)
         elif "state" in record:
-            self._state = state_from(record["state"])
+            self._state = from_plain(PlannerState, record["state"])
             if record["type"] == "decision":
                 self._waiting = {(c.decision_id, c.role) for c in recorded_changes(record["decision"])}
         return expected

@@ -18,15 +18,14 @@ from penstock.performance.profile import PerformanceProfile
 from penstock.planner.core.state import PlannerSettings
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.state import Memory
-from penstock.planner.figures import Figures
+from penstock.planner.decide.decision import Memory
+from penstock.planner.figures import Figures, Observers
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
-from penstock.planner.observers import Observers
 from penstock.planner.options import PlannerOptions
-from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.base import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.prometheus import GraphLabels
 from penstock.planner.sources.router import at

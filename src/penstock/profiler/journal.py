@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
-from penstock.profiler.points import Phase
 
 JOURNAL: Final = "measurements.jsonl"
 
@@ -32,7 +32,7 @@ class Cache(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
     """KV cache of the engine that a phase was measured on, tokens."""
 
     gpus: int
-    phase: Phase
+    phase: Role
     kv_tokens: float
 
 
@@ -69,7 +69,7 @@ class EnginePoints:
 
     name: str = ""
     conditions: dict[str, str] | None = None
-    kv_tokens: dict[Phase, float] = field(default_factory=dict)
+    kv_tokens: dict[Role, float] = field(default_factory=dict)
     prefill: dict[int, PrefillPoint] = field(default_factory=dict)
     decode: dict[tuple[int, int], DecodePoint | None] = field(default_factory=dict)
 
@@ -85,9 +85,7 @@ class EnginePoints:
         """Return all points of an engine that was measured."""
         prefill = {point.prompt_tokens: point for point in self.prefill.values()}
         ordered = tuple(prefill[tokens] for tokens in sorted(prefill))
-        return EngineSweep(
-            gpus, self.kv_tokens[Phase.DECODE], ordered, tuple(self.sorted_decode()), self.name
-        )
+        return EngineSweep(gpus, self.kv_tokens[Role.DECODE], ordered, tuple(self.sorted_decode()), self.name)
 
 
 class Journal:

@@ -19,7 +19,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.performance.sweep import DecodePoint, PrefillPoint
 from penstock.profiler.points import OUTPUT_TOKENS
-from penstock.workload.exchange import NO_TOKENS, RequestSender, SendSettings
+from penstock.workload.exchange import NO_TOKENS, Destination, RequestSender
 from penstock.workload.prompts import unique_text
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.traces import TraceRequest
@@ -43,8 +43,8 @@ _LARGEST_BLOCK = 128
 class Measurer:
     """Measures one server with texts that no cache knows, each beginning as its longer self does."""
 
-    def __init__(self, pool: ConnectionPool, sending: SendSettings, *, speed: float, seed: int) -> None:
-        self._sender = RequestSender(pool, SimulatedClock(speed), sending, on_first=lambda _: None)
+    def __init__(self, pool: ConnectionPool, destination: Destination, *, speed: float, seed: int) -> None:
+        self._sender = RequestSender(pool, SimulatedClock(speed), destination, on_first=lambda _: None)
         self._seed = seed
         self._line = 0
         self._bytes_per_token = float(BYTES_PER_TOKEN)

@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.engine import profiles
 from penstock.performance.recommend import Targets
-from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Grid, Phase, grid_of
+from penstock.profiler.points import DEFAULT_MAX_CONTEXT, PHASES, Grid, grid_of
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
 
 _DECODE_SPEED = 4.0
@@ -47,7 +47,7 @@ class Server:
 
     process: ProcessSpec | None
     speed: float
-    phases: tuple[Phase, ...]
+    phases: tuple[Role, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def measured_services(graph: GraphDeployment) -> dict[Role, tuple[str, ServiceSp
         ConfigError: the graph has no workers of a phase, several services of one, or replicas of several nodes.
     """
     found: dict[Role, tuple[str, ServiceSpec]] = {}
-    for phase in (Role.PREFILL, Role.DECODE):
+    for phase in PHASES:
         services = graph.spec.services_of(phase) or graph.spec.services_of(Role.AGGREGATED)
         if len(services) != 1:
             names = ", ".join(services) or "none"
@@ -175,18 +175,17 @@ def _planned(
     conditions: dict[str, str] = {}
     servers: list[Server] = []
     names: set[str] = set()
-    for phase in Phase:
-        is_fast = by_phase is not None and phase is Phase.DECODE
+    for phase in PHASES:
+        is_fast = by_phase is not None and phase is Role.DECODE
         speed_now = (speed or _DECODE_SPEED) if is_fast else 1.0
         args = ("--prefill-speedup", str(_WARM_SPEEDUP)) if is_fast else ()
-        role = Role(phase.value)
-        profile = None if by_phase is None else by_phase[role]
-        process = _alone(graph, role, size, speed=speed_now, profile=profile, args=args)
+        profile = None if by_phase is None else by_phase[phase]
+        process = _alone(graph, phase, size, speed=speed_now, profile=profile, args=args)
         conditions[phase.value] = f"{' '.join(masked_argv(process.argv)[1:])} at speed {speed_now:g}"
         names |= set(process.env)
         last = servers[-1].process if servers else None
         if last is not None and (last.argv, last.env) == (process.argv, process.env):
-            servers = [Server(process, speed_now, tuple(Phase))]
+            servers = [Server(process, speed_now, PHASES)]
         else:
             servers.append(Server(process, speed_now, (phase,)))
     conditions["environment"] = json.dumps(sorted(names))
@@ -367,7 +366,7 @@ def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --config; the engine at --endpoint runs already")
     conditions = {"endpoint": url, "model": config.model or "", "speed": f"{config.speed or 1:g}"}
-    servers = (Server(None, config.speed or 1.0, tuple(Phase)),)
+    servers = (Server(None, config.speed or 1.0, PHASES),)
     engine = PlannedEngine(config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions, servers)
     return ProfilePlan(config, (engine,), config.model, "")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Final
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint
@@ -30,11 +31,8 @@ _REFINED = 0.08
 """Refining stops where two numbers of requests are this close, relatively. Chosen: below the noise of real engines."""
 
 
-class Phase(StrEnum):
-    """What an engine is measured for: TTFT of prompts alone, or ITL of batches."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
+PHASES: Final = (Role.PREFILL, Role.DECODE)
+"""What an engine is measured for: TTFT of prompts alone, and ITL of batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.core.errors import ConfigError, ObservationError, SaturatedError, UpstreamError
-from penstock.core.exposition import parse_samples
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.core.http.client import ConnectionPool
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
 from penstock.profiler.journal import Cache, Decode, EnginePoints, Journal, Prefill
 from penstock.profiler.measure import Measurer
 from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
-from penstock.profiler.points import Grid, Phase
+from penstock.profiler.points import Grid
 from penstock.profiler.workers import running
-from penstock.workload.exchange import SendSettings
-from penstock.workload.probe import LagWatch, check_speed, find_model
+from penstock.workload.exchange import Destination
+from penstock.workload.probe import LagWatch, ServerPages, check_speed, find_model
 
-_PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 _LATE = 0.1
 """Share of the shortest time measured that a process may run late. Chosen: what repeated measurements differ by."""
 _ASSUMED = points.PREFILL_POINTS + points.CONTEXTS * points.BATCHES
@@ -93,15 +92,16 @@ class _Session:
             pool = ConnectionPool()
             stack.push_async_callback(pool.close)
             wanted = config.model if config.graph is None else config.graph.spec.served_name
-            self.model = await find_model(pool, url, model=wanted, api_key=config.api_key)
-            await check_speed(pool, url, speed=server.speed)
+            destination = Destination(url, wanted, timeout_s=config.timeout_s, api_key=config.api_key)
+            destination = await find_model(pool, destination)
+            await check_speed(pool, destination, speed=server.speed)
+            self.model = destination.model or ""
             kv_tokens = config.kv_tokens or await _kv_tokens(pool, url)
-            sending = SendSettings(url, self.model, timeout_s=config.timeout_s, api_key=config.api_key)
-            measurer = Measurer(pool, sending, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
+            measurer = Measurer(pool, destination, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
             await measurer.calibrate()
             for phase in server.phases:
                 self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
-                measure = self._prefill if phase is Phase.PREFILL else self._decode
+                measure = self._prefill if phase is Role.PREFILL else self._decode
                 shortest_s = await measure(engine, self._plan.grid(kv_tokens), measurer)
                 self._check_lag(engine, phase, await _lag_s(pool, url), shortest_s)
 
@@ -145,12 +145,12 @@ class _Session:
         count = points.refinement(known.row(grid.target), self._config.targets.itl_s)
         return None if (grid.target, count) in known.decode else count
 
-    def _is_complete(self, gpus: int, phase: Phase) -> bool:
+    def _is_complete(self, gpus: int, phase: Role) -> bool:
         known = self._journal.engines[gpus]
         if phase not in known.kv_tokens:
             return False
         grid = self._plan.grid(known.kv_tokens[phase])
-        if phase is Phase.PREFILL:
+        if phase is Role.PREFILL:
             return known.prefill.keys() >= set(grid.prompts)
         batches = {(context, count) for context, counts in grid.batches.items() for count in counts}
         return known.decode.keys() >= batches and self._refinement(known, grid) is None
@@ -159,9 +159,7 @@ class _Session:
         known = [self._journal.engines[engine.gpus] for engine in self._plan.engines]
         finished = sum(len(each.prefill) + len(each.decode) for each in known)
         planned = sum(
-            self._plan.grid(each.kv_tokens[Phase.DECODE]).count
-            if Phase.DECODE in each.kv_tokens
-            else _ASSUMED
+            self._plan.grid(each.kv_tokens[Role.DECODE]).count if Role.DECODE in each.kv_tokens else _ASSUMED
             for each in known
         )
         self._on_step(Step(finished, max(finished, planned), doing))
@@ -175,7 +173,7 @@ class _Session:
         async with running(server.process, engine.gpus, self._config.output_dir, os.environ) as url:
             yield url
 
-    def _check_lag(self, engine: PlannedEngine, phase: Phase, lag_s: float, shortest_s: float) -> None:
+    def _check_lag(self, engine: PlannedEngine, phase: Role, lag_s: float, shortest_s: float) -> None:
         if lag_s > _LATE * shortest_s:
             self.doubts.append(
                 f"{engine.name}: the engine ran up to {lag_s * 1000:.1f} ms late (p99, simulated) while {phase.value} was"
@@ -186,11 +184,10 @@ class _Session:
 
 async def _kv_tokens(pool: ConnectionPool, url: str) -> int:
     """Return the KV cache that an engine states on its metrics page, as vLLM does."""
+    samples = await ServerPages(pool, url).samples(url, VLLM_CACHE_CONFIG_INFO)
     try:
-        page = await pool.request("GET", f"{url}/metrics", timeouts=_PAGE)
-        samples = parse_samples(page.body.decode("utf-8", "replace"), [VLLM_CACHE_CONFIG_INFO])
         sizes = [int(each.labels["num_gpu_blocks"]) * int(each.labels["block_size"]) for each in samples]
-    except (UpstreamError, SaturatedError, ObservationError, KeyError, ValueError):
+    except (KeyError, ValueError):
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(

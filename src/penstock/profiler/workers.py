@@ -21,10 +21,11 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.local.build import GPU_VARIABLE, visible_devices
-from penstock.local.liveness import ProcessId, end, identify
+from penstock.local.liveness import end, identify
 from penstock.local.ports import choose_port
 from penstock.local.probes import Probes
 from penstock.local.process_log import last_lines
+from penstock.local.statefile import ProcessId
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
 
 _TIMEOUT_S = 20.0

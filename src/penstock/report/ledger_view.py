@@ -13,10 +13,10 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
-from penstock.planner.core.records import MALFORMED, Record
-from penstock.planner.decide.budget import existing_gpus
-from penstock.planner.decide.codec import config_from, pull_from
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.core.state import MALFORMED, Record
+from penstock.planner.decide.bounds import existing_gpus
+from penstock.planner.decide.codec import from_plain
+from penstock.planner.decide.config import DecideConfig, config_from
 from penstock.planner.decide.observation import Pull
 from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.ledger import read_ledger
@@ -176,7 +176,7 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin) -> PlannerRun | No
     header = [record for record in current if record["type"] == "header"][-1]
     config = config_from(header["config"])
     zero_s, notes = _zero(current, origin)
-    pulls = [pull_from(record["pull"]) for record in current if record["type"] == "pull"]
+    pulls = [from_plain(Pull, record["pull"]) for record in current if record["type"] == "pull"]
     pulls = [replace(pull, at_s=pull.at_s - zero_s) for pull in pulls]
     outcomes = {(r["id"], r["role"]): str(r["outcome"]) for r in current if r["type"] == "actuation"}
     return PlannerRun(

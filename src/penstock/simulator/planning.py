@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
 from penstock.planner.core.planner import Answer, PlannerCore
-from penstock.planner.core.records import Change
 from penstock.planner.core.state import (
+    Change,
     Effect,
     Notify,
     ObserveAt,
@@ -22,10 +22,9 @@ from penstock.planner.core.state import (
 )
 from penstock.planner.decide.by_demand import carried, resumed
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.decision import Decision, Memory
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
-from penstock.planner.decide.state import Memory
 from penstock.planner.targets.base import TargetState
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order

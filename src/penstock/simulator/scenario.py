@@ -16,7 +16,7 @@ from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.profiles import performance
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 from penstock.router.core.worker import WorkerSize
 from penstock.runtimes.engine_flags import preemption_config
 from penstock.workload.traces import BLOCK_TOKENS

@@ -19,6 +19,7 @@ from penstock.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from penstock.core.flags import check_bounds, flag
 from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.workload.record import RequestResult, RequestStatus
@@ -133,9 +134,6 @@ _REJECTED_STATUSES: Final = frozenset({429, 503})
 NO_TOKENS: Final = "no_tokens"
 """Error class of a complete stream without text."""
 
-TIER_HEADER: Final = "x-penstock-tier"
-"""The router's by default."""
-
 
 class TargetEndpoint(StrEnum):
     """Which OpenAI endpoint gets the requests."""
@@ -150,16 +148,32 @@ class TargetEndpoint(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SendSettings:
-    """How requests are sent."""
+class Destination:
+    """Where requests go and how; the help of its fields is the command line's. Keys are never written to a file."""
 
-    url: str
-    model: str
-    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
-    timeout_s: float = 600.0
-    api_key: str | None = None
-    admin_key: str | None = None
-    tier_header: str = TIER_HEADER
+    url: str = flag("Address of the router or server.", default="http://127.0.0.1:8000")
+    model: str | None = flag("Model to ask for.", unset="the first that the server lists")
+    endpoint: TargetEndpoint = flag(
+        "OpenAI endpoint; on chat the server's template adds prompt tokens.",
+        default=TargetEndpoint.COMPLETIONS,
+    )
+    tier_header: str = flag(
+        "Header in which requests ask for tiers; the router's.", default="x-penstock-tier"
+    )
+    timeout_s: float = flag("Longest request, simulated seconds.", default=600.0, gt=0)
+    api_key: str | None = flag(
+        "File with the bearer token, which is never written to another.",
+        default=None,
+        key_variable="PENSTOCK_API_KEY",
+    )
+    admin_key: str | None = flag(
+        "File with the router's admin key, where it has one: with it the workers' own lag is measured too.",
+        default=None,
+        key_variable="PENSTOCK_ADMIN_KEY",
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,28 +184,30 @@ class _Ending:
 
 
 class RequestSender:
-    """Sends requests of one replay; holds their shared state."""
+    """Sends requests of one replay to a destination whose model is known; holds their shared state."""
 
     def __init__(
         self,
         pool: ConnectionPool,
         clock: SimulatedClock,
-        settings: SendSettings,
+        destination: Destination,
         *,
         on_first: Callable[[float], None],
     ) -> None:
         self._pool = pool
         self._clock = clock
         self._on_first = on_first
-        self._url = settings.url.rstrip("/") + settings.endpoint.path
-        self._is_chat = settings.endpoint is TargetEndpoint.CHAT
-        self._timeouts = Timeouts(first_byte_s=None, idle_s=None, total_s=clock.to_real_s(settings.timeout_s))
+        self._url = destination.url.rstrip("/") + destination.endpoint.path
+        self._is_chat = destination.endpoint is TargetEndpoint.CHAT
+        self._timeouts = Timeouts(
+            first_byte_s=None, idle_s=None, total_s=clock.to_real_s(destination.timeout_s)
+        )
         self._headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
-        if settings.api_key is not None:
-            self._headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
+        if destination.api_key is not None:
+            self._headers.append((b"authorization", b"Bearer " + destination.api_key.encode()))
         opening = b'"messages":[{"role":"user","content":"' if self._is_chat else b'"prompt":"'
-        self._tier_header = settings.tier_header.lower().encode()
-        self._before = b'{"model":' + orjson.dumps(settings.model) + b"," + opening
+        self._tier_header = destination.tier_header.lower().encode()
+        self._before = b'{"model":' + orjson.dumps(destination.model) + b"," + opening
         self._after = b'"}],' if self._is_chat else b'",'
 
     def body(self, request: TraceRequest, prompt: bytes) -> bytes:

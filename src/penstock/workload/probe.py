@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -20,13 +20,22 @@ from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts, parse_http_url
 from penstock.core.http.messages import Headers
 from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
+from penstock.workload.exchange import Destination
+
+_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
+"""Chosen: real seconds; a server that lists its models slower than this serves nothing."""
 
 
 class ServerPages:
     """The pages of one server and of the workers that it lists."""
 
     def __init__(
-        self, pool: ConnectionPool, url: str, timeouts: Timeouts, *, admin_key: str | None = None
+        self,
+        pool: ConnectionPool,
+        url: str,
+        *,
+        timeouts: Timeouts = _TIMEOUTS,
+        admin_key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._pool = pool
@@ -90,7 +99,7 @@ class LagWatch:
     """Collects the lags of a server and of the workers that it lists; one per replay."""
 
     def __init__(self, pool: ConnectionPool, url: str, *, admin_key: str | None = None) -> None:
-        self._pages = ServerPages(pool, url, _POLL_TIMEOUTS, admin_key=admin_key)
+        self._pages = ServerPages(pool, url, timeouts=_POLL_TIMEOUTS, admin_key=admin_key)
         self._worst: dict[str, ServerLag] = {}
 
     @property
@@ -119,17 +128,14 @@ class LagWatch:
                 known = self._worst[name] = ServerLag(name, role, sample.value)
 
 
-_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
-"""Chosen: real seconds; a server that lists its models slower than this serves nothing."""
-
-
-async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key: str | None = None) -> None:
+async def check_speed(pool: ConnectionPool, destination: Destination, *, speed: float) -> None:
     """Refuse to measure a Penstock graph or worker by another time than its own.
 
-    Asks the router, every worker whose address it lists, or the simulated worker that answers at ``url``
+    Asks the router, every worker whose address it lists, or the simulated worker that answers at the address
     itself. Other servers run in real time and do not say so: they are not checked.
     """
-    pages = ServerPages(pool, url, _TIMEOUTS, admin_key=admin_key)
+    url = destination.url
+    pages = ServerPages(pool, url, admin_key=destination.admin_key or destination.api_key)
     router_speed, workers = await pages.workers() or (None, {"the server": ("", pages.url)})
     found = [("the graph", url, router_speed)]
     for name, (_, at) in workers.items():
@@ -143,19 +149,18 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
             )
 
 
-async def find_model(
-    pool: ConnectionPool, url: str, *, model: str | None = None, api_key: str | None = None
-) -> str:
-    """Return the model to ask for, once the server has shown that it can serve it.
+async def find_model(pool: ConnectionPool, destination: Destination) -> Destination:
+    """Return the destination with the model to ask for, once the server has shown that it can serve it.
 
     Raises:
         ConfigError: not a URL, or the server does not list ``model``.
         UpstreamError: nothing answers there, or not as an OpenAI server does.
         NoEndpointsError: a Penstock router that has no worker to send to.
     """
+    url, model, key = destination.url, destination.model, destination.api_key
     base = url.rstrip("/")
     parse_http_url(base)
-    headers = [] if api_key is None else [(b"authorization", b"Bearer " + api_key.encode())]
+    headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
     try:
         listed = await pool.request("GET", f"{base}/v1/models", headers=headers, timeouts=_TIMEOUTS)
         ready = await pool.request("GET", f"{base}/ready", headers=headers, timeouts=_TIMEOUTS)
@@ -167,11 +172,9 @@ async def find_model(
     if ready.status == 503:
         reasons = ready.body[:500].decode("utf-8", "replace")
         raise NoEndpointsError(f"--url {url}: the router is not ready to serve: {reasons}")
-    if model is None:
-        return names[0]
-    if model not in names:
+    if model is not None and model not in names:
         raise ConfigError(f"--model {model!r}: {url} serves {', '.join(names)}")
-    return model
+    return replace(destination, model=model or names[0])
 
 
 def _names(url: str, listed: Response) -> list[str]:

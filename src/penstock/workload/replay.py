@@ -19,7 +19,7 @@ from penstock.api import Tier
 from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
-from penstock.workload.exchange import RequestSender, SendSettings
+from penstock.workload.exchange import Destination, RequestSender
 from penstock.workload.probe import LagWatch
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
@@ -81,7 +81,7 @@ class Replayer:
         self,
         pool: ConnectionPool,
         clock: SimulatedClock,
-        settings: SendSettings,
+        destination: Destination,
         prompts: PromptMaker,
         *,
         run_id: str,
@@ -96,7 +96,7 @@ class Replayer:
         self._resends_rejected = resends_rejected
         self._on_result = on_result
         self._ttfts_s: list[float] = []
-        self._sender = RequestSender(pool, clock, settings, on_first=self._ttfts_s.append)
+        self._sender = RequestSender(pool, clock, destination, on_first=self._ttfts_s.append)
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = dict.fromkeys(RequestStatus, 0)
         self._tiers: dict[Tier, TierProgress] = {}
@@ -105,7 +105,7 @@ class Replayer:
         self.zero_unix_s = time.time()
         self._send_lag = LagTracker()
         self._loop_lag = LagTracker()
-        self._lag_watch = LagWatch(pool, settings.url, admin_key=settings.admin_key)
+        self._lag_watch = LagWatch(pool, destination.url, admin_key=destination.admin_key)
         self._cpu_share: float | None = None
 
     @property

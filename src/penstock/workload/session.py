@@ -27,7 +27,7 @@ from penstock.workload.arrivals import (
     spread,
     with_tiers,
 )
-from penstock.workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
+from penstock.workload.exchange import Destination
 from penstock.workload.probe import check_speed, find_model
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
@@ -67,7 +67,7 @@ def parse_overload(text: str) -> float:
 async def measure_capacity(
     pool: ConnectionPool,
     clock: SimulatedClock,
-    sending: SendSettings,
+    destination: Destination,
     requests: Sequence[TraceRequest],
     *,
     seed: int,
@@ -83,7 +83,7 @@ async def measure_capacity(
     replayer = Replayer(
         pool,
         clock,
-        sending,
+        destination,
         PromptMaker(seed),
         run_id="capacity",
         concurrency=concurrency,
@@ -105,20 +105,15 @@ async def measure_capacity(
 class LoadConfig:
     """Everything a user can choose about a load run; the help of its fields is the command line's.
 
-    The speed is the servers' own, ``overload`` excludes rates and concurrency, and keys are never written to a file.
+    The speed is the servers' own, and ``overload`` excludes rates and concurrency.
     """
 
     trace: str = flag(
         "A trace file (Mooncake JSONL or Azure CSV), the built-in `mooncake`, or a synthetic process as of "
         "`penstock simulate`."
     )
-    url: str = flag("Address of the router or server.", default="http://127.0.0.1:8000")
+    destination: Destination = field(default_factory=Destination)
     speed: float = time_scale(more="; give the servers' own")
-    model: str | None = flag("Model to ask for.", unset="the first that the server lists")
-    endpoint: TargetEndpoint = flag(
-        "OpenAI endpoint; on chat the server's template adds prompt tokens.",
-        default=TargetEndpoint.COMPLETIONS,
-    )
     output_dir: Path | None = flag(
         "Folder for results.jsonl and summary.json.", path="folder", unset="nothing is written"
     )
@@ -159,19 +154,7 @@ class LoadConfig:
         convert=parse_mix,
         unset="they ask for none",
     )
-    tier_header: str = flag("Header in which they ask; the router's.", default=TIER_HEADER)
     concurrency: int | None = flag("Most requests in flight; closes the loop.", ge=1, unset="open loop")
-    timeout_s: float = flag("Longest request, simulated seconds.", default=600.0, gt=0)
-    api_key: str | None = flag(
-        "File with the bearer token, which is never written to another.",
-        default=None,
-        key_variable="PENSTOCK_API_KEY",
-    )
-    admin_key: str | None = flag(
-        "File with the router's admin key, where it has one: with it the workers' own lag is measured too.",
-        default=None,
-        key_variable="PENSTOCK_ADMIN_KEY",
-    )
     with_gaps: bool = flag(
         "Leave the inter-token gaps out of results.jsonl; the summary keeps their percentiles.",
         name="--no-itl",
@@ -223,7 +206,7 @@ def _read(config: LoadConfig) -> Trace:
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:
     """Return the planned requests as JSON: settings without the model, and the shaped trace."""
-    return {"settings": _settings(plan, plan.config.model), "trace": _trace(plan)}
+    return {"settings": _settings(plan, plan.config.destination.model), "trace": _trace(plan)}
 
 
 async def run_load(
@@ -234,24 +217,14 @@ async def run_load(
     clock = SimulatedClock(config.speed)
     pool = ConnectionPool()
     try:
-        model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
-        key = config.admin_key or config.api_key
-        await check_speed(pool, config.url, speed=config.speed, admin_key=key)
-        sending = SendSettings(
-            config.url,
-            model,
-            config.endpoint,
-            config.timeout_s,
-            config.api_key,
-            config.admin_key,
-            config.tier_header,
-        )
-        plan, capacity = await _overloaded(plan, pool, clock, sending, stop)
+        destination = await find_model(pool, config.destination)
+        await check_speed(pool, destination, speed=config.speed)
+        plan, capacity = await _overloaded(plan, pool, clock, destination, stop)
         with ResultWriter(config.output_dir, with_gaps=config.with_gaps) as writer:
             replayer = Replayer(
                 pool,
                 clock,
-                sending,
+                destination,
                 PromptMaker(config.seed),
                 run_id=f"load-{time.time():.0f}",
                 concurrency=config.concurrency,
@@ -260,7 +233,7 @@ async def run_load(
             if on_start is not None:
                 on_start(replayer)
             await replayer.run(plan.requests, stop=stop)
-            summary = _summary(plan, replayer, writer.results, model=model)
+            summary = _summary(plan, replayer, writer.results, model=destination.model)
             if capacity is not None:
                 summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
             writer.finish(summary)
@@ -270,7 +243,7 @@ async def run_load(
 
 
 async def _overloaded(
-    plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
+    plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, destination: Destination, stop: asyncio.Event
 ) -> tuple[LoadPlan, Capacity | None]:
     """Return the plan at the requested multiple of capacity, and the capacity; unchanged without one."""
     config, requests = plan.config, plan.requests
@@ -279,7 +252,7 @@ async def _overloaded(
     capacity = await measure_capacity(
         pool,
         clock,
-        sending,
+        destination,
         requests,
         seed=config.seed + 1,
         concurrency=config.capacity_concurrency,
@@ -290,7 +263,7 @@ async def _overloaded(
 
 
 def _summary(
-    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str
+    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str | None
 ) -> dict[str, Any]:
     seen = replayer.snapshot()
     measured = summarise(
@@ -318,16 +291,16 @@ def _summary(
 
 
 def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
-    config = plan.config
+    config, destination = plan.config, plan.config.destination
     return {
-        "url": config.url,
+        "url": destination.url,
         "model": model,
-        "endpoint": config.endpoint.value,
+        "endpoint": destination.endpoint.value,
         "speed": config.speed,
         "seed": config.seed,
         "loop": "open" if config.concurrency is None else "closed",
         "concurrency": config.concurrency,
-        "timeout_s": config.timeout_s,
+        "timeout_s": destination.timeout_s,
         "spread": plan.spread.value,
         "rate_factor": round(plan.rate_factor, 6),
         "tiers": None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from penstock.core.http.server import HttpServer
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile
 from penstock.local.store import StateStore, UnwritableError
 
@@ -57,3 +59,18 @@ def make_entry(service: str = "VllmWorker", role: str = "decode", **fields) -> P
     """Return an entry of a one-GPU decode worker, with changes."""
     defaults = {"cmd": ("worker", "--port", "{port}"), "gpus_per_replica": 1, "order": 1}
     return ProcessEntry(service=service, role=role, **{**defaults, **fields})
+
+
+@asynccontextmanager
+async def serving(answer):
+    """Serve a function of request and responder on a free port; yield the port."""
+
+    async def handle(request, responder):
+        answer(request, responder)
+
+    server = HttpServer(handle)
+    await server.start("127.0.0.1", 0)
+    try:
+        yield server.port
+    finally:
+        await server.close(grace_s=0)

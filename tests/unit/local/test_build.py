@@ -163,7 +163,7 @@ def test_a_port_that_is_listened_on_is_not_free(listening):
 
 
 def test_chosen_ports_lie_in_the_worker_range_and_are_not_promised_twice():
-    """Promised ports count as taken although nobody listens yet."""
+    """Promised ports count as taken although no process listens yet."""
     first = choose_port([])
     second = choose_port([first])
     assert FIRST_PORT <= first <= LAST_PORT
@@ -188,7 +188,7 @@ def test_placeholders_are_filled_and_other_braces_stay(entry_of):
 
 
 def test_a_worker_sees_its_gpus_only_and_carries_the_mark(entry_of):
-    """CUDA_VISIBLE_DEVICES is set for every worker, empty for one without GPUs, and for nobody else."""
+    """CUDA_VISIBLE_DEVICES is set for every worker, empty for one without GPUs, and for no other process."""
     worker = entry_of(gpus=(2, 3), env={"SIDE": "{port}"}, ports={"port": 5})
     assert environment_of(worker, "/s.json", {}) == {
         "SIDE": "5",

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
+from states import serving
 
 from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
-from penstock.core.http.server import HttpServer
 from penstock.core.local_state import EntryState
 from penstock.local.dynamo_frontend import DynamoFrontend
 from penstock.local.probes import NoAnswer, Probes
@@ -52,38 +52,42 @@ class Frontend:
         responder.send(200, orjson.dumps(body))
 
 
-@asynccontextmanager
-async def serving(answer):
-    """Serve a handler; yield its URL."""
-
-    async def handle(request, responder):
-        answer(request, responder)
-
-    server = HttpServer(handle)
-    await server.start("127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        await server.close(grace_s=0)
-
-
 @pytest.fixture(name="frontend")
 def _frontend(tmp_path):
     return Frontend(tmp_path / "g.dynamo")
 
 
-@pytest.fixture(name="adapter")
-async def _door(frontend, state_of):
-    probes = Probes()
-    async with serving(frontend.answer) as url:
-        yield DynamoFrontend(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
-    await probes.close()
+@pytest.fixture
+def dynamo_at(tmp_path, state_of):
+    """Return a function that serves answers as Dynamo's frontend and yields the adapter of it."""
+
+    @asynccontextmanager
+    async def serve(answer):
+        probes = Probes()
+        async with serving(answer) as port:
+            folder, url = str(tmp_path / "g.dynamo"), f"http://127.0.0.1:{port}"
+            yield DynamoFrontend(probes, state_of(router_url=url, discovery_folder=folder).arbiter)
+        await probes.close()
+
+    return serve
+
+
+@pytest.fixture
+async def adapter(frontend, dynamo_at):
+    """Yield the adapter of the fake frontend."""
+    async with dynamo_at(frontend.answer) as made:
+        yield made
+
+
+def answers(body):
+    """Return a server's function that answers everything alike."""
+    return lambda _request, responder: responder.send(200, body)
 
 
 @pytest.fixture(name="worker")
 async def _worker(entry_of):
-    async with serving(lambda _request, responder: responder.send(200, PAGE.encode())) as url:
-        yield entry_of(url=url, state=EntryState.READY, pid=7)
+    async with serving(answers(PAGE.encode())) as port:
+        yield entry_of(url=f"http://127.0.0.1:{port}", state=EntryState.READY, pid=7)
 
 
 async def test_a_graph_serves_once_every_role_has_registered(adapter, frontend, entry_of):
@@ -123,17 +127,12 @@ async def test_a_drained_worker_leaves_the_discovery_and_no_other_does(adapter, 
     assert await adapter.drain("g_decode", worker) is True
 
 
-async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(frontend, worker, state_of):
+async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(dynamo_at, worker):
     """It may assign a request still."""
-    probes = Probes()
     listed = {"instances": [{"component": "backend", "endpoint": "generate", "instance_id": WORKER}]}
-    async with serving(lambda _request, responder: responder.send(200, orjson.dumps(listed))) as url:
-        adapter = DynamoFrontend(
-            probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter
-        )
+    async with dynamo_at(answers(orjson.dumps(listed))) as adapter:
         assert await adapter.drain("g_decode", worker) is False
     assert await adapter.drain("g_decode", worker) is NoAnswer.AWAY
-    await probes.close()
 
 
 async def test_workers_are_shown_as_they_count_themselves(adapter, frontend, worker):
@@ -153,22 +152,19 @@ async def test_workers_are_shown_as_they_count_themselves(adapter, frontend, wor
 async def test_a_page_that_names_no_worker_deregisters_nothing(adapter, frontend, entry_of, page):
     """What a worker says becomes part of a file's name, so it has to be a number."""
     frontend.register("backend", WORKER)
-    async with serving(lambda _request, responder: responder.send(200, page.encode())) as url:
-        assert await adapter.drain("g_decode", entry_of(url=url)) is NoAnswer.SILENT
+    async with serving(answers(page.encode())) as port:
+        assert await adapter.drain("g_decode", entry_of(url=f"http://127.0.0.1:{port}")) is NoAnswer.SILENT
     assert len(list((frontend.folder / "v1" / "instances").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"instances": 3}', b'{"instances": [{"endpoint": "generate"}]}']
 )
-async def test_an_answer_that_is_no_frontends_is_none(body, state_of):
+async def test_an_answer_that_is_no_frontends_is_none(body, dynamo_at):
     """Something else listens there."""
-    probes = Probes()
-    async with serving(lambda _request, responder: responder.send(200, body)) as url:
-        adapter = DynamoFrontend(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
+    async with dynamo_at(answers(body)) as adapter:
         assert await adapter.view({}) is NoAnswer.SILENT
         assert (await adapter.readiness({}))[0] is False
-    await probes.close()
 
 
 def test_discovery_goes_with_the_statefile(state_of):

@@ -13,7 +13,8 @@ from penstock.core.errors import ConfigError, NotFoundError
 from penstock.local import arbiter, liveness
 from penstock.local.arbiter import Watchdog, end_unrecorded, resume
 from penstock.local.launcher import Launcher
-from penstock.local.liveness import MARK_VARIABLE, ProcessId, end, group_of, identify, is_alive, leftovers
+from penstock.local.liveness import MARK_VARIABLE, end, group_of, identify, is_alive, leftovers
+from penstock.local.statefile import ProcessId
 
 
 def test_a_reused_pid_is_another_process(spawn):

@@ -8,14 +8,14 @@ import socket
 
 import psutil
 import pytest
-from states import make_state
+from states import make_state, serving
 
 from penstock.core.http.client import Timeouts
-from penstock.core.http.server import HttpServer
 from penstock.local import probes
-from penstock.local.liveness import ProcessId, holds_port, identify
+from penstock.local.liveness import holds_port, identify
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Fault, ObservedProcess
+from penstock.local.statefile import ProcessId
 
 SERVER = """
 import socket, time
@@ -33,14 +33,8 @@ time.sleep(60)
 @pytest.fixture
 async def foreign():
     """Yield the port of a server in this process that answers every health check with 200."""
-
-    async def answer(_request, responder):
-        responder.send(200, b"{}")
-
-    server = HttpServer(answer)
-    await server.start("127.0.0.1", 0)
-    yield server.port
-    await server.close(grace_s=0)
+    async with serving(lambda _request, responder: responder.send(200, b"{}")) as port:
+        yield port
 
 
 @pytest.mark.parametrize("code", [SERVER, PARENT])
@@ -136,17 +130,15 @@ async def hung_engine():
     page = "vllm:generation_tokens_total 7\nvllm:num_requests_running {running}\n"
     worker = {"name": "n_frontend", "state": "ready", "inflight_requests": 1, "inflight_tokens": 5}
 
-    async def answer(request, responder):
+    def answer(request, responder):
         if request.path == "/workers":
             body = json.dumps({"workers": [worker]})
         else:
             body = page.format(running=worker.get("running", 0))
         responder.send(200, body.encode())
 
-    server = HttpServer(answer)
-    await server.start("127.0.0.1", 0)
-    yield server.port, worker
-    await server.close(grace_s=0)
+    async with serving(answer) as port:
+        yield port, worker
 
 
 @pytest.mark.parametrize("changes", [{}, {"running": 1, "inflight_requests": 0}])
@@ -180,15 +172,7 @@ PAGE = "vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}
 )
 async def test_a_prefill_worker_is_busy_while_its_blocks_are_leased(page, keeps_leases, busy):
     """It leaves once decode has read them or their leases are over; what decode caches is not waited for."""
-
-    async def answer(_request, responder):
-        responder.send(200, page.encode(), content_type="text/plain")
-
-    server = HttpServer(answer)
-    await server.start("127.0.0.1", 0)
     found = probes.Probes()
-    try:
-        assert await found.is_busy(f"http://127.0.0.1:{server.port}", keeps_leases=keeps_leases) is busy
-    finally:
-        await found.close()
-        await server.close(grace_s=0)
+    async with serving(lambda _request, responder: responder.send(200, page.encode())) as port:
+        assert await found.is_busy(f"http://127.0.0.1:{port}", keeps_leases=keeps_leases) is busy
+    await found.close()

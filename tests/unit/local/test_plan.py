@@ -71,21 +71,27 @@ def test_a_crash_is_restarted_after_pauses_that_double_and_end(
 
 
 @pytest.mark.parametrize(
-    ("speed", "startup_s", "ran_s", "is_killed"),
+    ("limits", "within_s", "beyond_s"),
     [
-        (20.0, 600.0, 60.0, False),
-        (20.0, 600.0, 60.1, True),
-        (1.0, 600.0, 599.0, False),
-        (1.0, 600.0, 600.1, True),
+        ({"speed": 20.0, "startup_s": 600.0}, 60.0, 60.1),
+        ({"speed": 1.0, "startup_s": 600.0}, 599.0, 600.1),
+        ({"liveness_s": 60.0}, 60.0, 60.1),
+        ({"liveness_s": 600.0}, 599.0, 600.1),
     ],
 )
-def test_the_startup_deadline_is_modelled_time_with_a_real_floor(
-    next_action, speed, startup_s, ran_s, is_killed
-):
-    """600 simulated seconds are 30 real ones at speed 20, but never less than the floor of 60."""
-    observed = ObservedProcess(pid=1, started_s=NOW - ran_s)
-    action = next_action("starting", observed, speed=speed, startup_s=startup_s)
-    assert (action is not None and action.step is Step.KILL) is is_killed
+def test_a_process_is_killed_beyond_its_time_to_start_or_to_answer(next_action, limits, within_s, beyond_s):
+    """600 simulated seconds to start are 30 real ones at speed 20, but never less than the floor of 60.
+
+    Each service says how many real seconds it may be silent: a real engine may stall for minutes and live.
+    """
+
+    def action(after_s):
+        if "liveness_s" in limits:
+            return next_action("ready", ObservedProcess(pid=1, healthy_s=NOW - after_s), **limits)
+        return next_action("starting", ObservedProcess(pid=1, started_s=NOW - after_s), **limits)
+
+    assert action(within_s) is None
+    assert action(beyond_s).step is Step.KILL
 
 
 def test_a_process_that_hangs_is_killed_once(next_action):
@@ -124,17 +130,6 @@ def test_a_process_whose_port_another_one_holds_is_killed_and_says_so(next_actio
     assert action == Action(
         Step.KILL, NAME, "its port 8000 is in use: another process answers there; stop that one"
     )
-
-
-@pytest.mark.parametrize(
-    ("liveness_s", "silent_s", "is_killed"),
-    [(60.0, 60.0, False), (60.0, 60.1, True), (600.0, 599.0, False), (600.0, 600.1, True)],
-)
-def test_a_service_says_how_long_its_processes_may_be_silent(next_action, liveness_s, silent_s, is_killed):
-    """A real engine may stall for minutes and live, and one that hangs for good is replaced."""
-    observed = ObservedProcess(pid=1, started_s=0.0, healthy_s=NOW - silent_s)
-    action = next_action("ready", observed, liveness_s=liveness_s)
-    assert (action is not None and action.step is Step.KILL) is is_killed
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,7 @@ def test_stopping_ends_planner_and_router_before_the_workers(whole):
 
 
 def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
-    """Nobody waits for anybody, and nobody longer than the floor."""
+    """No process waits for another, and none longer than the floor."""
     observed = {name: ObservedProcess(pid=1, terminated_s=NOW - 5) for name in whole.entries}
     observed["stranger"] = ObservedProcess(pid=1)
     actions = plan_stop(whole, observed, NOW, force=True)

@@ -1,5 +1,7 @@
 """Adding and withdrawing replicas: victims, idempotence, the GPU budget at every instant."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,17 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.core.local_state import EntryState
-from penstock.local.replicas import allocate, choose_victim, replicas_of, scale, withdraw
-from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
+from penstock.local.statefile import (
+    ArbiterInfo,
+    ProcessEntry,
+    StateFile,
+    allocate,
+    choose_victim,
+    replicas_of,
+    retire,
+    scale,
+    withdraw,
+)
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget, target_state
 
@@ -82,7 +93,7 @@ def test_a_failed_replica_is_none_and_its_name_is_used_again(pool):
     ends=st.integers(0, 100),
 )
 def test_the_gpus_of_existing_workers_never_exceed_the_budget(budget, size, steps, ends):
-    """Through any sequence of wishes and ended drains, ids stay exclusive and inside the budget."""
+    """Through any sequence of scalings and ended drains, ids stay exclusive and inside the budget."""
     arbiter = ArbiterInfo("n", gpus=6, budget=budget)
     stopped = {
         f"n_{role}": ProcessEntry(role, role, ("c",), state=EntryState.STOPPED, gpus_per_replica=size)
@@ -191,7 +202,7 @@ async def test_scaling_up_and_down_edits_the_file_and_repeats_harmlessly(target)
     ("role", "replicas", "words"),
     [(Role.AGGREGATED, 1, "no aggregated service"), (Role.DECODE, -1, "0 or more")],
 )
-async def test_impossible_wishes_are_refused(target, role, replicas, words):
+async def test_impossible_numbers_are_refused(target, role, replicas, words):
     """A role that the graph lacks and a negative number change nothing."""
     with pytest.raises(ClusterError, match=words):
         await target.scale(role, replicas, decision_id="d1")
@@ -199,8 +210,6 @@ async def test_impossible_wishes_are_refused(target, role, replicas, words):
 
 async def test_a_graph_that_is_being_stopped_is_not_scaled(target, state):
     """Nothing is added behind the stop's back."""
-    from dataclasses import replace
-
     StateStore.of("n").write(replace(state, arbiter=replace(state.arbiter, stopping=True)))
     with pytest.raises(ClusterError, match="being stopped"):
         await target.scale(Role.DECODE, 2, decision_id="d1")
@@ -208,10 +217,10 @@ async def test_a_graph_that_is_being_stopped_is_not_scaled(target, state):
 
 async def test_without_a_file_the_backend_cannot_be_read():
     """A missing or broken statefile is a ClusterError for the planner, which holds."""
-    target = LocalTarget(StateStore.of("nobody"))
+    target = LocalTarget(StateStore.of("absent"))
     with pytest.raises(ClusterError, match="penstock up"):
         await target.observe()
-    StateStore.of("nobody").path.write_text("{")
+    StateStore.of("absent").path.write_text("{")
     with pytest.raises(ClusterError, match="not JSON"):
         await target.observe()
     await target.close()

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.replicas import request_replica, template
 from penstock.local.statefile import (
     ArbiterInfo,
     ProcessEntry,
@@ -14,7 +13,9 @@ from penstock.local.statefile import (
     entry_to_json,
     free_name,
     from_json,
+    request_replica,
     retire,
+    template,
     to_json,
 )
 

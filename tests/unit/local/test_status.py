@@ -137,7 +137,7 @@ def test_changes_are_shown_and_what_holds_on_request(tmp_path):
     ],
 )
 def test_the_planners_own_file_counts_only_for_the_running_planner(tmp_path, content, pid, expected):
-    """What an earlier planner wrote, or nobody can read, is unknown."""
+    """What an earlier planner wrote, or cannot be read, is unknown."""
     (tmp_path / "state.json").write_text(content)
     view = read_planner(str(tmp_path), pid)
     assert (view and (view.next_decision_s, view.lag_p99_s)) == expected

@@ -11,8 +11,8 @@ from penstock.core.local_state import EntryState
 from penstock.local import plan, process_log
 from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
-from penstock.local.liveness import ProcessId
 from penstock.local.plan import ObservedProcess
+from penstock.local.statefile import ProcessId
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Record, Supervisor
 
@@ -121,23 +121,19 @@ def test_edits_held_in_memory_reach_the_file_with_what_others_wrote(disk, record
     assert (decode.pid, decode.state) == (8, EntryState.DRAINING)
 
 
-def test_a_file_lost_on_a_full_disk_lives_on_in_memory_until_there_is_room(disk, record):
-    """Nothing is forgotten and nothing fails meanwhile."""
-    disk.full_writes = math.inf
-    disk.path.unlink()
-    record.restarting("n_decode", "why")
-    assert record.read().entries["n_decode"].restarts == 1
-    disk.full_writes = 0
-    assert record.read().entries["n_decode"].restarts == 1
-    assert disk.read().entries["n_decode"].restarts == 1
-
-
-def test_a_folder_that_others_may_write_stalls_nothing(disk, record):
-    """The file there is not trusted, so edits hold in memory until the folder is the owner's alone again."""
-    disk.path.parent.chmod(0o777)
+@pytest.mark.parametrize(("mode", "is_full"), [(0o700, True), (0o777, False)])
+def test_edits_live_on_in_memory_while_the_file_is_lost_or_its_folder_is_not_trusted(
+    disk, record, mode, is_full
+):
+    """A file that is gone on a full disk, or a folder that others may write: nothing is forgotten, nothing fails."""
+    disk.path.parent.chmod(mode)
+    if is_full:
+        disk.full_writes = math.inf
+        disk.path.unlink()
     record.restarting("n_decode", "why")
     assert record.read().entries["n_decode"].restarts == 1
     disk.path.parent.chmod(0o700)
+    disk.full_writes = 0
     assert record.read().entries["n_decode"].restarts == 1
     assert disk.read().entries["n_decode"].restarts == 1
 

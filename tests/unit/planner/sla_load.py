@@ -5,10 +5,10 @@ from __future__ import annotations
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess
-from penstock.planner.decide.state import PlannerState
 
 SPEED = 10_000.0
 """Prompt tokens/s of one engine in these tests."""

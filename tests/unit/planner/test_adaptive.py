@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import supply, trend
-from penstock.planner.decide.adaptive.kv import KvView, LightDecoding
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
-from penstock.planner.decide.adaptive.trend import Forecast
-from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock.planner.decide.adaptive.signals import LightDecoding, Trend
+from penstock.planner.decide.codec import from_plain, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode, config_from
+from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.reading import assess
-from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000
@@ -80,9 +77,9 @@ def test_a_jump_of_arrivals_is_known_within_ten_seconds():
 def _slow_to_start(**roles):
     """Return the state of a planner that has learnt starts of 380 s, and has seen nothing arrive for ten minutes."""
     _, state = _after(600, rate=0.0, **roles)
-    memory = read(state.memory)
+    memory = AdaptiveMemory.read(state.memory)
     learnt = {role: replace(each, startup_s=380.0) for role, each in memory.roles.items()}
-    return replace(state, memory=write(replace(memory, roles=learnt)))
+    return replace(state, memory={"adaptive": replace(memory, roles=learnt)})
 
 
 def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
@@ -235,8 +232,7 @@ def test_max_step_lets_a_flash_crowd_have_all_it_needs_at_once(most, prefill):
 )
 def test_a_fuller_worker_decodes_more_slowly_and_holds_its_cache_longer(light, workers, load):
     """Usage is h / (1 - 3 h) of each worker; one that cannot keep up counts as two full ones."""
-    view = KvView(Forecast(0, 0, 0), LightDecoding(light))
-    assert view.demanded(workers) == pytest.approx(load)
+    assert LightDecoding(light).load_on(workers) == pytest.approx(load)
 
 
 def test_decode_grows_for_the_backlog_that_prefill_will_hand_over():
@@ -247,7 +243,7 @@ def test_decode_grows_for_the_backlog_that_prefill_will_hand_over():
 
 
 def _followed(memory, pool, at_s):
-    return supply.followed(memory, pool, float(at_s))
+    return memory.followed(pool, float(at_s))
 
 
 def _counted(*counts):
@@ -268,8 +264,8 @@ def test_start_up_is_learnt_from_the_counts():
 def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
     """After 200 s of starting nobody expects 30 s any more; and it is due now."""
     memory = AdaptiveMemory(roles={Role.PREFILL: _counted((0, 1, 0), (10, 1, 1))})
-    assert supply.startup_s(memory, Role.PREFILL, 210.0) == 200.0
-    assert supply.arrivals_s(memory.of(Role.PREFILL), 200.0, 210.0) == (0.0,)
+    assert memory.startup_s(Role.PREFILL, 210.0) == 200.0
+    assert memory.of(Role.PREFILL).arrivals_s(200.0, 210.0) == (0.0,)
 
 
 def test_a_replica_taken_back_was_the_newest_start():
@@ -281,8 +277,8 @@ def test_a_steady_slope_is_followed_without_lag():
     """A rate that rises by 1 a second is forecast where it will be."""
     seen = Trend()
     for second in range(600):
-        seen = trend.followed(seen, float(second), 1.0, 60.0)
-    found = trend.forecast(seen, 30.0, 60.0)
+        seen = seen.followed(float(second), 1.0, 60.0)
+    found = seen.forecast(30.0, 60.0)
     assert (found.now, found.ahead) == (pytest.approx(599, abs=1.5), pytest.approx(629, abs=2))
 
 
@@ -290,9 +286,9 @@ def test_a_forecast_of_nothing_has_the_error_of_the_present():
     """Ten minutes after a client has left, a start of 755 s makes its past noise no larger than it is: that held a replica."""
     seen = Trend()
     for second in range(700):
-        seen = trend.followed(seen, 0.5 if second < 100 else 0.0, 1.0, 40.0)
-    found = trend.forecast(seen, 755.0, 40.0)
-    assert (found.ahead, found.error) == (0.0, trend.forecast(seen, 0.0, 40.0).error)
+        seen = seen.followed(0.5 if second < 100 else 0.0, 1.0, 40.0)
+    found = seen.forecast(755.0, 40.0)
+    assert (found.ahead, found.error) == (0.0, seen.forecast(0.0, 40.0).error)
     assert found.error < 0.01
 
 
@@ -355,7 +351,7 @@ def test_a_recorded_history_replays_bit_for_bit(steps, config):
     """Deciding again from what the ledger keeps gives the same bits, memory included."""
     for _, window, before, decision, after in _runs(steps, config):
         kept = [orjson.loads(orjson.dumps(to_plain(part))) for part in (window, before, config)]
-        again = decide(window_from(kept[0]), state_from(kept[1]), config_from(kept[2]))
+        again = decide(from_plain(Window, kept[0]), from_plain(PlannerState, kept[1]), config_from(kept[2]))
         assert orjson.dumps(to_plain(again)) == orjson.dumps(to_plain((decision, after)))
 
 
@@ -364,5 +360,5 @@ def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     _, state = _after(30, rate=18_000.0)
     plain = orjson.loads(orjson.dumps(to_plain(state)))["memory"]
     plain["adaptive"]["kv"]["load_s"] = plain["adaptive"]["kv"].pop("light_s")
-    after = read(plain)
-    assert (after.kv.light_s, after.kv.done_tokens) == (0.0, read(state.memory).kv.done_tokens)
+    after = AdaptiveMemory.read(plain)
+    assert (after.kv.light_s, after.kv.done_tokens) == (0.0, AdaptiveMemory.read(state.memory).kv.done_tokens)

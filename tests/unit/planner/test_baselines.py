@@ -12,13 +12,12 @@ from penstock_baselines.dynamo_throughput import IntervalLoad
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.codec import config_from, to_plain
-from penstock.planner.decide.config import BaselineSettings, DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.codec import to_plain
+from penstock.planner.decide.config import BaselineSettings, DecideConfig, Mode, config_from
+from penstock.planner.decide.decision import Action, PlannerState, Reason
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import Quality, Reading, missing
-from penstock.planner.decide.state import PlannerState
 
 FRESH = {"age_s": 0.0, "source": "test"}
 

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, to_short, window_from
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action
-from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
+from penstock.planner.decide.codec import from_plain, to_plain, to_short
+from penstock.planner.decide.config import DecideConfig, config_from
+from penstock.planner.decide.decision import Action, PlannerState, RoleState
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess
-from penstock.planner.decide.state import PlannerState, RoleState
 
 counts = st.integers(0, 6)
 pools = st.builds(
@@ -135,7 +134,7 @@ def test_the_same_input_gives_the_same_output_through_json(window, state, config
     """Deciding again from what the ledger keeps gives the same bits."""
     first = to_plain(decide(window, state, config))
     kept = [orjson.loads(orjson.dumps(to_plain(part))) for part in (window, state, config)]
-    again = decide(window_from(kept[0]), state_from(kept[1]), config_from(kept[2]))
+    again = decide(from_plain(Window, kept[0]), from_plain(PlannerState, kept[1]), config_from(kept[2]))
     assert orjson.dumps(to_plain(again)) == orjson.dumps(first)
 
 
@@ -143,7 +142,10 @@ def test_the_same_input_gives_the_same_output_through_json(window, state, config
 def test_a_pull_reads_back_from_its_short_form(window):
     """The ledger leaves out what has its default."""
     for pull in window.pulls:
-        assert pull_from(orjson.loads(orjson.dumps(to_short(pull), option=orjson.OPT_NON_STR_KEYS))) == pull
+        assert (
+            from_plain(Pull, orjson.loads(orjson.dumps(to_short(pull), option=orjson.OPT_NON_STR_KEYS)))
+            == pull
+        )
 
 
 _ORDER = {Action.DOWN: -1, Action.HOLD: 0, Action.UP: 1}

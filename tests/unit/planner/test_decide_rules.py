@@ -6,15 +6,13 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.codec import config_from, to_plain
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.codec import to_plain
+from penstock.planner.decide.config import DecideConfig, Mode, config_from
+from penstock.planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
 from penstock.planner.decide.load import against
 from penstock.planner.decide.observation import Demand, PoolCounts, WorkerSummary
 from penstock.planner.decide.pipeline import decide, roll_back
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig()
 

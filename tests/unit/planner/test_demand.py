@@ -10,7 +10,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
-from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
+from penstock.planner.sources.router import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.router.admission import Admission
 from penstock.router.context import RouterContext
 from penstock.router.core.build import SPLIT, build_router

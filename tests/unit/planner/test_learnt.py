@@ -16,7 +16,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
 from penstock.planner.cluster.profiles import memory_of
-from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.explain import in_words
@@ -70,7 +70,7 @@ def _options(file, **given):
 
 
 def _memory(record):
-    return adaptive_memory.read(record["state"]["memory"])
+    return AdaptiveMemory.read(record["state"]["memory"])
 
 
 def test_show_tells_what_was_learnt_by_role(busy):

@@ -60,6 +60,14 @@ def test_flags_beat_the_file_and_the_file_beats_the_graph(tmp_path):
     assert join(given={}, graph=graph).adjustment_interval == 20.0
 
 
+def test_a_graph_may_name_a_prometheus_behind_https():
+    """What the manifest accepts the planner does, too."""
+    url = "https://prometheus.example:9090"
+    graph = load_graph(GRAPH.replace("maxAgeSeconds: 7", f"source: prometheus, prometheusUrl: '{url}'"))
+
+    assert join(given={}, graph=graph).prometheus_url == url
+
+
 def test_a_graph_gives_names_gpus_bounds_and_rules():
     """What the manifest says need not be said twice."""
     graph = load_graph(GRAPH)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
+from penstock.planner.decide.bounds import aged, is_left, owner, written
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.stabilise import aged, is_left, owner, written
-from penstock.planner.decide.state import PlannerState, RoleState
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay
 

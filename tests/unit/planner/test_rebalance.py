@@ -8,10 +8,9 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState, RoleState
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay
 

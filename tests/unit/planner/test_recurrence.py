@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from penstock.planner.decide.adaptive import recurrence
-from penstock.planner.decide.adaptive.recurrence import SLOT_S, Recurrence
+from penstock.planner.decide.adaptive.hindsight import SLOT_S, Recurrence
 
 STARTUP_S = 120.0
 
@@ -15,7 +14,7 @@ STARTUP_S = 120.0
 def _followed(asked, known=None, dt_s=SLOT_S):
     known = known or Recurrence()
     for each in asked:
-        known = recurrence.followed(known, each, dt_s, STARTUP_S)
+        known = known.followed(dt_s, STARTUP_S, is_asked=each)
     return known
 
 
@@ -54,7 +53,7 @@ def test_it_is_due_a_start_up_before_and_until_it_is_over():
     known = _followed(_turns(30, 3, 5))
     due = []
     for slot in range(30):
-        known = recurrence.followed(known, slot >= 27, SLOT_S, STARTUP_S)
+        known = known.followed(SLOT_S, STARTUP_S, is_asked=slot >= 27)
         due.append(known.due_s > 0)
     first = due.index(True, 5)
     assert 27 * SLOT_S - (STARTUP_S + 3 * SLOT_S) <= first * SLOT_S <= 27 * SLOT_S - STARTUP_S

@@ -11,12 +11,12 @@ from sla_load import FEW_POINTS
 from penstock.api import Role
 from penstock.planner.core.planner import PlannerCore
 from penstock.planner.core.state import BeginLedger, History, PlannerSettings, Schedule
-from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory
 from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -113,10 +113,10 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     core = PlannerCore(settings, now_s)
     effects = core.start(now_s, history, gone_s=gone_s)
     assert isinstance(effects[0], BeginLedger)
-    memory = adaptive_memory.read(core.decided.memory)
+    memory = AdaptiveMemory.read(core.decided.memory)
     assert all(at_s <= now_s for at_s in _times(memory))
     learnt, was = (
         [(each.ready, len(each.begun_s), each.startup_s) for each in of.roles.values()]
-        for of in (memory, adaptive_memory.read(state.memory))
+        for of in (memory, AdaptiveMemory.read(state.memory))
     )
     assert learnt == was

@@ -8,13 +8,12 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.codec import state_from, to_plain
+from penstock.planner.decide.codec import from_plain, to_plain
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.decision import Action, PlannerState, Reason
 from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import assess, missing
-from penstock.planner.decide.state import PlannerState
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 AFTER_S = 120.0
@@ -55,7 +54,7 @@ class Planner:
             start_s, self.now_s = self.now_s, self.now_s + STEP_S
             pulls = [pull(start_s + s, self.pools, demand, **seen) for s in range(1, STEP_S + 1)]
             found, self.state = decide(Window(start_s, self.now_s, tuple(pulls)), self.state, self.config)
-            self.state = state_from(orjson.loads(orjson.dumps(to_plain(self.state))))
+            self.state = from_plain(PlannerState, orjson.loads(orjson.dumps(to_plain(self.state))))
             self.pools = {each.role: each.desired for each in found.roles}
         return {each.role: each for each in found.roles}
 

@@ -8,17 +8,17 @@ import pytest
 from sla_load import CONFIG, decided_after, pull_of, step_of
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.adaptive.signals import Forecast
+from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.sla import learning
-from penstock.planner.decide.sla.memory import SlaMemory, SteadyRate, read, write
+from penstock.planner.decide.sla.learning import SlaMemory, SteadyRate
 
 
 def followed_for(seconds, rate=3.0):
     """Return the rate of arrivals after so many seconds of them."""
     found = SteadyRate()
     for second in range(seconds):
-        found = learning.steady_followed(found, pull_of(float(second), rate=rate).demand)
+        found = found.followed(pull_of(float(second), rate=rate).demand)
     return found
 
 
@@ -29,22 +29,22 @@ def followed_for(seconds, rate=3.0):
 )
 def test_a_trend_counts_beyond_its_error(now, ahead, expected):
     """3 requests/s for five minutes, a prediction's error of 0.4: what is 0.6 or less away from 3 is chance."""
-    found = learning.steadied(Forecast(now, ahead, 0.4), followed_for(300))
+    found = followed_for(300).steadied(Forecast(now, ahead, 0.4))
     assert found.ahead == pytest.approx(expected, rel=0.01)
 
 
 def test_before_the_first_pull_the_trend_says():
     """Nothing is divided by no time."""
     along = Forecast(3.0, 4.0, 0.1)
-    assert learning.steadied(along, SteadyRate()) == along
+    assert SteadyRate().steadied(along) == along
 
 
 def test_memory_of_before_the_mean_was_followed_is_read():
     """A ledger of an older planner lacks it; the mean begins with the next pull."""
-    plain = write(SlaMemory(arrived=100.0, steady=SteadyRate(300.0, 100.0)))
-    assert read(plain).steady == SteadyRate(300.0, 100.0)
+    plain = to_plain({"sla": SlaMemory(arrived=100.0, steady=SteadyRate(300.0, 100.0))})
+    assert SlaMemory.read(plain).steady == SteadyRate(300.0, 100.0)
     del plain["sla"]["steady"]
-    assert read(plain) == SlaMemory(arrived=100.0)
+    assert SlaMemory.read(plain) == SlaMemory(arrived=100.0)
 
 
 def test_too_few_prompts_leave_the_shares_to_adaptive():
@@ -66,5 +66,5 @@ def test_first_tokens_of_aggregated_workers_do_not_correct_a_prompts_own_time(ro
     pull = replace(pull, pools={role: PoolCounts(2, gpus=1)})
     memory = SlaMemory()
     for _ in range(60):
-        memory = learning.followed(memory, pull, CONFIG.performance, mean_rate=4.0)
-    assert (learning.factor(memory.ttft) > 1.5) is is_corrected
+        memory = memory.followed(pull, CONFIG.performance, mean_rate=4.0)
+    assert (memory.ttft.factor > 1.5) is is_corrected

@@ -8,8 +8,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Quality, assess
 from penstock.planner.sources import scrape
-from penstock.planner.sources.base import Query, Readings
-from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.base import Query, Readings, SourceChain
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 

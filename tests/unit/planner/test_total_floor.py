@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState, RoleState
 
 D, P = Role.DECODE, Role.PREFILL
 CALM = DecideConfig(min_total_gpus=4)

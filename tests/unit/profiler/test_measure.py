@@ -8,14 +8,14 @@ import pytest
 from penstock.core.errors import UpstreamError
 from penstock.core.http.client import ConnectionPool
 from penstock.profiler.measure import Measurer, Stream, steady
-from penstock.workload.exchange import SendSettings
+from penstock.workload.exchange import Destination
 
 
 @pytest.fixture
 async def measurer(fake_engine):
     """Measures the fake engine; gives up on a request after a second."""
     pool = ConnectionPool()
-    yield Measurer(pool, SendSettings(fake_engine.url, "llama", timeout_s=1.0), speed=1.0, seed=7)
+    yield Measurer(pool, Destination(fake_engine.url, "llama", timeout_s=1.0), speed=1.0, seed=7)
     await pool.close()
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError, UpstreamError
 from penstock.performance.quality import sweep_warnings
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
 from penstock.profiler.journal import JOURNAL, Cache, Decode, Journal, Prefill
 from penstock.profiler.plan import ProfileConfig, plan_profile
-from penstock.profiler.points import Phase
 from penstock.profiler.session import run_profile
 
 TARGETS = Targets(isl=600, osl=40, ttft_s=1.0, itl_s=0.5)
@@ -85,8 +85,8 @@ def filled(folder):
     journal = Journal(folder)
     journal.begin(1, "TP1", CONDITIONS)
     for record in (
-        Cache(1, Phase.PREFILL, 1000),
-        Cache(1, Phase.DECODE, 1000),
+        Cache(1, Role.PREFILL, 1000),
+        Cache(1, Role.DECODE, 1000),
         Prefill(1, 100, 101.0, 0.02),
         Decode(1, 512, 4, 0.01, 400.0),
         Decode(1, 512, 9),

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from penstock.api import Role
-from penstock.planner.core import records
-from penstock.planner.core.records import Change, DecisionKind, Outcome
+from penstock.planner.core import state as records
+from penstock.planner.core.state import Change, DecisionKind, Outcome
 from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import PlannerState
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import Quality, Reading
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, ResultWriter
@@ -107,7 +107,7 @@ def _ledger_records(config):
     ready = {Role.PREFILL: 1, Role.DECODE: 1}
     start_s = -20.0
     origin_s = start_s + ZERO_MODEL_S
-    place = partial(records.position, "boot-1", origin_s, starts={})
+    place = partial(records.anchor_position, "boot-1", origin_s, starts={})
     about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
     header = records.header_record(
         place(origin_s), at_s=origin_s, state=state, config=config, is_resumed=False

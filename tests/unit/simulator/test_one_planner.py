@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.planner.core.state import PlannerSettings
-from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
 from penstock.planner.decide.reading import assess
+from penstock.planner.figures import Observers
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import PlannerLoop
-from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
 from penstock.planner.targets.base import Endpoint, TargetState
@@ -305,7 +304,7 @@ def test_a_script_reaches_scale_ups_refusals_and_roll_backs():
 
 def test_a_virtual_planner_starts_from_what_another_had_learnt():
     """And hands on what it knows, which at its start is the same."""
-    memory = adaptive_memory.write(AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)}))
+    memory = {"adaptive": AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)})}
     planner = VirtualPlanner(DecideConfig(), memory=memory)
     assert planner.learnt(0.0) == memory
     assert VirtualPlanner(DecideConfig()).learnt(0.0) == {}

@@ -1,11 +1,16 @@
 """Small traces, called synthetic, written where a test can break them."""
 
 import asyncio
+from dataclasses import fields
 
 import orjson
 import pytest
 
 from penstock.core.http.server import HttpServer
+from penstock.workload.exchange import Destination
+from penstock.workload.session import LoadConfig, plan_load, run_load
+
+SPEED = 200.0
 
 
 @pytest.fixture
@@ -129,3 +134,26 @@ async def fake_server():
 def fake_server_class():
     """The fake server's class, for a test that runs it in a loop of its own."""
     return FakeServer
+
+
+@pytest.fixture
+def config_of(fake_server):
+    """Return a function: trace and changes -> configuration of a load against the fake server."""
+
+    def make(trace, **changes):
+        sent = {each.name: changes.pop(each.name) for each in fields(Destination) if each.name in changes}
+        destination = Destination(**{"url": fake_server.url, **sent})
+        return LoadConfig(trace=str(trace), destination=destination, speed=SPEED, **changes)
+
+    return make
+
+
+@pytest.fixture
+def run_to_end(config_of):
+    """Return a function that runs such a load to its end and returns its summary."""
+
+    async def run(trace, *, stop=None, on_start=None, **changes):
+        plan = plan_load(config_of(trace, **changes))
+        return await run_load(plan, stop=stop or asyncio.Event(), on_start=on_start)
+
+    return run

@@ -19,18 +19,8 @@ from penstock.workload.exchange import MAX_EVENT_BYTES, ClientStreamMeter, Strea
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
-from penstock.workload.session import LoadConfig, plan_load, run_load
+from penstock.workload.session import LoadConfig, plan_load
 from penstock.workload.traces import TraceFormat
-
-SPEED = 200.0
-
-
-def _config(trace, fake, **changes):
-    return LoadConfig(trace=str(trace), url=fake.url, speed=SPEED, **changes)
-
-
-async def _run(config, *, stop=None, on_start=None):
-    return await run_load(plan_load(config), stop=stop or asyncio.Event(), on_start=on_start)
 
 
 def test_a_synthetic_process_is_sent_as_it_is_simulated():
@@ -42,10 +32,10 @@ def test_a_synthetic_process_is_sent_as_it_is_simulated():
     assert plan.trace.format is TraceFormat.SYNTHETIC
 
 
-async def test_a_replay_sends_each_row_with_its_lengths(mooncake_file, fake_server):
+async def test_a_replay_sends_each_row_with_its_lengths(mooncake_file, fake_server, config_of, run_to_end):
     """Prompts come from the ids, lengths from the row, and the answer is streamed with usage."""
-    summary = await _run(_config(mooncake_file, fake_server, seed=4))
-    rows = plan_load(_config(mooncake_file, fake_server)).trace.requests
+    summary = await run_to_end(mooncake_file, seed=4)
+    rows = plan_load(config_of(mooncake_file)).trace.requests
     maker = PromptMaker(4)
     wanted = {(maker.make(row).decode(), row.output_tokens) for row in rows}
 
@@ -76,11 +66,11 @@ async def test_a_replay_sends_each_row_with_its_lengths(mooncake_file, fake_serv
     assert summary["is_partial"] is False
 
 
-async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_path):
+async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_path, config_of, run_to_end):
     """results.jsonl has a line per request, summary.json every setting that shaped the run."""
     out = tmp_path / "run"
 
-    summary = await _run(_config(mooncake_file, fake_server, output_dir=out, rate_rps=2.0, api_key="secret"))
+    summary = await run_to_end(mooncake_file, output_dir=out, rate_rps=2.0, api_key="secret")
     run = read_run(out)
 
     assert run.summary == orjson.loads(orjson.dumps(summary))
@@ -96,7 +86,7 @@ async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_
     assert settings["spread"] == "even"
     assert settings["loop"] == "open"
     assert settings["rate_factor"] == pytest.approx(2.0 / (4 / 4.5))
-    assert run.summary["trace"]["sha256"] == plan_load(_config(mooncake_file, fake_server)).trace.sha256
+    assert run.summary["trace"]["sha256"] == plan_load(config_of(mooncake_file)).trace.sha256
     assert fake_server.headers[0][b"authorization"] == b"Bearer secret"
     assert "secret" not in (out / "summary.json").read_text()
 
@@ -143,13 +133,14 @@ async def _hang(body, responder):
         (_report_an_error, (RequestStatus.FAILED, "stream_error", "KV transfer failed")),
     ],
 )
-async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, tmp_path, script, expected):
+async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, run_to_end, script, expected):
     """A busy server rejects; everything else failed, and why is counted."""
     fake_server.script = script
     status, error_class, message = expected
+    folder = azure_file.with_name("run")
 
-    summary = await _run(_config(azure_file, fake_server, output_dir=tmp_path))
-    results = read_run(tmp_path).results
+    summary = await run_to_end(azure_file, output_dir=folder)
+    results = read_run(folder).results
 
     assert {result.status for result in results} == {status}
     assert all(message in result.error for result in results)
@@ -158,16 +149,16 @@ async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, tmp_pa
     assert summary["latency"]["ttft_s"]["p50"] is None
 
 
-async def test_a_request_that_takes_too_long_is_ended(azure_file, fake_server):
+async def test_a_request_that_takes_too_long_is_ended(azure_file, fake_server, run_to_end):
     """The limit is in simulated seconds."""
     fake_server.script = _hang
 
-    summary = await _run(_config(azure_file, fake_server, timeout_s=20.0))
+    summary = await run_to_end(azure_file, timeout_s=20.0)
 
     assert summary["errors"] == {"timeout_total": 3}
 
 
-async def test_usage_that_differs_from_the_trace_is_counted(mooncake_file, fake_server):
+async def test_usage_that_differs_from_the_trace_is_counted(mooncake_file, fake_server, run_to_end):
     """A server with another tokenizer, or a cut answer, does not pass unseen."""
 
     async def short(body, responder):
@@ -180,13 +171,13 @@ async def test_usage_that_differs_from_the_trace_is_counted(mooncake_file, fake_
 
     fake_server.script = short
 
-    mismatches = (await _run(_config(mooncake_file, fake_server)))["usage_mismatches"]
+    mismatches = (await run_to_end(mooncake_file))["usage_mismatches"]
 
     assert (mismatches["prompt_tokens"], mismatches["output_tokens"]) == (4, 5)
     assert len(mismatches["examples"]) == 5
 
 
-async def test_a_concurrency_cap_holds_and_is_recorded(mooncake_file, fake_server):
+async def test_a_concurrency_cap_holds_and_is_recorded(mooncake_file, fake_server, run_to_end):
     """Never more than the cap are in flight; the summary says that the loop was closed."""
     in_flight = most = 0
     stream = fake_server.script
@@ -201,7 +192,7 @@ async def test_a_concurrency_cap_holds_and_is_recorded(mooncake_file, fake_serve
 
     fake_server.script = count
 
-    summary = await _run(_config(mooncake_file, fake_server, concurrency=2, spread=Spread.NONE))
+    summary = await run_to_end(mooncake_file, concurrency=2, spread=Spread.NONE)
 
     assert most == 2
     assert summary["settings"]["loop"] == "closed"
@@ -209,7 +200,7 @@ async def test_a_concurrency_cap_holds_and_is_recorded(mooncake_file, fake_serve
     assert summary["requests"]["ok"] == 5
 
 
-async def test_stopping_gives_a_partial_summary(mooncake_file, fake_server, tmp_path):
+async def test_stopping_gives_a_partial_summary(mooncake_file, fake_server, tmp_path, run_to_end):
     """Ctrl-C cuts off what is in flight, sends nothing more and still writes the summary."""
     stop = asyncio.Event()
     started = asyncio.Event()
@@ -223,10 +214,8 @@ async def test_stopping_gives_a_partial_summary(mooncake_file, fake_server, tmp_
         await asyncio.sleep(60)
 
     fake_server.script = first_then_hang
-    config = _config(
-        mooncake_file, fake_server, output_dir=tmp_path, selection=Selection(limit=4), rate_rps=0.5
-    )
-    run = asyncio.create_task(_run(config, stop=stop))
+    changes = {"output_dir": tmp_path, "selection": Selection(limit=4), "rate_rps": 0.5}
+    run = asyncio.create_task(run_to_end(mooncake_file, stop=stop, **changes))
     await started.wait()
     stop.set()
     summary = await run
@@ -238,39 +227,41 @@ async def test_stopping_gives_a_partial_summary(mooncake_file, fake_server, tmp_
     assert read_run(tmp_path).summary["is_partial"] is True
 
 
-async def test_nothing_is_sent_to_an_address_that_does_not_answer(azure_file, unused_tcp_port, fake_server):
+async def test_nothing_is_sent_to_an_address_that_does_not_answer(
+    azure_file, unused_tcp_port, fake_server, run_to_end
+):
     """The error names the URL and the remedy before the first request."""
     fake_server.url = f"http://127.0.0.1:{unused_tcp_port}"
 
     with pytest.raises(UpstreamConnectError, match=r"--url http://127.* no answer .*penstock up"):
-        await _run(_config(azure_file, fake_server))
+        await run_to_end(azure_file)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "expected"),
     [
-        ({"models": []}, NoEndpointsError, "lists no model"),
-        ({"ready": 503}, NoEndpointsError, "no worker of role decode is ready"),
-        ({"url": "https://x"}, ConfigError, "plain http"),
-        ({"models": ["gpt"]}, ConfigError, "'llama': .* serves gpt"),
-        ({"models": None}, UpstreamConnectError, "answers 404, not a list of models"),
+        ({"models": []}, (NoEndpointsError, "lists no model")),
+        ({"ready": 503}, (NoEndpointsError, "no worker of role decode is ready")),
+        ({"url": "https://x"}, (ConfigError, "plain http")),
+        ({"models": ["gpt"]}, (ConfigError, "'llama': .* serves gpt")),
+        ({"models": None}, (UpstreamConnectError, "answers 404, not a list of models")),
     ],
 )
-async def test_a_server_that_cannot_serve_is_said_so(azure_file, fake_server, changes, error, message):
+async def test_a_server_that_cannot_serve_is_said_so(azure_file, fake_server, run_to_end, changes, expected):
     """Each way is found out before sending."""
-    for name, value in changes.items():
-        setattr(fake_server, name, value)
+    vars(fake_server).update(changes)
+    error, message = expected
 
     with pytest.raises(error, match=message):
-        await _run(_config(azure_file, fake_server, model="llama"))
+        await run_to_end(azure_file, model="llama")
     assert fake_server.bodies == []
 
 
-async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):
+async def test_the_servers_say_how_late_they_ran(azure_file, fake_server, run_to_end):
     """The router's own lag and that of each worker it lists are in the summary; nonsense is left out."""
     fake_server.lags = {"": "0.25", "w1": "0.5", "w2": "NaN", "w3": "nonsense"}
 
-    lag = (await _run(_config(azure_file, fake_server)))["lag"]
+    lag = (await run_to_end(azure_file))["lag"]
 
     assert lag["servers"] == [
         {"name": "router", "role": "router", "p99_s": 0.25},
@@ -280,17 +271,17 @@ async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):
 
 
 @pytest.mark.parametrize(("key", "names"), [("root", ["router", "w1"]), (None, ["router"])])
-async def test_the_admin_key_tells_where_the_workers_are(azure_file, fake_server, key, names):
+async def test_the_admin_key_tells_where_the_workers_are(azure_file, fake_server, key, names, run_to_end):
     """Without it the router's own lag is all that can be said; nobody else is sent the key."""
     fake_server.lags = {"": "0.25", "w1": "0.5"}
     fake_server.admin = b"Bearer root"
 
-    lag = (await _run(_config(azure_file, fake_server, admin_key=key)))["lag"]
+    lag = (await run_to_end(azure_file, admin_key=key))["lag"]
 
     assert [each["name"] for each in lag["servers"]] == names
 
 
-async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path, monkeypatch):
+async def test_a_full_disk_is_one_clear_error(azure_file, tmp_path, monkeypatch, run_to_end):
     """The replay ends with the directory's name and a remedy, not with a group of exceptions."""
 
     def full(result, *, with_gaps):
@@ -299,7 +290,7 @@ async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path,
     monkeypatch.setattr(results_module, "to_line", full)
 
     with pytest.raises(PenstockError, match="No space left on device; free some space"):
-        await _run(_config(azure_file, fake_server, output_dir=tmp_path))
+        await run_to_end(azure_file, output_dir=tmp_path)
 
 
 def test_an_event_without_end_is_cut_off():

@@ -152,7 +152,7 @@ def test_the_name_says_synthetic():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("poisson:speed=3", "unknown key 'speed'"),
         ("poisson:count=1.5", "count='1.5' is not a number of its kind"),
@@ -166,9 +166,9 @@ def test_the_name_says_synthetic():
         ("day:step_length_s=300", "period_s=600.0 must be at least four times step_length_s=300"),
     ],
 )
-def test_bad_specs_are_refused_with_their_key(text, told):
+def test_bad_specs_are_refused_with_their_key(text, message):
     """Key, value and bound."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         parse_synthetic(text)
 
 

@@ -13,24 +13,13 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.http.client import ConnectionPool
 from penstock.report.text import load_summary
 from penstock.workload.arrivals import parse_mix, with_tiers
-from penstock.workload.exchange import SendSettings
+from penstock.workload.exchange import Destination
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
-from penstock.workload.session import LoadConfig, measure_capacity, parse_overload, plan_load, run_load
+from penstock.workload.session import LoadConfig, measure_capacity, parse_overload
 from penstock.workload.traces import TraceRequest
 
-SPEED = 200.0
 MIX = {Tier.PREMIUM: 20.0, Tier.STANDARD: 50.0, Tier.BACKGROUND: 30.0}
-
-
-def config_of(trace, fake, **changes):
-    """Return a load's configuration against the fake server."""
-    return LoadConfig(trace=str(trace), url=fake.url, speed=SPEED, **changes)
-
-
-async def run(config, on_start=None):
-    """Run a load to its end."""
-    return await run_load(plan_load(config), stop=asyncio.Event(), on_start=on_start)
 
 
 def printed(renderable, width=100):
@@ -81,22 +70,16 @@ def test_an_overload_is_a_factor(text):
 def test_the_load_is_said_once(other):
     """A second option that sets it is refused."""
     with pytest.raises(ConfigError, match="--overload: sets the load, as --"):
-        LoadConfig(trace="mooncake", url="http://x", overload=3.0, **other)
+        LoadConfig(trace="mooncake", overload=3.0, **other)
 
 
 async def test_requests_ask_for_their_tiers_and_the_summary_tells_them_apart(
-    mooncake_file, fake_server, tmp_path
+    mooncake_file, fake_server, tmp_path, run_to_end
 ):
     """By the router's header, in results.jsonl, in the live table and in the summary."""
     watched = []
-    config = config_of(
-        mooncake_file,
-        fake_server,
-        tiers={Tier.BACKGROUND: 1.0},
-        tier_header="X-Tier",
-        output_dir=tmp_path / "out",
-    )
-    summary = await run(config, on_start=watched.append)
+    changes = {"tiers": {Tier.BACKGROUND: 1.0}, "tier_header": "X-Tier", "output_dir": tmp_path / "out"}
+    summary = await run_to_end(mooncake_file, on_start=watched.append, **changes)
     assert [headers[b"x-tier"] for headers in fake_server.headers] == [b"background"] * 5
     assert summary["tiers"]["background"]["requests"] == {"ok": 5, "failed": 0, "rejected": 0}
     assert summary["tiers"]["background"]["ttft_s"]["count"] == 5
@@ -107,12 +90,12 @@ async def test_requests_ask_for_their_tiers_and_the_summary_tells_them_apart(
     assert (progress.sent, progress.ends[RequestStatus.OK], len(progress.ttfts_s)) == (5, 5, 5)
 
 
-async def test_an_overload_replays_at_the_factor_times_the_measured_capacity(mooncake_file, fake_server):
+async def test_an_overload_replays_at_the_factor_times_the_measured_capacity(
+    mooncake_file, fake_server, run_to_end
+):
     """A closed loop of other texts comes first, without tiers."""
-    config = config_of(
-        mooncake_file, fake_server, overload=3.0, capacity_concurrency=8, tiers={Tier.PREMIUM: 1.0}
-    )
-    summary = await run(config)
+    changes = {"overload": 3.0, "capacity_concurrency": 8, "tiers": {Tier.PREMIUM: 1.0}}
+    summary = await run_to_end(mooncake_file, **changes)
     probes = [each for each in fake_server.headers if each[b"x-request-id"].startswith(b"capacity")]
     assert len(probes) == 32
     assert all(b"x-penstock-tier" not in headers for headers in probes)
@@ -136,7 +119,7 @@ async def measured(fake, script, *, concurrency=8):
         return await measure_capacity(
             pool,
             SimulatedClock(200.0),
-            SendSettings(fake.url, "llama", timeout_s=100.0),
+            Destination(fake.url, "llama", timeout_s=100.0),
             [TraceRequest(0.0, 8, 2, (1,), 1)],
             seed=1,
             concurrency=concurrency,

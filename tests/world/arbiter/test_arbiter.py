@@ -15,8 +15,6 @@ from penstock.local import liveness, watchdog_child
 from penstock.local.ports import ephemeral_port
 from penstock.local.target import LocalTarget
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_children_of_a_worker_that_is_gone_are_ended_before_its_successor_starts(
@@ -92,7 +90,7 @@ def test_only_the_owner_reaches_circus(graph):
 
 
 def test_scaling_through_the_target_adds_and_drains_a_worker(graph, tmp_path, eventually):
-    """The planner's wish becomes a ready worker; taking it back waits until the worker is idle."""
+    """A desired replica becomes a ready worker; taking it back waits until the worker is idle."""
     busy, drains = tmp_path / "busy", tmp_path / "drains"
     router = graph.entry("frontend", "router", "--drains", str(drains), ports={"port": ephemeral_port()})
     decode = graph.entry("decode", "decode", "--busy-while", str(busy), gpus=(0,), grace_s=60.0)

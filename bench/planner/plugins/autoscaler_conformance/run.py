@@ -8,7 +8,7 @@ from itertools import pairwise
 from autoscaler_conformance.plant import Plant, Situation, performance_of
 
 from penstock.api import Role
-from penstock.planner.core.records import Change
+from penstock.planner.core.state import Change
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.scenario import Fault

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 TICK_S = 5.0
 """The load interval."""

@@ -23,12 +23,10 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import DecodeTable, PerformanceProfile
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 INTERVAL_S = 180.0
 """``throughput_adjustment_interval``."""

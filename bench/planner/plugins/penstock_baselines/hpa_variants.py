@@ -12,12 +12,10 @@ from functools import partial
 from penstock.api import Role
 from penstock.planner.decide.baselines import hpa
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window, turned_away
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 PEAK_SHARE = 0.4
 """Chosen from the 0.3 to 0.5 that engines with a TTFT target are run at: the share of a replica's peak tokens/s."""

@@ -12,12 +12,10 @@ from __future__ import annotations
 from penstock.api import Role
 from penstock.planner.decide.baselines import hpa
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed
 from penstock.planner.decide.observation import Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 KV_TARGET = 0.8
 """llm-d's."""

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}
 """KV usage of a decode replica, Knative's target utilisation; requests of a prefill replica, one that runs and one that

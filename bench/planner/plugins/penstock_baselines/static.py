@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 
 def static(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -19,7 +19,7 @@ from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.performance.quality import check_fits
 from penstock.planner.cluster.status import PlannerReason
 from penstock.planner.cluster.watch import Key
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
 from penstock.planner.learnt import LEARNING, memory_in
 from penstock.planner.options import PlannerOptions
 

@@ -35,15 +35,14 @@ from penstock.planner.cluster.status import (
 )
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
 from penstock.planner.core.state import PlannerSettings
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.decision import Memory
+from penstock.planner.figures import Observer, Observers
 from penstock.planner.files import FileThread
 from penstock.planner.ledger import FILE_NAME
 from penstock.planner.loop import ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
-from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id, made_folder, recording
-from penstock.planner.sources.base import ReadingSource
-from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.base import ReadingSource, SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource

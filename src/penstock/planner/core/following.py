@@ -9,25 +9,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.core.records import (
+from penstock.planner.core.state import (
     ANCHORS,
     Change,
     DecisionKind,
+    History,
     Outcome,
     Record,
+    Schedule,
     Starts,
-    after,
+    anchor_position,
     decision_record,
-    position,
     recorded_changes,
+    starts_after,
     without_asked,
     without_oldest,
 )
-from penstock.planner.core.state import History, Schedule
-from penstock.planner.decide.codec import config_from, pull_from, state_from
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.codec import from_plain
+from penstock.planner.decide.config import DecideConfig, config_from
+from penstock.planner.decide.decision import PlannerState
+from penstock.planner.decide.observation import Pull
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.state import PlannerState
 
 
 class LedgerFollower:
@@ -80,7 +82,7 @@ class LedgerFollower:
             # A decision's record lacks the profile, which is long.
             is_complete = record["type"] == "header"
             self._config = config if is_complete else replace(config, performance=self._config.performance)
-        self._state = state_from(record["state"])
+        self._state = from_plain(PlannerState, record["state"])
         self._starts = {Role(role): tuple(begun) for role, begun in record.get("starts", {}).items()}
         before = self._schedule
         self._begin(record["start_s"])
@@ -103,14 +105,14 @@ class LedgerFollower:
         self._is_applied = self._is_applied or is_applied
         change = self._waiting.pop(Role(record["role"]), None)
         if change is not None and is_applied:
-            self._starts = after(self._starts, change)
+            self._starts = starts_after(self._starts, change)
         elif change is not None:
             self._state = without_asked(self._state, change.role)
 
     def _pulled(self, record: Record) -> Record | None:
         if not self._anchor:
             return None
-        pull = pull_from(record["pull"])
+        pull = from_plain(Pull, record["pull"])
         self._schedule = schedule = replace(self._schedule.pulled(pull), tick=record["slot"])
         if not schedule.is_decidable:
             return None
@@ -121,7 +123,7 @@ class LedgerFollower:
         anchor, next_s = self._anchor, schedule.next_start_s
         held = decision_record(
             DecisionKind.ADJUSTMENT,
-            position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
+            anchor_position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
             config=self._config,
             before=self._state,
             made=made,

@@ -12,41 +12,44 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api import Role
-from penstock.planner.core import records
-from penstock.planner.core.records import (
-    Change,
-    DecisionKind,
-    Outcome,
-    Record,
-    Starts,
-    added,
-    finished,
-    without_oldest,
-)
 from penstock.planner.core.state import (
     Append,
     BeginLedger,
+    Change,
     Checkpoint,
+    DecisionKind,
     Effect,
     History,
     Log,
     Notify,
     ObserveAt,
+    Outcome,
     PlannerPhase,
     PlannerSettings,
     ReadMetrics,
+    Record,
     RecordDecision,
     Scale,
     Schedule,
+    Starts,
+    actuation_record,
+    added,
+    anchor_position,
+    changes_of,
+    decision_record,
+    finished,
+    header_record,
+    pull_record,
+    starts_after,
+    without_asked,
+    without_oldest,
 )
-from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.bounds import existing_gpus, is_heard, written
 from penstock.planner.decide.by_demand import resumed
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.decision import Decision, PlannerState
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.stabilise import is_heard, written
-from penstock.planner.decide.state import PlannerState
 from penstock.planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
@@ -209,7 +212,7 @@ class PlannerCore:
         if not self.schedule.is_decidable:
             pull: Pull = yield ReadMetrics()
             self.schedule = self.schedule.pulled(pull)
-            self._emit(Append(records.pull_record(pull, self.schedule.tick)))
+            self._emit(Append(pull_record(pull, self.schedule.tick)))
         if self.schedule.is_decidable:
             yield from self._decide()
 
@@ -218,7 +221,7 @@ class PlannerCore:
         made = decide(window, self.decided, self._config)
         position = self._position(self.schedule.next_start_s, self._starts)
         if (yield from self._record(DecisionKind.ADJUSTMENT, made, position, window=window)):
-            is_applied = yield from self._carry_out(records.changes_of(made[0]))
+            is_applied = yield from self._carry_out(changes_of(made[0]))
             if is_applied:
                 self.schedule = self.schedule.blocked(made[0].at_s)
             self.is_overdue = self.is_overdue and not is_applied
@@ -336,7 +339,7 @@ class PlannerCore:
             position = self._position(self._now_s, without_oldest(self._starts, role))
             kind = DecisionKind.ROLL_BACK
             if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
-                yield from self._carry_out(records.changes_of(made[0]))
+                yield from self._carry_out(changes_of(made[0]))
                 # A new interval, and its own adjustment.
                 self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
             else:
@@ -349,7 +352,7 @@ class PlannerCore:
     ) -> Generator[Effect, Any, bool]:
         """Record a decision; return whether it is on the disk, and so taken."""
         decision, after = made
-        record = records.decision_record(
+        record = decision_record(
             kind, position, config=self._config, before=self.decided, made=made, **inputs
         )
         is_written: bool = yield RecordDecision(kind, decision, record)
@@ -380,7 +383,7 @@ class PlannerCore:
                 self._not_applied(change, Outcome.FAILED, error)
                 continue
             is_any_applied = True
-            self._starts = records.after(self._starts, change)
+            self._starts = starts_after(self._starts, change)
             self._append_actuation(change, Outcome.APPLIED)
             self._count_in(change)
         return is_any_applied
@@ -396,7 +399,7 @@ class PlannerCore:
         self._append_actuation(change, outcome, error)
 
     def _append_actuation(self, change: Change, outcome: Outcome, error: str = "") -> None:
-        self._emit(Append(records.actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
+        self._emit(Append(actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
 
     def _is_still_desired(self, change: Change) -> bool:
         """Return whether a change that a killed process left is still to be carried out."""
@@ -416,13 +419,13 @@ class PlannerCore:
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 
     def _forget_asked(self, role: Role) -> None:
-        self.decided = records.without_asked(self.decided, role)
+        self.decided = without_asked(self.decided, role)
 
     def _position(self, start_s: float, starts: Starts) -> Record:
-        return records.position(self.settings.timeline, self.origin_s, start_s, starts)
+        return anchor_position(self.settings.timeline, self.origin_s, start_s, starts)
 
     def _header(self, at_s: float, *, is_resumed: bool) -> Record:
-        return records.header_record(
+        return header_record(
             self._position(self.schedule.start_s, self._starts),
             at_s=at_s,
             state=self.decided,

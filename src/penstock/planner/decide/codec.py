@@ -1,22 +1,18 @@
 """Plain data (JSON's types) to and from the decision's dataclasses; ledger, replay and `decide FILE` share it.
 
-Numbers survive unchanged: JSON writes the shortest text that reads back as the same float. What reads raises `KeyError`,
-`TypeError` or `ValueError` where the data is none of its kind.
+Numbers survive unchanged: JSON writes the shortest text that reads back as the same float, and no number changes its type.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from functools import cache, partial
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from penstock.api import Predictor, Role
-from penstock.performance.profile import profile_from
-from penstock.planner.decide.config import BaselineSettings, DecideConfig
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock.planner.decide.reading import Quality, Reading
-from penstock.planner.decide.state import PlannerState, RoleState
+MadeT = TypeVar("MadeT")
 
 
 def to_plain(value: Any) -> Any:
@@ -42,63 +38,68 @@ def to_short(value: Any) -> Any:
     return value
 
 
-def config_from(plain: Mapping[str, Any]) -> DecideConfig:
-    """Return the configuration that `to_plain` wrote; absent keys take their default."""
-    fields = dict(plain)
-    for name in ("min_replicas", "max_replicas"):
-        if name in fields:
-            fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
-    fields["external"] = tuple(Role(role) for role in fields.get("external", ()))
-    fields["predictor"] = Predictor(fields.get("predictor", Predictor.TREND))
-    if fields.get("performance") is not None:
-        fields["performance"] = profile_from(fields["performance"])
-    known = {each.name for each in dataclasses.fields(BaselineSettings)}
-    baseline = {key: value for key, value in fields.get("baseline", {}).items() if key in known}
-    baseline["schedule"] = {
-        Role(role): tuple((float(at_s), int(replicas)) for at_s, replicas in sizes)
-        for role, sizes in baseline.get("schedule", {}).items()
-    }
-    fields["baseline"] = BaselineSettings(**baseline)
-    # A ledger from before there were modes was decided by the document's rule on the queue per worker.
-    fields.setdefault("queue_per_worker", "mode" not in fields)
-    return DecideConfig(**fields)
+def from_plain(kind: Callable[..., MadeT], plain: Mapping[str, Any], *, skips_unknown: bool = False) -> MadeT:
+    """Return the dataclass of which `to_plain` made plain data; absent keys take their default.
+
+    Args:
+        kind: A dataclass, whose annotations say what its fields are made of.
+        plain: Its fields by name.
+        skips_unknown: Leave out keys that the dataclass, or one inside it, does not have.
+
+    Raises:
+        AttributeError, TypeError, ValueError: the data is not of this kind.
+    """
+    made: MadeT = _reader(kind, skips_unknown=skips_unknown)(plain)
+    return made
 
 
-def state_from(plain: Mapping[str, Any]) -> PlannerState:
-    """Return the state that `to_plain` wrote; absent keys take their default."""
-    roles = {Role(role): RoleState(**fields) for role, fields in plain.get("roles", {}).items()}
-    return PlannerState(
-        int(plain.get("sequence", 0)), roles, dict(plain.get("memory", {})), plain.get("interval_s")
-    )
+Reader = Callable[[Any], Any]
 
 
-def _reading_from(plain: Mapping[str, Any]) -> Reading:
-    """Return the reading that `to_plain` wrote."""
-    return Reading(**{**plain, "quality": Quality(plain["quality"])})
+@cache
+def _reader(hint: Any, *, skips_unknown: bool) -> Reader:
+    """Return the function that reads a value of an annotation."""
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        readers = {
+            each.name: _reader(hints[each.name], skips_unknown=skips_unknown)
+            for each in dataclasses.fields(hint)
+        }
+        return partial(_dataclass, hint, readers, skips_unknown=skips_unknown)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    origin, arguments = get_origin(hint), get_args(hint)
+    inner = [_reader(each, skips_unknown=skips_unknown) for each in arguments]
+    if origin is tuple:
+        return tuple if inner[0] is _unchanged else partial(_items, inner[0])
+    if origin is Mapping:
+        return partial(_mapping, inner[0], inner[1])
+    if len(arguments) == 2 and arguments[1] is NoneType and inner[0] is not _unchanged:
+        return partial(_optional, inner[0])
+    return _unchanged
 
 
-def pull_from(plain: Mapping[str, Any]) -> Pull:
-    """Return the pull that `to_plain` wrote."""
-    queue, demand, waiting = plain.get("queue"), plain.get("demand"), plain.get("worker_waiting")
-    return Pull(
-        at_s=plain["at_s"],
-        pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
-        kv=WorkerSummary(**plain["kv"]),
-        queue=None if queue is None else _reading_from(queue),
-        demand=None if demand is None else demand_from(demand),
-        worker_waiting=None if waiting is None else WorkerSummary(**waiting),
-    )
+def _dataclass(
+    kind: Any, readers: Mapping[str, Reader], plain: Mapping[str, Any], *, skips_unknown: bool
+) -> Any:
+    values = {name: plain[name] for name in readers if name in plain} if skips_unknown else dict(plain)
+    for name, read in readers.items():
+        if read is not _unchanged and name in values:
+            values[name] = read(values[name])
+    return kind(**values)
 
 
-def demand_from(plain: Mapping[str, Any]) -> Demand:
-    """Return the demand that `to_plain` wrote; absent keys take their default."""
-    by_role = {
-        key: {Role(role): count for role, count in plain.get(key, {}).items()}
-        for key in ("in_flight", "turned_away")
-    }
-    return Demand(**{**plain, **by_role})
+def _items(read: Reader, plain: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([read(each) for each in plain])
 
 
-def window_from(plain: Mapping[str, Any]) -> Window:
-    """Return the window that `to_plain` wrote."""
-    return Window(plain["start_s"], plain["end_s"], tuple(pull_from(pull) for pull in plain["pulls"]))
+def _mapping(key: Reader, read: Reader, plain: Mapping[str, Any]) -> dict[Any, Any]:
+    return {key(name): read(each) for name, each in plain.items()}
+
+
+def _optional(read: Reader, plain: Any) -> Any:
+    return None if plain is None else read(plain)
+
+
+def _unchanged(plain: Any) -> Any:
+    return plain

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from penstock.api import Predictor, Role
-from penstock.performance.profile import PerformanceProfile
+from penstock.performance.profile import PerformanceProfile, profile_from
+from penstock.planner.decide.codec import from_plain
 from penstock.planner.decide.policy import PlannerPolicy, policy_of
 
 ADAPTIVE_INTERVAL_S = 2.0
@@ -178,3 +180,16 @@ class DecideConfig:
         if role is Role.PREFILL:
             return self.queue_down, self.queue_up
         return self.kv_down, self.kv_up
+
+
+def config_from(plain: Mapping[str, Any]) -> DecideConfig:
+    """Return the configuration that `to_plain` wrote; absent keys take their default."""
+    fields = dict(plain)
+    performance, baseline = fields.pop("performance", None), fields.pop("baseline", {})
+    # A ledger from before there were modes was decided by the document's rule on the queue per worker.
+    config = from_plain(DecideConfig, {"queue_per_worker": "mode" not in fields, **fields})
+    return replace(
+        config,
+        performance=None if performance is None else profile_from(performance),
+        baseline=from_plain(BaselineSettings, baseline, skips_unknown=True),
+    )

@@ -1,12 +1,67 @@
-"""The result of deciding: per role what changes, one reason, one sentence, and every step that led there."""
+"""What a policy proposes, and the decision: per role what changes, one reason, one sentence, and every step that led there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from penstock.api import Role
+from penstock.planner.decide.observation import PoolCounts
+
+Memory = Mapping[str, Any]
+"""What a mode remembers, by its own names: dataclasses and plain values, which the ledger gives back as JSON has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleState:
+    """Memory of one role.
+
+    Attributes:
+        seen: Ready replicas at the last decision; None before the first.
+        grace: Intervals left in which decode (or aggregated) is not scaled down.
+        asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
+        withdrawals: Scale-ups in a row that never became ready.
+        failed: Replicas that the last of them asked for; None when so many were ready since.
+        backoff: Intervals left in which the role is not scaled up after a withdrawal.
+        writer: Who else set the role's replicas last; empty if there was none lately.
+        owed: GPUs that another role gives up are reserved for this one, which grows once they are free.
+    """
+
+    seen: int | None = None
+    grace: int = 0
+    asked: int | None = None
+    withdrawals: int = 0
+    failed: int | None = None
+    backoff: int = 0
+    owed: bool = False
+    writer: str = ""
+    foreign_writes: int = 0
+    since_write: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerState:
+    """Memory of the planner.
+
+    Attributes:
+        sequence: Decisions and withdrawals so far; the next id is made of it.
+        memory: What the mode remembers besides; each mode reads and writes its own keys.
+        interval_s: Simulated seconds until the next decision; None: the mode's interval.
+    """
+
+    sequence: int = 0
+    roles: Mapping[Role, RoleState] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+    interval_s: float | None = None
+
+    def of(self, role: Role) -> RoleState:
+        """Return the role's memory, a blank one if there is none."""
+        return self.roles.get(role, _BLANK)
+
+
+_BLANK = RoleState()
 
 
 class Action(StrEnum):
@@ -118,3 +173,66 @@ class Decision:
     def changes(self) -> tuple[RoleDecision, ...]:
         """Return the roles to scale; none in no-operation mode."""
         return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleProposal:
+    """One role's decision on its way through the rules.
+
+    Attributes:
+        pool: Counts at the interval's newest pull.
+        engine_gpus: GPUs that one replica is charged with.
+        reason: The rule that asked last.
+        detail: That rule in words and numbers, without the role.
+        amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
+    """
+
+    role: Role
+    pool: PoolCounts
+    engine_gpus: int
+    action: Action
+    reason: Reason
+    detail: str
+    steps: tuple[Step, ...]
+    amount: int = 1
+
+    @property
+    def change(self) -> int:
+        """Return the replicas to add; below 0 those to remove."""
+        return {Action.UP: self.amount, Action.HOLD: 0, Action.DOWN: -self.amount}[self.action]
+
+    def passed(self, step: Step) -> RoleProposal:
+        """Return the proposal with a rule that changed nothing."""
+        return replace(self, steps=(*self.steps, step))
+
+    def changed(
+        self, action: Action, reason: Reason, detail: str, step: Step, *, amount: int = 1
+    ) -> RoleProposal:
+        """Return the proposal as a rule changed it."""
+        return replace(
+            self, action=action, reason=reason, detail=detail, amount=amount, steps=(*self.steps, step)
+        )
+
+    def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
+        """Return the proposal held by a rule; the original request stays readable in ``detail``."""
+        return replace(
+            self,
+            action=Action.HOLD,
+            reason=reason,
+            detail=f"{self.detail}, but {detail}",
+            steps=(*self.steps, step),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one policy asks for; `pipeline.decide` bounds it, counts the budget and makes the decision.
+
+    Attributes:
+        proposals: One per role of the newest pull.
+        roles: Each role's memory as this interval sees it, before the decision is counted in.
+    """
+
+    proposals: Sequence[RoleProposal]
+    roles: Mapping[Role, RoleState]
+    memory: Memory = field(default_factory=dict)

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.decision import (
+    Action,
+    Memory,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleProposal,
+    Step,
+)
 from penstock.planner.decide.observation import Pull
-from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.state import Memory, PlannerState
 
 
 def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: DecideConfig) -> RoleProposal:

@@ -10,14 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
+from penstock.planner.decide.bounds import back_off, below_floor, in_intervals, not_ready, remember
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.decision import (
+    Action,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleProposal,
+    RoleState,
+    Step,
+)
 from penstock.planner.decide.observation import Pull, Window, turned_away
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.reading import Quality
-from penstock.planner.decide.stabilise import back_off, in_intervals, remember
-from penstock.planner.decide.state import PlannerState, RoleState
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -208,7 +214,7 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
     )
     blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_THRESHOLDS, "", (step,))
     if pool.replicas < floor:
-        return _below_floor(blank, floor)
+        return below_floor(blank, floor)
     name = "KV" if role is not Role.PREFILL else "queue per worker" if config.queue_per_worker else "queue"
     action, reason, detail = _compare(name, signal, down, up)
     threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
@@ -230,18 +236,8 @@ def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull
         step = Step("rejected", inputs, most, "hold")
         is_down = proposal.action is Action.DOWN
         return proposal.held(Reason.REQUESTS_REJECTED, detail, step) if is_down else proposal.passed(step)
-    proposal = proposal.passed(Step("rejected", inputs, most, Reason.REQUESTS_REJECTED.value))
-    return replace(proposal, action=Action.UP, reason=Reason.REQUESTS_REJECTED, detail=detail)
-
-
-def _below_floor(blank: RoleProposal, floor: int) -> RoleProposal:
-    step = Step("floor", {"replicas": blank.pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
-    return replace(
-        blank.passed(step),
-        action=Action.UP,
-        reason=Reason.BELOW_FLOOR,
-        detail=f"{blank.pool.replicas} below the floor of {floor}",
-    )
+    step = Step("rejected", inputs, most, Reason.REQUESTS_REJECTED.value)
+    return proposal.changed(Action.UP, Reason.REQUESTS_REJECTED, detail, step)
 
 
 def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action, Reason, str]:
@@ -295,11 +291,7 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
 
 def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig) -> RoleProposal:
     if proposal.pool.starting:
-        step = Step(
-            "all_ready", {"starting": proposal.pool.starting}, 0, "hold: supply is not what it will be"
-        )
-        detail = f"{proposal.pool.starting} of {proposal.pool.replicas} replicas not ready"
-        return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
+        return not_ready(proposal)
     if proposal.role is Role.PREFILL:
         return proposal
     inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}

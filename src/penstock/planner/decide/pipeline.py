@@ -9,13 +9,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.decide.budget import existing_gpus, kept, raised, release, reserve, within_bounds
+from penstock.planner.decide.bounds import (
+    aged,
+    back_off,
+    existing_gpus,
+    kept,
+    left,
+    raised,
+    release,
+    reserve,
+    rolled_back,
+    within_bounds,
+)
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
+from penstock.planner.decide.decision import (
+    Action,
+    Decision,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleDecision,
+    RoleProposal,
+    Step,
+)
 from penstock.planner.decide.observation import PoolCounts, Pull, Window
-from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.stabilise import aged, back_off, left, rolled_back
-from penstock.planner.decide.state import PlannerState
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:

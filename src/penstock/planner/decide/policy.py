@@ -13,9 +13,8 @@ from typing import Any
 from penstock.api.planner import POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
+from penstock.planner.decide.decision import PlannerState, Proposal
 from penstock.planner.decide.observation import Window
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Takes the interval's pulls (one at least; replica counts are taken from the newest), what the last decision left, and the

@@ -29,8 +29,8 @@ from penstock.planner.sources.base import (
     Urls,
     buckets_of,
 )
-from penstock.planner.sources.demand import CounterMeter, PageCounts
 from penstock.planner.sources.frontend import FrontendMetrics
+from penstock.planner.sources.router import CounterMeter, PageCounts
 from penstock.planner.sources.scrape import MetricsPages, ScrapeSource, unknown_queue
 
 _HISTOGRAMS: Final = {

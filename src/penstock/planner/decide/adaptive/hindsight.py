@@ -3,7 +3,7 @@
 Four fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
 one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *fixed*
 one never does; a *recurring* one neither, and holds its floor only while more than the least is due, as it came before
-(`recurrence`). Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
+(`Recurrence`). Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
 late. The planner keeps to one of them and changes only when another would have cost less by more than the change does:
 
     cost = GPU-seconds + price x late requests,
@@ -16,12 +16,9 @@ tests/unit/planner/test_hindsight.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-
-from penstock.planner.decide.adaptive import recurrence as recurring
-from penstock.planner.decide.adaptive.recurrence import Recurrence
 
 MEMORY_S = 6 * 3600.0
 """Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
@@ -50,6 +47,109 @@ class Growth(StrEnum):
 
 
 _NEVER_GROW = frozenset((Growth.FIXED, Growth.RECURRING))
+
+
+SLOT_S = 30.0
+"""Chosen: fine enough for a burst of a minute, a fourth of a start-up of two."""
+
+SLOTS_MOST = 1440
+"""Chosen: twelve hours; four of a period's turns are known after twelve hours of one of three."""
+
+TURNS_LEAST = 3
+"""Chosen: a period is believed once it has been seen for this many turns."""
+
+AGREES_LEAST = 0.8
+"""Chosen: of what was asked for so much came a period after the same was asked for, within a slot, and of that so much came
+again."""
+
+FALLS_TO = 0.5
+"""Chosen: demand that is there for over half of the time has no period that would save much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """When more than the least floor was asked for.
+
+    Attributes:
+        asked: One bit a slot, the newest lowest, in hexadecimal.
+        slots: So many are known.
+        slot_s: For how long the present slot has lasted.
+        is_asked: More was asked for in it.
+        period: In slots; 0: nothing comes again.
+        due_s: For how long more has been due within a start-up, by the period; 0: it is not.
+    """
+
+    asked: str = "0"
+    slots: int = 0
+    slot_s: float = 0.0
+    is_asked: bool = False
+    period: int = 0
+    due_s: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known when more is asked for: by a period, or because nothing ever was."""
+        return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
+
+    @property
+    def is_between(self) -> bool:
+        """Whether it is known that no more is due."""
+        return self.is_known and not self.due_s
+
+    def followed(self, dt_s: float, startup_s: float, *, is_asked: bool) -> Recurrence:
+        """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
+        bits, slots = int(self.asked, 16), self.slots
+        slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
+        is_asked_now, period = self.is_asked or is_asked, self.period
+        if slot_s >= SLOT_S:
+            while slot_s >= SLOT_S:
+                bits = (bits << 1 | is_asked_now) & ((1 << SLOTS_MOST) - 1)
+                slots, slot_s = min(slots + 1, SLOTS_MOST), slot_s - SLOT_S
+                is_asked_now = is_asked and slot_s > 0
+            period = period_of(bits, slots)
+        due_s = self.due_s + dt_s if _is_due(bits, period, startup_s) else 0.0
+        return Recurrence(f"{bits:x}", slots, slot_s, is_asked_now, period, due_s)
+
+
+def period_of(asked: int, slots: int) -> int:
+    """Return the shortest period that agrees with what was asked for, in slots; 0: none does.
+
+    What lasts agrees with itself a moment later: only what comes after less agreement is a period.
+    """
+    near = _near(asked)
+    best, most, has_fallen = 0, -1, False
+    for period in range(2, slots // TURNS_LEAST + 1):
+        all_since = (1 << (slots - period)) - 1
+        came, expected = asked & all_since, (asked >> period) & all_since
+        if not came or not expected:
+            continue
+        recall = (came & (near >> period)).bit_count() / came.bit_count()
+        precision = (expected & near).bit_count() / expected.bit_count()
+        agrees = min(recall, precision)
+        has_fallen = has_fallen or agrees < FALLS_TO
+        if has_fallen and agrees >= AGREES_LEAST:
+            # Its neighbours agree within a slot, too: the one that agrees best to the slot.
+            together = (came & expected).bit_count()
+            if together > most:
+                best, most = period, together
+        elif best:
+            break
+    return best
+
+
+def _is_due(asked: int, period: int, startup_s: float) -> bool:
+    """Return whether more was asked for a period or two before any time from now to a start-up from now."""
+    near, ahead = _near(asked), math.ceil(startup_s / SLOT_S)
+    window = (1 << (ahead + 1)) - 1
+    return bool(period) and any(
+        (near >> shift if shift >= 0 else near << -shift) & window
+        for shift in (turns * period - 1 - ahead for turns in (1, 2))
+    )
+
+
+def _near(asked: int) -> int:
+    """Return the slots in which, or next to which, more was asked for."""
+    return asked | asked << 1 | asked >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +228,13 @@ class Hindsight:
         """Return the fleets that grow as the chosen one, and the place of the chosen floor."""
         return self.fleets[self.growth], self.floor - 1
 
-    def each(self, made: Callable[[ShadowFleets], ShadowFleets]) -> Mapping[Growth, ShadowFleets]:
-        """Return what is made of the fleets, by when they grow."""
-        return {growth: made(fleets) for growth, fleets in self.fleets.items()}
+    def carried(self) -> Hindsight:
+        """Return what another graph starts from: what the fleets cost, without what they are doing now."""
+        still = (0.0,) * self.sizes
+        fleets = {
+            growth: replace(each, started_s=still, backlogs=still) for growth, each in self.fleets.items()
+        }
+        return replace(self, needed_s=still, idle_s=still, fleets=fleets, recurrence=Recurrence())
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,34 +279,34 @@ def counted(value: float) -> float:
     return round(PARTS * value) / PARTS
 
 
-def carried(known: Hindsight) -> Hindsight:
-    """Return what another graph starts from: what the fleets cost, without what they are doing now."""
-    still = (0.0,) * known.sizes
-    known = replace(known, recurrence=Recurrence())
-
-    def at_rest(fleets: ShadowFleets) -> ShadowFleets:
-        return replace(fleets, started_s=still, backlogs=still)
-
-    return replace(known, needed_s=still, idle_s=still, fleets=known.each(at_rest))
-
-
 def followed(known: Hindsight, load: Load) -> Hindsight:
     """Return what is known after one pull; the floor stays."""
-    wanted = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)
-    known = _faded(_grown(known, min(load.sizes, SIZES_MOST, wanted)))
-    dt_s = load.dt_s
-    needed, idle = [], []
-    for index in range(known.sizes):
-        before_s = known.needed_s[index]
-        is_needed = load.grows_at > index
-        needed_s = min(before_s + dt_s, load.hold_s) if is_needed else max(0.0, before_s - dt_s)
-        needed.append(needed_s)
-        # Longer than it takes to let a replica go need not be known.
-        idle_s = min(known.idle_s[index] + dt_s, load.hold_s) if load.shrinks_at <= index else 0.0
-        idle.append(idle_s)
-    recurrence = recurring.followed(known.recurrence, load.grows_at > load.least, dt_s, load.startup_s)
-    known = replace(
+    asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)
+    known = _faded(_grown(known, min(load.sizes, SIZES_MOST, asked)))
+    dt_s, hold_s, startup_s = load.dt_s, load.hold_s, load.startup_s
+    is_needed = [load.grows_at > index for index in range(known.sizes)]
+    needed = [
+        min(each + dt_s, hold_s) if now else max(0.0, each - dt_s)
+        for each, now in zip(known.needed_s, is_needed, strict=True)
+    ]
+    # Longer than it takes to let a replica go need not be known.
+    idle = [
+        min(each + dt_s, hold_s) if load.shrinks_at <= index else 0.0
+        for index, each in enumerate(known.idle_s)
+    ]
+    kept = {
+        Growth.PROMPT: (is_needed, [each < hold_s for each in idle]),
+        Growth.PATIENT: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
+    }
+    recurrence = known.recurrence.followed(dt_s, startup_s, is_asked=load.grows_at > load.least)
+    fleets = {}
+    for growth, each in known.fleets.items():
+        started_s = _started(each.started_s, *kept[growth], load) if growth in kept else each.started_s
+        ready, held = _supply(growth, started_s, recurrence, load)
+        fleets[growth] = _worked(replace(each, started_s=started_s), ready, held, load)
+    return replace(
         known,
+        fleets=fleets,
         recurrence=recurrence,
         least=load.least,
         seen_s=known.seen_s + dt_s,
@@ -211,23 +315,6 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         needed_s=tuple(needed),
         idle_s=tuple(idle),
     )
-
-    hold_s, startup_s = load.hold_s, load.startup_s
-    kept = {
-        Growth.PROMPT: (
-            [load.grows_at > index for index in range(known.sizes)],
-            [each < hold_s for each in idle],
-        ),
-        Growth.PATIENT: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
-    }
-    fleets = {}
-    for growth, before in known.fleets.items():
-        started_s = before.started_s
-        if growth in kept:
-            started_s = _started(started_s, *kept[growth], load)
-        ready, held = _supply(growth, started_s, recurrence, load)
-        fleets[growth] = _worked(replace(before, started_s=started_s), ready, held, load)
-    return replace(known, fleets=fleets)
 
 
 def _faded(known: Hindsight) -> Hindsight:
@@ -238,17 +325,12 @@ def _faded(known: Hindsight) -> Hindsight:
     def halved(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(counted(each / 2) for each in values)
 
-    def fleets(each: ShadowFleets) -> ShadowFleets:
-        return replace(each, late=halved(each.late), replica_s=halved(each.replica_s))
-
     seen_s, arrivals, gpu_s = halved((known.seen_s, known.arrivals, known.gpu_s))
-    return replace(
-        known,
-        seen_s=seen_s,
-        arrivals=arrivals,
-        gpu_s=gpu_s,
-        fleets=known.each(fleets),
-    )
+    fleets = {
+        growth: replace(each, late=halved(each.late), replica_s=halved(each.replica_s))
+        for growth, each in known.fleets.items()
+    }
+    return replace(known, seen_s=seen_s, arrivals=arrivals, gpu_s=gpu_s, fleets=fleets)
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
@@ -257,23 +339,21 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
     if more <= 0:
         return known
 
-    def fleets(each: ShadowFleets) -> ShadowFleets:
-        backlog, late, held_s = (
-            values[-1] if values else 0.0 for values in (each.backlogs, each.late, each.replica_s)
-        )
-        return ShadowFleets(
-            each.started_s + (0.0,) * more,
-            each.backlogs + (backlog,) * more,
-            each.late + (late,) * more,
-            each.replica_s + tuple(held_s + known.seen_s * (place + 1) for place in range(more)),
-        )
+    def longer(values: tuple[float, ...], each_more: float = 0.0) -> tuple[float, ...]:
+        last = values[-1] if values else 0.0
+        return values + tuple(last + each_more * (place + 1) for place in range(more))
 
-    return replace(
-        known,
-        needed_s=known.needed_s + (0.0,) * more,
-        idle_s=known.idle_s + (0.0,) * more,
-        fleets=known.each(fleets),
-    )
+    still = (0.0,) * more
+    fleets = {
+        growth: ShadowFleets(
+            each.started_s + still,
+            longer(each.backlogs),
+            longer(each.late),
+            longer(each.replica_s, known.seen_s),
+        )
+        for growth, each in known.fleets.items()
+    }
+    return replace(known, needed_s=known.needed_s + still, idle_s=known.idle_s + still, fleets=fleets)
 
 
 def _started(

@@ -1,76 +1,38 @@
-"""What mode ``adaptive`` remembers between decisions; plain numbers, so that the ledger can hold it."""
+"""What modes ``adaptive`` and ``sla`` remember between decisions: work, KV, floors, and each role's supply.
+
+Supply over time is when replicas that start will be ready, from how long the last ones took. Everything follows from the counts of
+successive pulls, so that changes by other hands count like the planner's own.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, ShadowFleets
-from penstock.planner.decide.adaptive.recurrence import Recurrence
-from penstock.planner.decide.state import Memory
+from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock.planner.decide.adaptive.signals import KvLoad, Trend, Work
+from penstock.planner.decide.codec import from_plain
+from penstock.planner.decide.decision import Memory
+from penstock.planner.decide.observation import PoolCounts
 
-MadeT = TypeVar("MadeT")
+STARTUP_S = 30.0
+"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk."""
 
+SETTLE_S = 10.0
+"""Chosen: the least time between two scale-downs, so that the first one shows in the signals."""
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """Brown's double exponential smoothing: two averages, the second of the first.
+HOLD_S = 60.0
+"""Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
+GPU-seconds and late requests as well."""
 
-    Attributes:
-        first: Exponential average of the values.
-        second: Exponential average of ``first``.
-        noise: Average of the squared deviations from ``first``, each times the seconds that it lasted.
-        seen_s: Seconds followed so far.
-    """
-
-    first: float = 0.0
-    second: float = 0.0
-    noise: float = 0.0
-    seen_s: float = 0.0
+_NEW_SHARE = 0.5
+"""Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Prefill work at the frontend.
-
-    Attributes:
-        rate: Of requests/s arriving.
-        level: Requests/s over the last seconds, without a slope.
-        sized: Requests, decayed over minutes.
-        sized_tokens: Their uncached tokens, decayed alike.
-        done_tokens: Tokens whose prefill ended, decayed over busy time.
-        busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        overdue: First tokens that came while a request had waited longer than the SLO, decayed over hours.
-        overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is always next.
-    """
-
-    rate: Trend = Trend()
-    level: float = 0.0
-    sized: float = 0.0
-    sized_tokens: float = 0.0
-    done_tokens: float = 0.0
-    busy_s: float = 0.0
-    overdue: float = 0.0
-    overdue_in_time: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KvLoad:
-    """KV cache in use, in workers' worth.
-
-    Attributes:
-        load: Of KV usage summed over workers, waiting requests' share included.
-        light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
-        done_tokens: Uncached tokens whose prefill ended, decayed alike.
-    """
-
-    load: Trend = Trend()
-    light_s: float = 0.0
-    done_tokens: float = 0.0
+def hold_s(expected_s: float) -> float:
+    """Return how long an idle replica is kept, from the start-up to expect."""
+    return max(HOLD_S, expected_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +53,42 @@ class RoleMemory:
     grown_s: float | None = None
     shrunk_s: float | None = None
 
+    def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
+        """Return the role's memory after one pull.
+
+        New starts are recorded, finished ones timed, oldest first. A replica that is starting at the first pull has been
+        so for an unknown time: its age counts from there. The workers of the first pull count as just added, because their
+        caches may be empty and nothing is known of the load before it.
+        """
+        if self.ready is None:
+            return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
+        before = self.ready + len(self.begun_s)
+        begun, startup_s = self.begun_s, self.startup_s
+        finished = max(0, min(pool.ready - self.ready, len(begun)))
+        for begun_s in begun[:finished]:
+            took_s = at_s - begun_s
+            startup_s = took_s if startup_s is None else startup_s + _NEW_SHARE * (took_s - startup_s)
+        # What was taken back are the newest starts.
+        begun = begun[finished:][: pool.starting]
+        begun += (at_s,) * (pool.starting - len(begun))
+        after = replace(self, ready=pool.ready, begun_s=begun, startup_s=startup_s)
+        if pool.replicas > before:
+            return replace(after, grown_s=at_s)
+        return replace(after, shrunk_s=at_s) if pool.replicas < before else after
+
+    def held_s(self, expected_s: float, now_s: float) -> float:
+        """Return for how long the role may not shrink yet, 0 when it may; ``expected_s`` is the start-up to expect."""
+        until = [now_s]
+        if self.grown_s is not None:
+            until.append(self.grown_s + max(HOLD_S, 2 * expected_s))
+        if self.shrunk_s is not None:
+            until.append(self.shrunk_s + SETTLE_S)
+        return max(until) - now_s
+
+    def arrivals_s(self, expected_s: float, at_s: float) -> tuple[float, ...]:
+        """Return in how many seconds each replica that starts will be ready, soonest first, 0 at the earliest."""
+        return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.begun_s)
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMemory:
@@ -108,112 +106,79 @@ class AdaptiveMemory:
     """
 
     pulled_s: float | None = None
-    work: Work = Work()
-    kv: KvLoad = KvLoad()
+    work: Work = field(default_factory=Work)
+    kv: KvLoad = field(default_factory=KvLoad)
     roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
     hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
     quiet_since_s: float | None = None
     unserved_s: float | None = None
 
+    @classmethod
+    def read(cls, memory: Memory) -> AdaptiveMemory:
+        """Return a state's memory as a decision left it or a ledger gives it back; a blank one where it has none.
+
+        Raises:
+            AttributeError, TypeError, ValueError: the data is not such a memory.
+        """
+        known = memory.get("adaptive", {})
+        if isinstance(known, cls):
+            return known
+        # Floors of a version with other fleets are learnt again.
+        kept = {
+            role: each
+            for role, each in known.get("hindsight", {}).items()
+            if "recurrence" in each and each["fleets"].keys() == set(Growth)
+        }
+        return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
+
     def of(self, role: Role) -> RoleMemory:
         """Return the role's memory, a blank one if there is none."""
         return self.roles.get(role, RoleMemory())
 
+    def startup_s(self, role: Role, at_s: float) -> float:
+        """Return the start-up to expect of a role: its own, else another role's; never below a start's present age."""
+        own = self.of(role)
+        known = own.startup_s
+        if known is None:
+            others = [each.startup_s for each in self.roles.values() if each.startup_s is not None]
+            known = max(others, default=STARTUP_S)
+        return max(known, *(at_s - begun_s for begun_s in own.begun_s), 0.0)
 
-def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory:
-    """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
+    def held_s(self, role: Role, now_s: float) -> float:
+        """Return for how long a role may not shrink yet, 0 when it may."""
+        return self.of(role).held_s(self.startup_s(role, now_s), now_s)
 
-    Starts in progress count from now, because their end was not observed.
-    """
+    def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
+        """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
 
-    def moved(at_s: float | None) -> float | None:
-        return None if at_s is None else min(at_s + by_s, now_s)
+        Starts in progress count from now, because their end was not observed.
+        """
 
-    roles = {
-        role: dataclasses.replace(
-            each,
-            begun_s=(now_s,) * len(each.begun_s),
-            grown_s=moved(each.grown_s),
-            shrunk_s=moved(each.shrunk_s),
-        )
-        for role, each in memory.roles.items()
-    }
-    return dataclasses.replace(
-        memory,
-        pulled_s=moved(memory.pulled_s),
-        roles=roles,
-        quiet_since_s=moved(memory.quiet_since_s),
-        unserved_s=moved(memory.unserved_s),
-    )
+        def moved(at_s: float | None) -> float | None:
+            return None if at_s is None else min(at_s + by_s, now_s)
 
-
-def carried(memory: AdaptiveMemory) -> AdaptiveMemory:
-    """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
-    return AdaptiveMemory(
-        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0),
-        kv=dataclasses.replace(memory.kv, load=Trend()),
-        roles={role: RoleMemory(startup_s=each.startup_s) for role, each in memory.roles.items()},
-        hindsight={role: hindsight.carried(each) for role, each in memory.hindsight.items()},
-    )
-
-
-def read(plain: Memory) -> AdaptiveMemory:
-    """Return what `write` wrote; of another mode's memory, and of none, a blank one.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not such a memory.
-    """
-    data: Any = plain.get("adaptive")
-    if data is None:
-        return AdaptiveMemory()
-    work, kv = data["work"], data["kv"]
-    return AdaptiveMemory(
-        pulled_s=data["pulled_s"],
-        work=_made(Work, work, rate=Trend(**work["rate"])),
-        kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
-        roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
-        # Floors of a version with other fleets are learnt again.
-        hindsight={
-            Role(role): _hindsight(plain)
-            for role, plain in data.get("hindsight", {}).items()
-            if "recurrence" in plain
-        },
-        quiet_since_s=data.get("quiet_since_s"),
-        unserved_s=data.get("unserved_s"),
-    )
-
-
-def _hindsight(plain: Mapping[str, Any]) -> Hindsight:
-    fleets = {growth: _made(ShadowFleets, plain["fleets"][growth]) for growth in Growth}
-    recurrence = _made(Recurrence, plain["recurrence"])
-    return _made(Hindsight, plain, growth=Growth(plain["growth"]), fleets=fleets, recurrence=recurrence)
-
-
-def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
-    """Return a memory from its plain form: lists as tuples, keys of other versions left out or blank."""
-    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    values = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in plain.items()
-        if key in known
-    }
-    return kind(**{**values, **built})
-
-
-def write(memory: AdaptiveMemory) -> Memory:
-    """Return plain data for `PlannerState.memory`."""
-    plain = dataclasses.asdict(dataclasses.replace(memory, hindsight={}))
-    plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
-    plain["hindsight"] = {role.value: _shallow(each) for role, each in memory.hindsight.items()}
-    for each in plain["hindsight"].values():
-        each |= {
-            "growth": each["growth"].value,
-            "recurrence": _shallow(each["recurrence"]),
-            "fleets": {growth.value: _shallow(fleets) for growth, fleets in each["fleets"].items()},
+        roles = {
+            role: replace(
+                each,
+                begun_s=(now_s,) * len(each.begun_s),
+                grown_s=moved(each.grown_s),
+                shrunk_s=moved(each.shrunk_s),
+            )
+            for role, each in self.roles.items()
         }
-    return {"adaptive": plain}
+        return replace(
+            self,
+            pulled_s=moved(self.pulled_s),
+            roles=roles,
+            quiet_since_s=moved(self.quiet_since_s),
+            unserved_s=moved(self.unserved_s),
+        )
 
-
-def _shallow(made: Any) -> dict[str, Any]:
-    """Return a dataclass's fields as they are: `asdict` would copy every number of hundreds."""
-    return {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
+    def carried(self) -> AdaptiveMemory:
+        """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
+        return AdaptiveMemory(
+            work=replace(self.work, rate=Trend(), level=0.0),
+            kv=replace(self.kv, load=Trend()),
+            roles={role: RoleMemory(startup_s=each.startup_s) for role, each in self.roles.items()},
+            hindsight={role: each.carried() for role, each in self.hindsight.items()},
+        )

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window, turned_away
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import Plain, PlannerState
 
 TOLERANCE = 0.1
 """``--horizontal-pod-autoscaler-tolerance``."""
@@ -126,7 +124,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         metrics = _metrics(window.pulls, role)
         desired = combined([number for _, number in metrics], pool.replicas)
         before = numbers(of_role(state.memory, role).get("recommended"))
-        kept: Plain = tuple(before)
+        kept: tuple[float, ...] = tuple(before)
         if desired is not None:
             desired, kept = recommend(desired, pool.replicas, pull.at_s, before)
         memory[role.value] = {"recommended": kept}

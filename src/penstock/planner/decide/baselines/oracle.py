@@ -11,12 +11,10 @@ from dataclasses import replace
 
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Sizes
-from penstock.planner.decide.decision import Step
+from penstock.planner.decide.decision import PlannerState, Proposal, Step
 from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Window
 from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.state import PlannerState
 
 
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

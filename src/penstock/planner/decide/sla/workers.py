@@ -8,14 +8,12 @@ from statistics import NormalDist
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
-from penstock.planner.decide.adaptive.kv import LOAD_MOST, Decoding
-from penstock.planner.decide.adaptive.memory import KvLoad, Work
-from penstock.planner.decide.adaptive.trend import Forecast
-from penstock.planner.decide.adaptive.workers import GapsView, ObservedWorkers, Stabilization
+from penstock.planner.decide.adaptive.rules import GapsView, ObservedWorkers, Stabilization
+from penstock.planner.decide.adaptive.signals import LOAD_MOST, Decoding, Forecast, KvLoad, Work
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.sla import learning, queueing
-from penstock.planner.decide.sla.learning import steadied
-from penstock.planner.decide.sla.memory import SlaMemory
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.sla import queueing
+from penstock.planner.decide.sla.learning import SlaMemory
 
 KV_SIGMAS = 1.1
 """Chosen: with the sixth of the cache that growing leaves free (`Stabilization.kv_ahead`), a cache of forty requests is full one time
@@ -81,8 +79,6 @@ AHEAD_SIGMAS = 0.0
 RESTRAINT = Stabilization(sigmas=0.5, kv_ahead=0.85, kv=0.65)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
-OBSERVED = ObservedWorkers()
-
 LATE_SHARE_MOST = 0.5
 """Chosen: a target for few of the requests is no reason to let more than half of them wait too long."""
 
@@ -103,9 +99,9 @@ WAIT_LEAST = 0.5
 almost any fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledWorkers:
-    """The workers of one profile, corrected by what was learnt."""
+@dataclass(frozen=True)
+class ProfiledWorkers(ObservedWorkers):
+    """The workers of one profile, corrected by what was learnt; until enough is known, as observed."""
 
     profile: PerformanceProfile
     learnt: SlaMemory
@@ -131,25 +127,30 @@ class ProfiledWorkers:
     @property
     def sigmas_ahead(self) -> float:
         """Return the chosen number."""
-        return AHEAD_SIGMAS if self.knows_waits else OBSERVED.sigmas_ahead
+        return AHEAD_SIGMAS if self.knows_waits else super().sigmas_ahead
 
     @property
     def restraint(self) -> Stabilization:
         """Return what the queue and the profile do not say themselves."""
-        return RESTRAINT if self.knows_waits else OBSERVED.restraint
+        return RESTRAINT if self.knows_waits else super().restraint
+
+    @property
+    def service_s(self) -> float | None:
+        """Return the corrected time that a worker computes at the mean prompt; None before the first."""
+        return self.learnt.service_s(self.profile)
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
-        size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
+        size, own_s = self.learnt.uncached_isl, self.service_s
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: Forecast) -> Forecast:
         """Return the trend where it is more accurate than the last minutes' mean, else that mean."""
-        return steadied(along, self.learnt.steady)
+        return self.learnt.steady.steadied(along)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
-        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
+        """Return the answers by the profile; before the first was complete, as observed."""
+        return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
         """Return the same answers; None without a target, and before the first answer was complete."""
@@ -158,7 +159,7 @@ class ProfiledWorkers:
     def busy_most(self, role: Role, workers: int) -> float:
         """Return the utilisation at which `LATE_TIMES` as many prompts wait too long as the targets allow."""
         if not self.knows_waits:
-            return OBSERVED.busy_most(role, workers)
+            return super().busy_most(role, workers)
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
@@ -167,12 +168,12 @@ class ProfiledWorkers:
         Even arrivals, which hardly wait, leave the room that keeps adaptive from growing.
         """
         if not self.knows_waits:
-            return OBSERVED.busy_after(role, workers)
+            return super().busy_after(role, workers)
         allowed = self._busy(role, workers, 1.0 - self.config.attainment)
-        return min(allowed, OBSERVED.busy_most(role, workers))
+        return min(allowed, super().busy_most(role, workers))
 
     def _busy(self, role: Role, workers: int, late: float) -> float:
-        own_s = learning.service_s(self.learnt, self.profile)
+        own_s = self.service_s
         if own_s is None or workers < 1:
             return 1.0
         servers, _ = queueing.queue_of(role, workers, 0.0)
@@ -188,12 +189,12 @@ class ProfiledWorkers:
     def may_wait_s(self, own_s: float) -> float:
         """Return the rest of the TTFT target after a prompt's own time."""
         target_s = self.config.ttft_slo_s
-        return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
+        return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
         """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
         learnt = self.learnt
-        uncached, osl, context = learnt.uncached_isl, learnt.osl, learning.context_of(learnt)
+        uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context
         if uncached is None or osl is None or context is None:
             return None
         target_s = self.config.itl_slo_s
@@ -201,8 +202,44 @@ class ProfiledWorkers:
             tokens_per_s=tokens_per_s / uncached * osl,
             running=learnt.running,
             row=self.profile.decode.at_context(context),
-            factor=learning.factor(learnt.itl),
+            factor=learnt.itl.factor,
             variability=learnt.variability,
             sigmas=NormalDist().inv_cdf(self.config.attainment),
             target_s=math.inf if target_s is None else target_s,
         )
+
+    def step(self) -> Step:
+        """Return what the decision takes from the profile, and where the load lies outside of it."""
+        learnt, profile, config = self.learnt, self.profile, self.config
+        prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
+        prompt_s = self.service_s
+        inputs = {
+            "isl": learnt.isl,
+            "uncached_isl": learnt.uncached_isl,
+            "profile_isl_least": prompts[0],
+            "profile_isl_most": prompts[-1],
+            "osl": learnt.osl,
+            "context": learnt.context,
+            "profile_context_least": contexts[0],
+            "profile_context_most": contexts[-1],
+            "prefill_factor": learnt.prefill.factor,
+            "ttft_factor": learnt.ttft.factor,
+            "itl_factor": learnt.itl.factor,
+            "variability": learnt.variability,
+            "running": learnt.running,
+            "prompt_s": prompt_s,
+            "may_wait_s": None if prompt_s is None else self.may_wait_s(prompt_s),
+            "ttft_target_s": config.ttft_slo_s,
+            "itl_target_s": config.itl_slo_s,
+            "attainment": config.attainment,
+            "predictor": config.predictor.value,
+        }
+        outside = [
+            f"{name} {value:.0f} lies outside the profile's {points[0]:g} to {points[-1]:g}: its edge holds"
+            for name, value, points in (
+                ("uncached ISL", learnt.uncached_isl, prompts),
+                ("context", learnt.context, contexts),
+            )
+            if value is not None and not points[0] <= value <= points[-1]
+        ]
+        return Step("profile", inputs, None, "; ".join(outside) or "within the profile")
