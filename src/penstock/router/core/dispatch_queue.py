@@ -54,9 +54,9 @@ class DispatchQueue(Generic[T]):
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
         self._central = self.workers.central
-        self._unassigned: dict[T, QueuedRequest[T]] = {}
         self.room = QueueRoom()
-        self._assigned: dict[T, QueuedRequest[T]] = {}
+        # Those that wait, without a worker in the central queue, and those that run.
+        self._requests: dict[T, QueuedRequest[T]] = {}
         # Running non-streaming requests, with the time at which their prompts should be prefilled.
         self._non_streaming: dict[T, float] = {}
         # Prefilled and not ended: the worker, and the number of prompt tokens.
@@ -81,17 +81,15 @@ class DispatchQueue(Generic[T]):
         quarantined workers, which are not eligible now and will come back unchanged, is kept.
         """
         left, joined = self.workers.change(loads, now_s)
-        displaced: list[QueuedRequest[T]] = []
         for worker in left:
             self.policy.worker_left(worker.name)
-            displaced += self._unassign(worker)
-        for worker in self._workers.values() if joined else ():
-            displaced += self._unassign(worker)
         for name in joined:
             self.policy.worker_joined(name)
+        for worker in (*left, *self._workers.values()) if joined else left:
+            for queued in list(worker.line):
+                worker.unassign(queued)
+                self._put_central(queued)
         self.workers.forget_idle(quarantined)
-        for queued in displaced:
-            self._put_central(queued)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
             for queued in sorted(self._central, key=lambda queued: queued.since_s):
                 self._relieve(self._assign(queued, now_s), now_s)
@@ -111,7 +109,7 @@ class DispatchQueue(Generic[T]):
         worker.put(queued)
         worker.start(queued, now_s)
         queued.weight, queued.is_prefilled = max(1, queued.uncached), is_prefilled
-        self._assigned[item] = queued
+        self._requests[item] = queued
         if not is_prefilled:
             self.prompt_tokens.give(worker.name, queued.weight)
             self._expect_prefilled(worker, queued, now_s)
@@ -206,18 +204,15 @@ class DispatchQueue(Generic[T]):
 
     def cancel(self, item: T) -> None:
         """Take out a request whose client has left; does nothing when it does not wait."""
-        queued = self._unassigned.get(item)
-        if queued is not None:
-            self._take_central(queued)
-            self._stop_waiting(queued)
+        queued = self._requests.get(item)
+        if queued is None or queued.started_s is not None:
             return
-        queued = self._assigned.get(item)
-        if queued is not None and queued.started_s is None:
-            worker = self._workers[queued.worker]
-            worker.pull(queued)
-            worker.forget(queued)
-            del self._assigned[item]
-            self._stop_waiting(queued)
+        if queued.worker:
+            self._workers[queued.worker].unassign(queued)
+        else:
+            self._central.pull(queued)
+        del self._requests[item]
+        self._stop_waiting(queued)
 
     def take_expired(
         self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
@@ -273,22 +268,21 @@ class DispatchQueue(Generic[T]):
 
     def waits(self, item: T) -> bool:
         """Return whether a request waits here."""
-        queued = self._assigned.get(item) or self._unassigned.get(item)
+        queued = self._requests.get(item)
         return queued is not None and queued.started_s is None
 
     def waiting_requests(self) -> list[QueuedRequest[T]]:
         """Return the requests that wait, in no order."""
-        assigned = (each for each in self._assigned.values() if each.started_s is None)
-        return [*self._unassigned.values(), *assigned]
+        return [each for each in self._requests.values() if each.started_s is None]
 
     def uncached_tokens(self, item: T) -> int | None:
         """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
-        queued = self._assigned.get(item) or self._unassigned.get(item)
+        queued = self._requests.get(item)
         return None if queued is None else queued.uncached
 
     def worker_of(self, item: T) -> str:
         """Return the worker that a request waits for or runs at; empty while none was chosen."""
-        queued = self._assigned.get(item)
+        queued = self._requests.get(item)
         return "" if queued is None else queued.worker
 
     def prefill_tokens(self, name: str) -> int:
@@ -313,16 +307,13 @@ class DispatchQueue(Generic[T]):
     @property
     def backlog_tokens(self) -> int:
         """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
-        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
+        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self.waiting:
             return 0
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
-    def _take_central(self, queued: QueuedRequest[T]) -> None:
-        del self._unassigned[queued.item]
-        self._central.pull(queued)
-
     def _put_central(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        self._unassigned[queued.item] = queued
+        queued.worker = ""
+        self._requests[queued.item] = queued
         self._central.put(queued, is_first=is_first)
 
     def _assign(
@@ -343,10 +334,10 @@ class DispatchQueue(Generic[T]):
             other = self._workers[decision.other]
             other_uncached = other.uncached(queued.arrival) if known is None else known
         worker = self._workers[decision.worker]
-        if queued.item in self._unassigned:
-            self._take_central(queued)
+        if queued.item in self._requests:
+            self._central.pull(queued)
         queued.reason, queued.other, queued.other_uncached = decision.reason, decision.other, other_uncached
-        self._assigned[queued.item] = queued
+        self._requests[queued.item] = queued
         worker.put(queued, decision.uncached, is_first=is_first)
         self._dirty[decision.worker] = None
         return decision
@@ -370,11 +361,10 @@ class DispatchQueue(Generic[T]):
                 return
             self._estimates.now_s = now_s
             decision = self.policy.route(queued.arrival, free, self._estimates)
-            self._take_central(queued)
+            self._central.pull(queued)
             self._central.charge(queued)
             worker = self._workers[decision.worker]
             queued.reason = decision.reason
-            self._assigned[queued.item] = queued
             worker.put(queued, queued.uncached)
             self._start(worker, queued, now_s)
             yield queued
@@ -424,20 +414,11 @@ class DispatchQueue(Generic[T]):
             self._non_streaming[queued.item] = now_s + (due_s or 0.0)
 
     def _move(self, queued: QueuedRequest[T], source: WorkerQueue[T], target: WorkerQueue[T]) -> None:
-        source.pull(queued)
-        source.forget(queued)
+        source.unassign(queued)
         queued.other, queued.other_uncached = source.name, queued.uncached
         # Recomputed, not the value at arrival: others of its prefix may have moved there before it.
         target.put(queued)
         self._dirty[target.name] = None
-
-    def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
-        displaced = list(worker.line)
-        for queued in displaced:
-            worker.pull(queued)
-            worker.forget(queued)
-            del self._assigned[queued.item]
-        return displaced
 
     def _may_wait(self, arrival: Arrival) -> bool:
         most, tiers = self.settings.max_requests, self.settings.tiers
@@ -460,10 +441,10 @@ class DispatchQueue(Generic[T]):
         return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
-        queued = self._assigned.get(item)
+        queued = self._requests.get(item)
         if queued is None or queued.started_s is None:
             return None
-        del self._assigned[item]
+        del self._requests[item]
         if not queued.is_prefilled:
             self.prompt_tokens.take_back(queued.worker, queued.weight)
         self._non_streaming.pop(item, None)
@@ -483,7 +464,7 @@ class DispatchQueue(Generic[T]):
             self.prompt_tokens.computed += queued.weight
 
     def _count_prefilled(self, item: T) -> None:
-        queued = self._assigned.get(item)
+        queued = self._requests.get(item)
         if queued is not None and queued.started_s is not None and not queued.is_prefilled:
             queued.is_prefilled = True
             self.prompt_tokens.take_back(queued.worker, queued.weight)

@@ -276,6 +276,11 @@ class WorkerQueue(Generic[T]):
         """Unlearn the blocks that a request would have brought here, had it been computed."""
         self.index.limit(queued.arrival.prefix, queued.held)
 
+    def unassign(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out of the queue that will not be computed here."""
+        self.pull(queued)
+        self.forget(queued)
+
     def start(self, queued: QueuedRequest[T], now_s: float) -> None:
         """Dispatch a request."""
         self.pull(queued)
