@@ -1,5 +1,7 @@
 """Routers of one graph that know each other."""
 
+from penstock.router.picker.links import TICK_REAL_S
+
 
 def group_of(router):
     """What ties it to the others."""
@@ -25,6 +27,13 @@ async def start(harness, write_graph, *workers, count=2, config=None, **settings
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())
     return routers
+
+
+def stopwatch(router):
+    """Return what tells the seconds since now by a router's ticks, which a busy machine delays with all that it times."""
+    group = group_of(router)
+    began = group._ticks
+    return lambda: (group._ticks - began) * TICK_REAL_S
 
 
 async def cut(router):
