@@ -299,7 +299,9 @@ def _is_vital(request: Request) -> bool:
 
 def _build_core(settings: RouterSettings) -> LiveCore:
     admission = settings.admission(settings.config.admission)
-    size = WorkerSize(batch_tokens=settings.batch_tokens, requests=settings.worker_requests)
+    graph, size = settings.graph, WorkerSize()
+    if graph is not None:
+        size = WorkerSize(batch_tokens=graph.batch_tokens, requests=graph.engine.request_limit)
     core: LiveCore = build_router(
         settings.config.model_copy(update={"admission": admission}),
         dict.fromkeys(settings.roles, size),
@@ -315,7 +317,8 @@ def _engine_block_tokens(settings: RouterSettings) -> int | None:
     """Return the tokens of a worker's KV block, where KV events are followed."""
     if settings.config.kv_events_port is None:
         return None
-    return settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
+    known = None if settings.graph is None else settings.graph.engine.block_tokens
+    return known or ENGINE_BLOCK_TOKENS
 
 
 def _exact_keys(settings: RouterSettings) -> ExactKeys | None:

@@ -34,11 +34,7 @@ class RouterSettings:
         model: Name under which clients ask for the model.
         admission_flags: Fields of its admission section that go before it, by name.
         lease_s: First KV lease of the prefill workers, simulated seconds.
-        context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
-        kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
-        batch_tokens: Most tokens of one step of a worker; None: not known.
-        worker_requests: Requests that a worker has room for; None: not known.
-        graph: What the live page shows of GPUs and planner; None: a fixed fleet without a graph.
+        graph: What it says of the workers, the model and the planner holds here; None: a fixed fleet without a graph.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
         statefile: Where the local backend lists the workers, or None.
         kubernetes: The graph whose EndpointSlices list the workers, or None.
@@ -56,10 +52,6 @@ class RouterSettings:
     config: RouterConfig = field(default_factory=RouterConfig)
     admission_flags: Mapping[str, Any] = field(default_factory=dict)
     lease_s: float = 30.0
-    context_tokens: int | None = None
-    kv_block_tokens: int | None = None
-    batch_tokens: int | None = None
-    worker_requests: int | None = None
     graph: GraphSpec | None = None
     graph_file: Path | None = None
     host: str = "127.0.0.1"

@@ -34,11 +34,9 @@ def _refused(status: int, message: str) -> RequestRefused:
 class BusyThresholdApi:
     """Reads and changes a graph's thresholds."""
 
-    def __init__(self, thresholds: GraphThresholds, *, model: str, batch_tokens: int | None) -> None:
-        """Tie the parts; without ``batch_tokens``, those of one step of a worker, no fraction of it can be a threshold."""
+    def __init__(self, thresholds: GraphThresholds, model: str) -> None:
         self._thresholds = thresholds
         self._model = model
-        self._batch_tokens = batch_tokens
 
     def listed(self) -> bytes:
         """Return ``{"thresholds": [...]}``, one entry for the model; null where a threshold is not set."""
@@ -65,7 +63,10 @@ class BusyThresholdApi:
                 raise _refused(400, f"{key[:200]}: no such threshold; known are {known}")
             _check(key, value)
             changes[key] = value
-        if changes.get("active_prefill_tokens_threshold_frac") is not None and self._batch_tokens is None:
+        if (
+            changes.get("active_prefill_tokens_threshold_frac") is not None
+            and self._thresholds.batch_tokens is None
+        ):
             raise _refused(
                 400,
                 "active_prefill_tokens_threshold_frac needs the workers' batch token limit, which the router does not"
@@ -166,8 +167,10 @@ class GraphThresholds:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         core = admission.core
-        file = core.busy[core.entry].thresholds
-        self.state = ThresholdState(0, file, file)
+        busy = core.busy[core.entry]
+        # Most tokens of one step of a worker; without them no fraction of it can be a threshold.
+        self.batch_tokens = busy.batch_tokens
+        self.state = ThresholdState(0, busy.thresholds, busy.thresholds)
 
     @property
     def now(self) -> BusyThresholds:

@@ -10,6 +10,8 @@ import struct
 import orjson
 import pytest
 
+from penstock.api import GraphSpec
+
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -276,7 +278,9 @@ async def test_without_keys_of_its_own_the_router_is_transparent(harness):
 
 async def test_models_are_listed(harness):
     """As a list and one by one."""
-    router = await harness.router(await harness.worker("aggregated"), context_tokens=16384)
+    services = {"frontend": {"role": "router"}, "workers": {"role": "aggregated"}}
+    spec = {"model": {"name": "llama", "contextTokens": 16384}, "services": services}
+    _, router = await harness.served("aggregated", graph=GraphSpec.model_validate(spec))
 
     (model,) = orjson.loads((await router.get("/v1/models")).body)["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("llama", "model", 16384)

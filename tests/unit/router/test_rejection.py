@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api import RouterConfig
+from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.build import SPLIT, TOGETHER, build_router
+from penstock.router.core.build import SPLIT, build_router
+from penstock.router.core.worker import WorkerSize
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.router.proxy.completion import RequestRefused
 from penstock.router.proxy.failures import retry_after
@@ -263,8 +264,8 @@ KEYS = st.sampled_from(
 @given(fields=st.dictionaries(KEYS, JSON_VALUES, max_size=4), model=st.just("llama") | JSON_VALUES)
 def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, model):
     """Either everything that a body names holds and is in range, or nothing has changed and a status says why."""
-    admission = Admission(build_router(RouterConfig(), TOGETHER), lambda: 0.0)
-    api = BusyThresholdApi(GraphThresholds(admission), model="llama", batch_tokens=8192)
+    core = build_router(RouterConfig(), {Role.AGGREGATED: WorkerSize(batch_tokens=8192)})
+    api = BusyThresholdApi(GraphThresholds(Admission(core, lambda: 0.0)), "llama")
     before = api.listed()
     body = orjson.dumps({"model": model, **fields})
     try:

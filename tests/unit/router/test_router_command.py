@@ -61,7 +61,8 @@ def test_a_manifest_gives_model_roles_and_policy(settings_of, tmp_path):
         "--graph", manifest, "--discovery", tmp_path / "s.json", "--port", "1234", "--speed", "20"
     )
 
-    assert (settings.model, settings.context_tokens, settings.disaggregated) == ("llama", 16384, True)
+    assert (settings.model, settings.graph.model.context_tokens) == ("llama", 16384)
+    assert settings.disaggregated
     assert (settings.config.policy, settings.port, settings.speed) == ("round-robin", 1234, 20)
     assert settings.statefile == tmp_path / "s.json"
     assert settings.api_keys == {b"alpha"}

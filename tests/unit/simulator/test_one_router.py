@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from penstock.api import Role, RouterConfig, Tier
+from penstock.api import GraphSpec, Role, RouterConfig, Tier
 from penstock.api.base import SpecModel
 from penstock.api.fields import bounds, keys_of, walk
 from penstock.router.core.worker import WorkerSpec
@@ -64,6 +64,14 @@ def roles_of(is_split):
     return (Role.PREFILL, Role.DECODE) if is_split else (Role.AGGREGATED,)
 
 
+def graph_of(is_split):
+    """Return the graph whose workers are those of the simulation."""
+    engine = {"maxBatchTokens": MODEL.max_num_batched_tokens, "requestLimit": MODEL.request_limit}
+    services = {"frontend": {"role": "router"}, **{role.value: {"role": role} for role in roles_of(is_split)}}
+    spec = {"model": {"name": "m"}, "runtime": "simulated", "engine": engine, "services": services}
+    return GraphSpec.model_validate(spec)
+
+
 def live(config, is_split):
     """Return what the live router's core and retries hold."""
     workers = tuple(WorkerSpec(role, role, f"http://{role}") for role in roles_of(is_split))
@@ -73,8 +81,7 @@ def live(config, is_split):
             disaggregated=is_split,
             config=config,
             lease_s=MODEL.lease.duration_s,
-            batch_tokens=MODEL.max_num_batched_tokens,
-            worker_requests=MODEL.request_limit,
+            graph=graph_of(is_split),
             workers=workers,
         )
     )

@@ -86,9 +86,7 @@ class RouterApp:
         self._model = settings.model
         self._metrics = self.context.metrics
         self._speed = settings.speed
-        self._busy_threshold = BusyThresholdApi(
-            self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
-        )
+        self._busy_threshold = BusyThresholdApi(self.thresholds, settings.model)
         # A key that carries a tier authenticates, too; a router without keys stays open.
         keys = settings.api_keys | settings.tier_keys.keys
         self._keys = KeyCheck(keys) if settings.api_keys else None
@@ -101,7 +99,7 @@ class RouterApp:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "penstock",
-            "max_model_len": settings.context_tokens,
+            "max_model_len": None if settings.graph is None else settings.graph.model.context_tokens,
         }
 
     def wants_body(self, request: Request) -> bool:
