@@ -161,40 +161,26 @@ async def test_a_request_keeps_its_tier_on_its_way_through_the_router(harness):
     )
 
 
-async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
-    """The planner scales by arrivals, so that protection never hides the need."""
-    worker, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})
-    monitor = router.server.core.tiers.monitor
+@pytest.mark.parametrize(("roles", "prompt"), [(["aggregated"], "a"), (["prefill", "decode"], ["a", "b"])])
+async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness, roles, prompt):
+    """The planner scales by arrivals, so that protection never hides the need; several prompts skip prefill alone."""
+    *_, worker, router = await harness.served(*roles, config={"tiers": {"enabled": True}})
     router.server._tasks[0].cancel()
-    now_s = 0.0
-    for _ in range(2):
-        monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
-        now_s += 10.0
-    answer = await router.post(headers=(JSON, (b"x-penstock-tier", b"background")))
+    for now_s in (0.0, 10.0):
+        router.server.core.tiers.monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
+    answer = await router.post(headers=(JSON, (b"x-penstock-tier", b"background")), prompt=prompt)
     assert answer.status == 503
     assert int(answer.headers[b"retry-after"]) >= 1
     error = orjson.loads(answer.body)["error"]
     assert error["code"] == "shed"
     assert "tier background are shed" in error["message"]
-    assert (await router.post()).status == 200
+    assert (await router.post(prompt=prompt)).status == 200
     assert worker.seen[-1].body["priority"] == 1
+    assert await router.metric("penstock_router_tier_arrivals_total", tier="standard") == 1
     assert await router.metric("penstock_router_tier_shed_requests_total", tier="background") == 1
     assert await router.metric("penstock_router_tier_shed_fraction", tier="background") == 1
     assert await router.metric("penstock_router_arrivals_total", model_name="llama") == 2
     assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
-
-
-async def test_a_request_of_several_prompts_is_shed_like_others(harness):
-    """It goes to a decode worker without a prefill, and past no frontend."""
-    *_, router = await harness.served("prefill", "decode", config={"tiers": {"enabled": True}})
-    router.server._tasks[0].cancel()
-    for now_s in (0.0, 10.0):
-        router.server.core.tiers.monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
-    background = (JSON, (b"x-penstock-tier", b"background"))
-    answer = await router.post(headers=background, prompt=["a", "b"])
-    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "shed")
-    assert (await router.post(prompt=["a", "b"])).status == 200
-    assert await router.metric("penstock_router_tier_arrivals_total", tier="standard") == 1
 
 
 async def test_without_tiers_nothing_of_a_request_changes(harness):

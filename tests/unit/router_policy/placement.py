@@ -52,6 +52,7 @@ EVENTS = st.lists(
         st.tuples(st.just("set"), st.sets(st.sampled_from("abcd")), st.booleans()),
         st.tuples(st.just("fail"), NUMBERS, st.sampled_from("abcd"), TIERS),
         st.tuples(st.sampled_from(["take", "expire", "rebalance", "settings"])),
+        st.tuples(st.just("clock"), st.sampled_from([-3600.0, 3600.0])),
         st.tuples(st.sampled_from(["prefilled", "release", "withdraw"]), NUMBERS),
     ),
     max_size=80,
@@ -87,9 +88,11 @@ class Script:
                     self.waiting.remove(each.item)
                     running.append(each.item)
                     self.log.append((each.item, each.worker))
+            case ("clock", hour_s):
+                self.now_s += hour_s
             case ("prefilled", number) if running:
                 self.decoding.append(running.pop(number % len(running)))
-                queue.prefilled(self.decoding[-1], now_s)
+                queue.prefilled(self.decoding[-1], now_s, cached_tokens=(None, 0, 1000)[number % 3])
             case ("release", number) if held := running + self.decoding:
                 item = held[number % len(held)]
                 (running if item in running else self.decoding).remove(item)

@@ -3,20 +3,16 @@
 import pytest
 from placement import arrival, compute, placement, send, where
 
-from penstock.api import QueueOrder, RouterConfig
 from penstock.router.policy.arrival import KeyDensity, QueuedRequest
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import LeastPending, MinTtft, PrefixCost
-from penstock.router.policy.prefixes import Prefix, prompt_keys
+from penstock.router.policy.prefixes import Prefix
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
-from penstock.router.policy.registry import StickySessions, make_policy, policy_names
 from penstock.router.policy.routing_policy import (
     CACHE_BLOCKS,
     Arrival,
     WorkerLoad,
 )
-
-NAMES = ["a", "b", "c"]
 
 
 def test_rebalancing_brings_a_queue_within_the_slo():
@@ -198,65 +194,6 @@ def test_a_move_must_still_pay_when_its_turn_comes():
 # ---------------------------------------------------------------------- faults
 
 
-@pytest.fixture(params=policy_names())
-def queues(request):
-    """Return queues under each policy, with sessions, no worker yet."""
-    policy = StickySessions(make_policy(RouterConfig(policy=request.param, ttft_slo_seconds=1.0)))
-    return placement(
-        policy, (), tokens_per_s=None, slot_tokens=1000, slo_s=1.0, order=QueueOrder.IN_TIME_FIRST
-    )
-
-
-def drain(queues, now_s):
-    """Serve all that waits, in a fleet of three, and return the number served."""
-    queues.set_workers(map(WorkerLoad, NAMES), now_s)
-    served = 0
-    while taken := list(queues.dispatch(now_s)):
-        for handed in taken:
-            queues.prefilled(handed.item, now_s)
-            queues.release(handed.item, now_s)
-            served += 1
-    return served
-
-
-def assert_idle(queues):
-    """Nothing waits, runs or is decoded anywhere."""
-    assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
-    assert queues.waiting_requests() == []
-    assert {queues.workers.load_of(name, 1e9)[0] for name in NAMES} == {0}
-
-
-@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
-def test_a_clock_that_steps_breaks_nothing(queues, step_s):
-    """An hour back or forth between arrival, start and end: estimates stay finite, everybody is served."""
-    queues.set_workers(map(WorkerLoad, NAMES), 10_000.0)
-    now_s = 10_000.0
-    for item in range(30):
-        queues.submit(item, Arrival((item % 3, item), 800), now_s)
-        now_s += step_s if item % 10 == 5 else 0.1
-        for handed in list(queues.dispatch(now_s)):
-            now_s += step_s if item % 10 == 9 else 0.1
-            queues.prefilled(handed.item, now_s)
-            queues.release(handed.item, now_s)
-        queues.rebalance(now_s)
-    drain(queues, now_s)
-
-    assert_idle(queues)
-    assert all(0.0 < each.relative_slowdown < float("inf") for each in queues.workers.eligible.values())
-
-
-def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):
-    """Neither an empty chain nor one of half a thousand keys is special."""
-    huge = prompt_keys(bytes(4_000_000))
-    queues.set_workers(map(WorkerLoad, NAMES), 0.0)
-    queues.submit("empty", Arrival((), 0), 0.0)
-    queues.submit("huge", Arrival(huge, 1_000_000), 0.0)
-    queues.submit("again", Arrival(huge, 1_000_000), 0.0)
-
-    assert drain(queues, 1.0) == 3
-    assert_idle(queues)
-
-
 class Raising(LeastPending):
     """A policy that raises while it is told to."""
 
@@ -300,17 +237,6 @@ def test_what_waits_while_the_policy_raises_can_still_leave_and_be_served():
     queues.set_workers([WorkerLoad("b")], 2.0)
     assert [each.item for each in queues.dispatch(2.0)] == [0, 2]
     assert counts_of(queues) == (0, 0, 0, 0)
-
-
-def test_keys_that_collide_cost_a_prefill_and_nothing_else():
-    """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
-    queues = placement(PrefixCost(), names=("a", "b"))
-    for item in ("one", "other"):
-        send(queues, item, Arrival((7, 7, 7), 1500))
-        queues.prefilled(item, 1.0, cached_tokens=0)
-
-    assert queues.waiting == 0
-    assert queues.workers.load_of("a", 1.0)[0] == queues.workers.load_of("b", 1.0)[0] == 0
 
 
 # ---------------------------------------------------------------------- what a worker's cache holds

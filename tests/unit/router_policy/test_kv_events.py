@@ -31,35 +31,6 @@ def names(start, stop):
 TOKENS = list(range(100, 140))
 
 
-def test_blocks_stored_one_event_at_a_time_chain_through_their_parents():
-    """Each event names the block before it."""
-    index, events = feed()
-    for number in range(8):
-        parent = None if number == 0 else f"b{number - 1}"
-        events.stored([f"b{number}"], parent, TOKENS[number * 4 : number * 4 + 4])
-
-    assert index.held(prefix(TOKENS[:32])) == 2
-
-
-def test_a_removed_end_takes_its_block_with_it():
-    """Engines free from the end: the second block is no longer whole, the first is."""
-    index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.removed(["b7"])
-
-    assert index.held(prefix(TOKENS[:32])) == 1
-    assert len(events) == 7
-
-
-def test_cleared_forgets_everything():
-    """AllBlocksCleared."""
-    index, events = feed()
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.cleared()
-
-    assert (index.held(prefix(TOKENS[:32])), len(events)) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("numbers", "gaps", "held"),
     [
@@ -114,12 +85,16 @@ def test_malformed_events_change_nothing(parent, tokens):
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.integers(1, 15),
 )
-def test_events_and_keys_agree_on_any_two_prompts(one, other):
-    """What is held of the second prompt is what both share, in whole blocks."""
+def test_events_and_keys_agree_on_any_two_prompts(one, other, at_once):
+    """What is held of the second prompt is what both share, in whole blocks, in however many events the first came."""
     index, events = feed()
     whole = len(one) // UNIT
-    events.stored(names(0, whole), None, one[: whole * UNIT])
+    for start in range(0, whole, at_once):
+        stop = min(whole, start + at_once)
+        parent = f"b{start - 1}" if start else None
+        events.stored(names(start, stop), parent, one[start * UNIT : stop * UNIT])
     shared = 0
     while shared < min(whole * UNIT, len(other)) and one[shared] == other[shared]:
         shared += 1
@@ -143,6 +118,8 @@ ELSEWHERE = {"is_offloaded": True}
 @pytest.mark.parametrize(
     ("steps", "held", "cost", "known"),
     [
+        ([(STORED, {}), (("removed", ["b7"]), {})], 1, 16, 7),
+        ([(STORED, {}), (("cleared",), {})], 0, 32, 0),
         ([(STORED, {}), (COPIED, {})], 2, 1, 8),
         ([(STORED, {}), (COPIED, {}), (END_GONE, {})], 1, 1 + int(LOAD_COST * 15), 8),
         ([(STORED, {}), (COPIED, {}), (END_GONE, {}), (END_GONE, ELSEWHERE)], 1, 16, 4),
@@ -154,6 +131,8 @@ ELSEWHERE = {"is_offloaded": True}
         ([(COPIED, {}), (GONE, ELSEWHERE)], 0, 32, 0),
     ],
     ids=[
+        "a removed end takes its block with it",
+        "a cleared cache holds nothing",
         "in both memories",
         "evicted from the GPU: cheaper than to compute, dearer than held",
         "gone there too",
@@ -165,7 +144,9 @@ ELSEWHERE = {"is_offloaded": True}
         "unknown blocks teach nothing",
     ],
 )
-def test_blocks_in_other_memory_are_a_hit_that_costs_its_loading(steps, held, cost, known):
+def test_blocks_are_a_hit_as_far_as_they_are_held_and_in_other_memory_cost_their_loading(
+    steps, held, cost, known
+):
     """Whatever an engine publishes of them; to believe less costs a prefill at most."""
     index, events = feed()
     for (name, *arguments), options in steps:

@@ -49,7 +49,7 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
     st.floats(-1.0, 3.0),
 )
 def test_every_request_leaves_exactly_once(policy, order, events, tiers, step_s):
-    """Whatever joins, leaves, flaps, fails, expires or steps back in time: all counts agree, and none is dispatched twice."""
+    """Whatever joins, leaves, flaps, fails, expires, or steps an hour in time: all counts agree, and none is dispatched twice."""
     script = Script(policy, order, tiers, step_s=step_s)
     premium, background = (Arrival((), 1, tier=tier) for tier in (Tier.PREMIUM, Tier.BACKGROUND))
     for event in events:
@@ -65,6 +65,7 @@ def test_every_request_leaves_exactly_once(policy, order, events, tiers, step_s)
         for worker in queue.workers.eligible.values():
             assert worker.pending_tokens >= worker.pending_for(premium) >= worker.running_tokens
             assert worker.pending_tokens == worker.pending_for(background)
+            assert 0.0 < worker.relative_slowdown < inf
     script.assert_ends_empty()
 
 
