@@ -9,10 +9,15 @@ def group_of(router):
 
 
 def picker_among(routers):
-    """The one router that picks, by its own word; None while there is none that all others follow."""
+    """The one router that picks; None while there is none that all others follow, as it has heard from them.
+
+    One that believes alone that it picks may find an older claim yet.
+    """
     found = [each for each in routers if group_of(each).is_picker]
     others = [each for each in routers if each not in found]
-    return found[0] if len(found) == 1 and all(group_of(each).is_relay for each in others) else None
+    if len(found) != 1 or not all(group_of(each).is_relay for each in others):
+        return None
+    return found[0] if group_of(found[0])._server.followers >= len(others) else None
 
 
 async def start(harness, write_graph, *workers, count=2, config=None, **settings):
