@@ -39,20 +39,27 @@ def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
 
 
 @pytest.mark.parametrize(
-    ("policy", "one", "other"),
+    ("policy", "chains", "expected"),
     [
-        (LeastPending, arrival(1, 2, 3), arrival(1, 2, 3)),
-        (lambda: DualMap(adaptive_prefix=False), arrival(1), arrival(2)),
+        (LeastPending, [(1, 2, 3), (1, 2, 3)], "ab"),
+        (lambda: DualMap(adaptive_prefix=False), [(1,), (2,)], "ba"),
+        (Preble, [(1, 2), (1, 2, 3), (1, 8, 9)], "aab"),
+        (CacheAffinity, [(1, 100), (1, 101), (1, 102), (1, 103)], "bbbb"),
+        (KvCost, [(1, 2), (9,)], "ab"),
     ],
-    ids=["least pending, whatever is cached", "a pair with equal hits"],
+    ids=[
+        "the paper's Least Loaded, whatever is cached",
+        "a pair with equal hits takes the less loaded",
+        "Preble follows the cache above half, else load",
+        "one prefix, one worker, however long its queue",
+        "a prompt that runs, though cached, occupies blocks",
+    ],
 )
-def test_the_less_loaded_worker_wins(policy, one, other):
-    """The paper's Least Loaded looks at tokens only, and so does a pair between equal hits."""
-    queues = placement(policy(), names=("a", "b"))
-    queues.submit("x", one, 0.0)
-    queues.submit("y", other, 0.0)
+def test_where_prompts_go_that_come_at_once(policy, chains, expected):
+    """Of two workers, by the policy's own sense of load and cache."""
+    queues = placement(policy(), names="ab")
 
-    assert {"a", "b"} == set(where(queues).values())
+    assert expected == "".join(send(queues, at, arrival(*chain)) for at, chain in enumerate(chains))
 
 
 def test_min_ttft_weighs_queue_against_hit():
@@ -67,36 +74,6 @@ def test_min_ttft_weighs_queue_against_hit():
     queues.workers.set_peer_load(home, 600)
     queues.submit("far", arrival(1, 8), 1.0)
     assert home != where(queues)["far"]
-
-
-def test_preble_follows_the_cache_above_half():
-    """Two of three blocks cached: affinity; one of three: load."""
-    queues = placement(Preble(), names=("a", "b"))
-    queues.submit("warm", arrival(1, 2), 0.0)
-    home = where(queues)["warm"]
-    queues.submit("most", arrival(1, 2, 3), 0.0)
-    queues.submit("little", arrival(1, 8, 9), 0.0)
-
-    assert home == where(queues)["most"]
-    assert home != where(queues)["little"]
-
-
-def test_cache_affinity_ignores_load():
-    """One prefix, one worker, however long its queue."""
-    queues = placement(CacheAffinity())
-    for item in range(5):
-        queues.submit(item, arrival(1, 100 + item), 0.0)
-
-    assert len(set(where(queues).values())) == 1
-
-
-def test_kv_cost_counts_what_runs_with_its_whole_prompt():
-    """A prompt that runs, though cached, occupies blocks."""
-    queues = placement(KvCost(), names=("a", "b"))
-    home = send(queues, "x", arrival(1, 2))
-    queues.submit("y", arrival(9), 0.0)
-
-    assert home != where(queues)["y"]
 
 
 def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
@@ -391,58 +368,46 @@ def test_workers_that_failed_a_request_or_left_are_not_listed():
 # ---------------------------------------------------------------------- Preble's E2
 
 
-def place(queues, item, chain, tokens, now_s, *, avoid=()):
-    """Place a request that is computed at once; return its worker."""
-    return compute(queues, item, Arrival(chain, tokens, frozenset(avoid), block_tokens=1000), now_s)
+LARGE = ((1, 2, 3, 4), 4000, 0.0, "ab")
 
 
-def test_what_was_computed_long_ago_still_counts_within_the_window():
-    """Both workers are idle; the one that was given less in the last three minutes is taken."""
-    queues = placement(PrebleE2(), names=("a", "b"))
-    first = place(queues, "large", (1, 2, 3, 4), 4000, 0.0)
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([LARGE, *(((100 + at,), 400, 1.0 + at, "ab") for at in range(9))], "abbbbbbbbb"),
+        ([LARGE, ((5,), 1000, 1.0, "ab"), ((6,), 1000, WINDOW_S, "ab")], "aba"),
+        ([LARGE, ((1, 2, 3, 50), 4000, 1.0, "ab")], "aa"),
+        ([LARGE, ((1, 2, 50, 51), 4000, 1.0, "ab")], "ab"),
+        (
+            [(*LARGE[:3], "a"), (*LARGE[:3], "b"), ((9,), 8000, 1.0, "a"), (*LARGE[:2], 2.0, "abc")],
+            "abab",
+        ),
+    ],
+    ids=[
+        "what was computed weighs for the window",
+        "beyond the window it is forgotten",
+        "three of four blocks cached outweigh the rest",
+        "two of four do not",
+        "of several that hold the prefix the less loaded, and no idle one",
+    ],
+)
+def test_preble_e2_weighs_what_was_given_lately(prompts, expected):
+    """All are computed at once; each prompt is (keys, tokens, time, workers that may take it)."""
+    queues = placement(PrebleE2(), names="abc" if any("c" in each[3] for each in prompts) else "ab")
+    found = ""
+    for item, (chain, tokens, now_s, names) in enumerate(prompts):
+        request = Arrival(chain, tokens, frozenset("abc") - frozenset(names), block_tokens=1000)
+        found += compute(queues, item, request, now_s)
 
-    nine = {place(queues, f"small {i}", (100 + i,), 400, 1.0 + i) for i in range(9)}
-
-    assert nine == {"a", "b"} - {first}
-
-
-def test_beyond_the_window_it_is_forgotten():
-    """After three minutes the large prompt no longer weighs."""
-    queues = placement(PrebleE2(), names=("a", "b"))
-    first = place(queues, "large", (1, 2, 3, 4), 4000, 0.0)
-    place(queues, "small", (5,), 1000, 1.0)
-
-    assert place(queues, "next", (6,), 1000, WINDOW_S) == first
-
-
-@pytest.mark.parametrize(("shared", "follows"), [(3, True), (2, False)])
-def test_a_prefix_is_followed_when_it_outweighs_the_rest(shared, follows):
-    """Of four blocks three cached are more than the rest, two are not, and the less loaded worker is taken."""
-    queues = placement(PrebleE2(), names=("a", "b"))
-    holder = place(queues, "first", (1, 2, 3, 4), 4000, 0.0)
-
-    chosen = place(queues, "next", (*range(1, 1 + shared), *range(50, 54 - shared)), 4000, 1.0)
-
-    assert (chosen == holder) is follows
-
-
-def test_of_several_that_hold_the_prefix_the_less_loaded_is_taken():
-    """Two of three hold it; the third, though idle, is not asked."""
-    queues = placement(PrebleE2(), names=("a", "b", "c"))
-    for name in ("a", "b"):
-        place(queues, f"warm {name}", (1, 2, 3, 4), 4000, 0.0, avoid={"a", "b", "c"} - {name})
-    place(queues, "load", (9,), 8000, 1.0, avoid={"b", "c"})
-
-    assert place(queues, "next", (1, 2, 3, 4), 4000, 2.0) == "b"
+    assert found == expected
 
 
 def test_a_worker_that_came_back_begins_with_nothing_given():
     """What it was given before it left was another time's load."""
-    queues = placement(PrebleE2(), names=("a", "b"))
-    first = place(queues, "large", (1, 2, 3, 4), 4000, 0.0)
-    other = ({"a", "b"} - {first}).pop()
-    queues.set_workers([WorkerLoad(other)], 1.0)
-    queues.set_workers(map(WorkerLoad, ("a", "b")), 2.0)
-    place(queues, "small", (5,), 100, 3.0, avoid={first})
+    queues = placement(PrebleE2(), names="ab")
+    assert compute(queues, "large", Arrival((1, 2, 3, 4), 4000, block_tokens=1000)) == "a"
+    queues.set_workers([WorkerLoad("b")], 1.0)
+    queues.set_workers(map(WorkerLoad, "ab"), 2.0)
+    compute(queues, "small", Arrival((5,), 100, frozenset("a"), block_tokens=1000), 3.0)
 
-    assert place(queues, "next", (6,), 1000, 4.0) == first
+    assert compute(queues, "next", Arrival((6,), 1000, block_tokens=1000), 4.0) == "a"
