@@ -30,7 +30,7 @@ from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.engine.core.requests import EngineRequest
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 RELATIVE, ABSOLUTE_S = 0.05, 0.002
 MODEL = "bench"
@@ -158,7 +158,7 @@ async def bench(flags: ServeFlags, rate: float, seconds: float) -> dict[str, Any
 def main() -> None:
     """Print the table."""
     args = read_options(__doc__, rate=50.0, seconds=10.0)
-    flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=ephemeral_port())
+    flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=unused_port())
     command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "engine", "serve", MODEL]
     worker = subprocess.Popen([*command, "--profile", flags.profile, "--port", str(flags.port)])
     try:

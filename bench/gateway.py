@@ -20,7 +20,7 @@ import hop
 import servers
 import sse_load
 
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 ALONE, ASKS = "Envoy alone", "Envoy asks"
 
@@ -42,7 +42,7 @@ def ways(folder: Path) -> Iterator[dict[str, hop.Way]]:
             started(process)
             sources.append(url)
         fixed = [word for url in sources for word in ("--worker", f"aggregated={url}")]
-        own, http, ext_proc = (ephemeral_port() for _ in range(3))
+        own, http, ext_proc = (unused_port() for _ in range(3))
         router = started(servers.start_router(own, graph, fixed, folder / "router.log"))
         words = [*fixed, "--ext-proc", str(ext_proc)]
         picker = started(servers.start_router(http, graph, words, folder / "picker.log", verb="pick"))

@@ -26,7 +26,7 @@ import sse_load
 from options import read_options
 
 from penstock.core.http.loop import run
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 ITL_MS = 5.0
 TOKENS = 16
@@ -66,7 +66,7 @@ def ways(folder: Path) -> Iterator[dict[str, Way]]:
             sources.append(url)
         fixed = [word for url in sources for word in ("--worker", f"aggregated={url}")]
         log = str(folder / "access.jsonl")
-        ports = [ephemeral_port() for _ in range(4)]
+        ports = [unused_port() for _ in range(4)]
         servers.list_all(statefile, sources, [f"http://127.0.0.1:{port}" for port in ports[2:]])
         found = ["--discovery", str(statefile)]
         for port, graph, words in zip(

@@ -45,7 +45,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.core.local_state import EntryState
 from penstock.engine.core.kv_blocks import prefix_keys
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.protocol import RuntimeContext
 from penstock.runtimes.simulated import Simulated
@@ -164,12 +164,12 @@ def processes(
     entries: dict[str, dict[str, Any]] = {}
     try:
         for name, role, argv in _worker_commands(graph, path, speed):
-            url = f"http://127.0.0.1:{(port := str(ephemeral_port()))}"
+            url = f"http://127.0.0.1:{(port := str(unused_port()))}"
             started[name] = _start([port if word == "{port}" else word for word in argv], path.parent)
             entries[name] = {"role": role, "url": url, "state": EntryState.READY}
         for entry in entries.values():
             sse_load.wait_until_ready(f"{entry['url']}/health", within_s=_START_S)
-        ports = [ephemeral_port() for _ in range(routers)]
+        ports = [unused_port() for _ in range(routers)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         entries |= {
             f"router-{at}": {"role": Role.ROUTER, "url": url, "state": EntryState.READY}

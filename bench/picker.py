@@ -37,7 +37,7 @@ from options import read_options
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 TOKENS, ITL_MS, PREFIXES = 64, 20.0, 64
 LASTS_S = {"kill": 4.0, "stop": 3.0, "partition": 15.0, "cut": 15.0, "none": 4.0}
@@ -184,7 +184,7 @@ async def routers(count: int, workers: int, folder: Path) -> AsyncIterator[Runni
     graph = folder / "graph.yaml"
     graph.write_text(servers.manifest("bench", sse_load.MODEL, {"aggregated": workers}))
     started, sources = [], []
-    ports = [ephemeral_port() for _ in range(count)]
+    ports = [unused_port() for _ in range(count)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     wires = {
         (one, other): Wire(urls[other]) for one in range(count) for other in range(count) if one != other

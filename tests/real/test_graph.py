@@ -14,7 +14,7 @@ import pytest
 import yaml
 from endpoint import STARTUP_S, Endpoint
 
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -30,7 +30,7 @@ class UpGraph:
     def __init__(self, folder):
         self._folder = folder
         self._environment = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state")}
-        self.url = f"http://127.0.0.1:{ephemeral_port()}"
+        self.url = f"http://127.0.0.1:{unused_port()}"
 
     def run(self, *words, timeout_s=60):
         """Run a `penstock` command; return what it prints."""

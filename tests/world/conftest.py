@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 from penstock.planner.ledger import read_ledger
 
 MANIFEST = """
@@ -75,7 +75,7 @@ class World:
         self.statefile = folder / "state" / "world.json"
         self.log_dir = folder / "log"
         self.ledger_dir = self.log_dir / "planner"
-        self.port = ephemeral_port()
+        self.port = unused_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
         self._started: list[subprocess.Popen[bytes]] = []
@@ -390,7 +390,7 @@ def eventually_fixture() -> Callable[..., Any]:
 @pytest.fixture(name="free_port")
 def free_port_fixture() -> Callable[[], int]:
     """Return what chooses a free port."""
-    return ephemeral_port
+    return unused_port
 
 
 @pytest.fixture

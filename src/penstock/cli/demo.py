@@ -32,7 +32,7 @@ from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import run
 from penstock.local.build import UpOptions
 from penstock.local.down import down
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
@@ -77,7 +77,7 @@ class DemoOptions:
         default=0,
         ge=0,
         le=65535,
-        convert=lambda port: port or ephemeral_port(),
+        convert=lambda port: port or unused_port(),
     )
     trace: str = flag("Trace to replay, as `penstock load` takes it.", default=DAYS)
     rate_rps: float | None = flag(

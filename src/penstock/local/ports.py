@@ -40,7 +40,7 @@ def choose_port(taken: Collection[int]) -> int:
     raise ClusterError(f"no free port in {FIRST_PORT}-{LAST_PORT} on 127.0.0.1; stop what holds them")
 
 
-def ephemeral_port() -> int:
+def unused_port() -> int:
     """Return a port of the worker range that is free now, at random; for a server that is started at once."""
     ports = range(FIRST_PORT, LAST_PORT + 1)
     return next(filter(is_free, random.sample(ports, len(ports))))

@@ -19,7 +19,7 @@ from penstock.local.build import (
     ports_for,
     visible_devices,
 )
-from penstock.local.ports import FIRST_PORT, LAST_PORT, choose_port, ephemeral_port, is_free
+from penstock.local.ports import FIRST_PORT, LAST_PORT, choose_port, is_free, unused_port
 from penstock.runtimes import RuntimeContext
 
 GRAPH = """
@@ -159,7 +159,7 @@ def listening():
 def test_a_port_that_is_listened_on_is_not_free(listening):
     """`penstock up` notices it before anything is started."""
     assert not is_free(listening)
-    assert is_free(ephemeral_port())
+    assert is_free(unused_port())
 
 
 def test_chosen_ports_lie_in_the_worker_range_and_are_not_promised_twice():
@@ -172,7 +172,7 @@ def test_chosen_ports_lie_in_the_worker_range_and_are_not_promised_twice():
 
 def test_a_worker_keeps_its_port_unless_somebody_took_it(entry_of, listening):
     """A restart is at the same address where that is possible; the router's address never changes."""
-    free = ephemeral_port()
+    free = unused_port()
     kept = entry_of(placeholders=("port",), ports={"port": free})
     lost = entry_of(placeholders=("port",), ports={"port": listening})
     router = entry_of("frontend", "router", placeholders=("port",), ports={"port": listening})

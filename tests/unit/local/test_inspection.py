@@ -11,7 +11,7 @@ from states import LEADER
 from penstock.cli.doctor_local import hung, orphans
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 from penstock.local.store import StateStore
 
 
@@ -75,7 +75,7 @@ async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_o
     while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
         pass
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
-    url = f"http://127.0.0.1:{ephemeral_port()}"
+    url = f"http://127.0.0.1:{unused_port()}"
     state = state.with_entry("n_a", entry_with(entry_of, stopped.pid))
     state = state.with_entry("n_b", entry_with(entry_of, silent.pid, url=url, health_path="/health"))
     expected = [

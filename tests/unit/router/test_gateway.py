@@ -21,7 +21,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken, UpstreamConnectError
-from penstock.local.ports import ephemeral_port
+from penstock.local.ports import unused_port
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.gateway import messages
 from penstock.router.gateway.server import GatewayPicker
@@ -99,7 +99,7 @@ async def gateway(harness, tmp_path):
         )
         picker = GatewayPicker(chosen, ext_proc_port=0)
         await picker.start()
-        port = ephemeral_port()
+        port = unused_port()
         answering = [each for each in workers if each.role != "prefill"]
         path = tmp_path / f"envoy-{port}.json"
         path.write_text(json.dumps(configured(answering, picker.ext_proc_port, port, **envoy)))
