@@ -20,6 +20,11 @@ SECRET = b"secret of the graph"
 _JSON = ((b"content-type", b"application/json"),)
 
 
+def error_of(answer):
+    """Return the error of a refusal or a failure."""
+    return orjson.loads(answer.body)["error"]
+
+
 class Harness:
     """Starts things and stops them all."""
 

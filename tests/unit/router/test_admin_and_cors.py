@@ -25,9 +25,8 @@ def code_of(answer):
 
 async def test_drains_ask_for_the_admin_key(harness):
     """A client's key is none; without the key nothing happens."""
-    worker = await harness.worker("aggregated")
     keys = {"api_keys": frozenset({b"client"}), "admin_keys": frozenset({b"root"})}
-    router = await harness.router(worker, **keys)
+    worker, router = await harness.served("aggregated", **keys)
 
     for headers in ((), ((b"authorization", b"Bearer client"),), ((b"authorization", b"Basic root"),)):
         refused = await ask(harness, router, "POST", DRAIN, *headers)

@@ -204,10 +204,9 @@ async def test_a_streams_first_token_makes_room(harness):
 
 async def test_a_prompt_without_its_first_token_keeps_the_worker(harness):
     """Aggregated: until then the next one waits, and shows in the queue."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated", config=config("dualmap", workerTokens=1))
     started = asyncio.Event()
     worker.script = [harness.answers.hang(started)]
-    router = await harness.router(worker, config=config("dualmap", workerTokens=1))
     first = asyncio.ensure_future(router.post(prompt="x" * 400))
     await started.wait()
     second = asyncio.ensure_future(router.post(prompt="y" * 400))

@@ -330,10 +330,9 @@ async def test_streams_are_relayed_as_they_are(harness, roles):
 
 async def test_whole_responses_are_counted(harness):
     """By the names that they give their usage."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     body = orjson.dumps({"object": "response", "output": [], "usage": USAGE})
     worker.otherwise = harness.answers.status(200, body)
-    router = await harness.router(worker)
 
     got = await router.post(RESPONSES, raw=orjson.dumps({"model": "llama", "input": "hi"}))
 

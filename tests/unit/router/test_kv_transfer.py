@@ -62,9 +62,8 @@ async def test_streams_pass_untouched_but_for_usage(harness):
 
 async def test_tokens_leave_as_they_come(harness):
     """The first event reaches the client while the worker still holds the second."""
-    prefill, decode = await harness.pair()
+    _, decode, router = await harness.served("prefill", "decode")
     second = decode.hold_stream()
-    router = await harness.router(prefill, decode)
 
     stream = await router.stream()
 
@@ -158,9 +157,8 @@ async def test_a_late_answer_is_trusted_while_no_lease_has_expired(harness, stre
 
 async def test_a_busy_prefill_workers_page_is_waited_for(harness):
     """Longer than a health check waits: what would follow is the whole prefill once more."""
-    prefill, decode = await harness.pair()
     config = {"health": {"timeoutRealSeconds": 0.2}}
-    router = await harness.router(prefill, decode, lease_s=LEASE_S, config=config)
+    prefill, _, router = await harness.served("prefill", "decode", lease_s=LEASE_S, config=config)
     prefill.page_delay_s = 0.4
 
     assert (await router.post(max_tokens=2)).status == 200

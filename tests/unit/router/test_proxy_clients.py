@@ -9,14 +9,11 @@ import struct
 
 import orjson
 import pytest
+from router_harness import error_of
 
 from penstock.api import GraphSpec
 
 JSON_TYPE = (b"content-type", b"application/json")
-
-
-def _error(answer):
-    return orjson.loads(answer.body)["error"]
 
 
 async def _taken(harness, *, speed=1.0, **queue):
@@ -39,10 +36,9 @@ async def _taken(harness, *, speed=1.0, **queue):
 @pytest.mark.parametrize("stage", ["prefill", "decode", "stream"])
 async def test_a_client_that_leaves_cancels_its_worker(harness, stage):
     """In both stages, and in mid-stream, the worker's connection is closed, and every counter returns to zero."""
-    prefill, decode = await harness.pair()
+    prefill, decode, router = await harness.served("prefill", "decode")
     worker = prefill if stage == "prefill" else decode
     started = asyncio.Event()
-    router = await harness.router(prefill, decode)
     if stage == "stream":
         worker.hold_stream()
         stream = await router.begun_stream()
@@ -150,7 +146,7 @@ async def test_a_full_queue_refuses(harness):
 
     refused = await router.post()
 
-    assert (refused.status, _error(refused)["code"]) == (429, "queue_full")
+    assert (refused.status, error_of(refused)["code"]) == (429, "queue_full")
     assert int(refused.headers[b"retry-after"]) >= 1
     assert (await router.get("/ready")).status == 503
     first.cancel()
@@ -165,9 +161,9 @@ async def test_waits_are_bounded(harness, speed):
 
     refused = await router.post()
 
-    assert (refused.status, _error(refused)["code"]) == (503, "queue_timeout")
+    assert (refused.status, error_of(refused)["code"]) == (503, "queue_timeout")
     assert int(refused.headers[b"retry-after"]) >= 1
-    assert 0.1 <= float(re.search(r"within ([0-9.]+) s", _error(refused)["message"])[1]) < 1.0
+    assert 0.1 <= float(re.search(r"within ([0-9.]+) s", error_of(refused)["message"])[1]) < 1.0
     assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 1
     assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 0
     first.cancel()
@@ -192,7 +188,7 @@ async def test_what_is_not_served_is_said(harness, path, method, status, code):
 
     answer = await harness.client.request(method, router.url + path)
 
-    assert (answer.status, _error(answer)["code"]) == (status, code)
+    assert (answer.status, error_of(answer)["code"]) == (status, code)
     allowed = {"/v1/completions": b"POST", "/workers/aggregated-0/drain": b"POST"}.get(path, b"GET, HEAD")
     assert answer.headers.get(b"allow") == (allowed if status == 405 else None)
 
@@ -223,13 +219,12 @@ async def test_a_request_without_a_key_is_refused_before_its_body(harness):
 )
 async def test_bad_requests_never_reach_a_worker(harness, raw, headers, status, code):
     """Each is answered by the router, with a body that clients understand."""
-    worker = await harness.worker("aggregated")
     limits = {"maxBodyBytes": 4096, "maxHeaderBytes": 4096}
-    router = await harness.router(worker, config={"limits": limits})
+    worker, router = await harness.served("aggregated", config={"limits": limits})
 
     answer = await router.post(raw=raw, headers=headers)
 
-    assert (answer.status, _error(answer)["code"]) == (status, code)
+    assert (answer.status, error_of(answer)["code"]) == (status, code)
     assert worker.seen == []
 
 
@@ -257,7 +252,7 @@ async def test_keys_are_asked_for(harness, sent, status):
 
     assert [answer.status for answer in answers] == [status] * 2
     if status == 401:
-        assert {_error(answer)["code"] for answer in answers} == {"invalid_api_key"}
+        assert {error_of(answer)["code"] for answer in answers} == {"invalid_api_key"}
         assert answers[0].headers[b"www-authenticate"] == b"Bearer"
     assert all(b"authorization" not in seen.headers for seen in worker.seen)
     for open_path in ("/health", "/ready", "/metrics", "/workers"):
@@ -290,9 +285,8 @@ async def test_models_are_listed(harness):
 async def test_prompts_are_in_no_log(harness, tmp_path, caplog):
     """Neither the access log nor the debug log holds what was said."""
     caplog.set_level(logging.DEBUG)
-    prefill, decode = await harness.pair()
     path = tmp_path / "access.log"
-    router = await harness.router(prefill, decode, access_log=str(path))
+    *_, router = await harness.served("prefill", "decode", access_log=str(path))
     await router.post(prompt="secret words", max_tokens=5)
     await router.post(raw=b'{"model":"llama","prompt":"secret words"', headers=(JSON_TYPE,))
     await router.server.close()
@@ -340,9 +334,8 @@ async def leave_early(port, request, turns):
 async def test_clients_that_reset_early_leave_nothing(harness):
     """Hundreds of requests, reset at any turn of their way, leave no connection, no assignment and no queue."""
     rng = random.Random(1)
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     answer, worker.otherwise = worker.otherwise, harness.answers.hang()  # each request needs a new connection
-    router = await harness.router(worker)
     pool = router.server.context.pool
     request = completion({"stream": True, "max_tokens": 3})
     for _ in range(8):

@@ -4,12 +4,9 @@ import asyncio
 
 import orjson
 import pytest
+from router_harness import error_of
 
 from penstock.router.core.worker import Circuit
-
-
-def _error(answer):
-    return orjson.loads(answer.body)["error"]
 
 
 async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
@@ -53,10 +50,9 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
 @pytest.mark.parametrize("data", [b"", b"data: {half an eve"])
 async def test_a_stream_that_breaks_is_never_retried(harness, data):
     """After the first byte: an error event of its own, then the end."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     break_now = asyncio.Event()
     worker.script = [harness.answers.stream(harness.token_event(0), data, event=break_now, broken=True)]
-    router = await harness.router(worker)
     stream = await router.stream()
     received = await anext(stream)
     break_now.set()
@@ -93,11 +89,10 @@ async def test_a_stream_without_done_is_cut(harness, stage, end):
 
 async def test_an_error_event_in_mid_stream_is_a_failure(harness):
     """The client sees it as the worker wrote it; the stream counts as broken, though [DONE] follows."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
     token = harness.token_event(0)
     worker.script = [harness.answers.stream(token, token + error + harness.done)]
-    router = await harness.router(worker)
 
     assert (await router.post(stream=True)).body == token + token + error + harness.done
     assert router.server.core.pool.get(worker.name).last_failure == "ended a stream by an error event"
@@ -121,7 +116,7 @@ async def test_retries_end(harness):
 
     answer = await router.post()
 
-    assert (answer.status, _error(answer)["message"]) == (503, "worker says no")
+    assert (answer.status, error_of(answer)["message"]) == (503, "worker says no")
     assert answer.headers[b"retry-after"] == b"7"
     assert len(worker.seen) == 3
 
@@ -139,7 +134,7 @@ async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
 
     answer = await router.post()
 
-    assert (answer.status, _error(answer)["code"]) == (504, f"upstream_timeout_{phase}")
+    assert (answer.status, error_of(answer)["code"]) == (504, f"upstream_timeout_{phase}")
     assert sum(len(worker.seen) for worker in workers) == tries
 
 
@@ -158,14 +153,15 @@ async def test_a_stream_that_falls_silent_is_ended(harness):
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 async def test_client_errors_pass_through_and_never_open_a_circuit(harness, status, stage):
     """A 4xx is the client's doing: the worker's answer as it is, no retry, circuits closed."""
-    prefill, decode = await harness.pair()
+    prefill, decode, router = await harness.served(
+        "prefill", "decode", config={"breaker": {"consecutiveFailures": 2}}
+    )
     worker = prefill if stage == "prefill" else decode
     worker.otherwise = harness.answers.status(status)
-    router = await harness.router(prefill, decode, config={"breaker": {"consecutiveFailures": 2}})
 
     for _ in range(4):
         answer = await router.post()
-        assert (answer.status, _error(answer)["message"]) == (status, "worker says no")
+        assert (answer.status, error_of(answer)["message"]) == (status, "worker says no")
 
     assert len(worker.seen) == 4
     assert all(each.breaker.state(0) is Circuit.CLOSED for each in router.server.core.pool)
@@ -179,7 +175,9 @@ async def test_an_only_workers_500_is_passed_on_and_opens_no_circuit(harness):
 
     answers = [await router.post() for _ in range(6)]
 
-    assert [(answer.status, _error(answer)["message"]) for answer in answers] == [(500, "worker says no")] * 6
+    assert [(answer.status, error_of(answer)["message"]) for answer in answers] == [
+        (500, "worker says no")
+    ] * 6
     assert len(worker.seen) == 6
     assert (await router.workers())["aggregated-0"]["state"] == "ready"
 
@@ -218,7 +216,7 @@ async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
     answer = await router.post()
     ready = await router.get("/ready")
 
-    assert (answer.status, _error(answer)["code"]) == (503, "no_worker")
+    assert (answer.status, error_of(answer)["code"]) == (503, "no_worker")
     assert int(answer.headers[b"retry-after"]) >= 1
     assert ready.status == 503
     assert any("prefill" in reason for reason in orjson.loads(ready.body)["reasons"])
@@ -226,10 +224,9 @@ async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
 
 async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness):
     """It does not come to its end in HTTP, so a pooled client takes a new connection and meets no reset."""
-    worker = await harness.worker("aggregated")
+    worker, router = await harness.served("aggregated")
     break_now = asyncio.Event()
     worker.script = [harness.answers.stream(harness.token_event(0), event=break_now, broken=True)]
-    router = await harness.router(worker)
     stream = await router.stream()
     break_now.set()
     await router.broken(stream)
@@ -244,13 +241,12 @@ DEEP = b'{"model":"llama","prompt":"x","vllm_xargs":' + b'{"a":' * 300 + b"1" + 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 async def test_a_request_that_cannot_be_passed_on_takes_no_worker_away(harness, policy):
     """JSON that can be read and not written is a 400, and the prefill worker has room for the next request."""
-    prefill, decode = await harness.pair()
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 1}}
-    router = await harness.router(prefill, decode, config=config)
+    *_, router = await harness.served("prefill", "decode", config=config)
 
     refused = await router.post(raw=DEEP)
 
-    assert (refused.status, _error(refused)["code"]) == (400, "body_too_deep")
+    assert (refused.status, error_of(refused)["code"]) == (400, "body_too_deep")
     await router.assert_idle()
     assert (await router.post()).status == 200
 
