@@ -65,39 +65,37 @@ def test_a_worker_is_its_pod(address, family, url):
     assert (spec.name, spec.url, spec.role, spec.incarnation) == ("decode-1", url, Role.PREFILL, "u1")
 
 
-def test_a_pod_of_both_families_is_one_worker():
-    """IPv4 is taken, in whatever order the slices come."""
-    slices = [
-        slice_of(endpoint(address="fd00::1"), family="IPv6", name="six"),
-        slice_of(endpoint(address="10.1.0.1"), family="IPv4", name="four"),
-    ]
-
-    assert [spec.url for spec in parse_slices(slices)] == ["http://10.1.0.1:8000"]
-    assert parse_slices(slices[::-1]) == parse_slices(slices)
+SIX = slice_of(endpoint(address="fd00::1"), family="IPv6")
+OLD, NEW = (endpoint(conditions=each, uid=uid) for each, uid in ((LEAVING, "old"), (READY, "new")))
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "ready", "draining"),
-    [(READY, STARTING, True, False), (STARTING, STARTING, False, False), (READY, LEAVING, False, True)],
+    ("slices", "expected"),
+    [
+        ([SIX, slice_of(endpoint())], ("http://10.1.0.1:8000", "u1", True, False)),
+        *(
+            ([slice_of(endpoint(conditions=each)) for each in pair], ("http://10.1.0.1:8000", "u1", *state))
+            for pair, state in (
+                ((READY, STARTING), (True, False)),
+                ((STARTING, STARTING), (False, False)),
+                ((READY, LEAVING), (False, True)),
+            )
+        ),
+        ([slice_of(OLD), slice_of(NEW)], ("http://10.1.0.1:8000", "new", True, False)),
+    ],
+    ids=[
+        "of both families: IPv4",
+        "ready in one",
+        "ready in none",
+        "leaving in one",
+        "a new pod of this name",
+    ],
 )
-def test_a_pod_in_two_slices_is_one_worker(first, second, ready, draining):
-    """While it is moved between slices: ready if one says so, leaving if one says so, in either order."""
-    slices = [slice_of(endpoint(conditions=each), name=f"s{n}") for n, each in enumerate((first, second))]
-
+def test_a_pod_in_two_slices_is_one_worker(slices, expected):
+    """In either order, while it is moved between slices too, or an old pod leaves under the same name."""
     (spec,) = parse_slices(slices)
-    assert (spec.ready, spec.draining) == (ready, draining)
+    assert (spec.url, spec.incarnation, spec.ready, spec.draining) == expected
     assert parse_slices(slices[::-1]) == (spec,)
-
-
-def test_a_name_that_a_new_pod_took_over_is_the_new_pods():
-    """The old one leaves under the same name: it hides the new one in neither order."""
-    slices = [
-        slice_of(endpoint(conditions=LEAVING, address="10.1.0.1", uid="old"), name="a"),
-        slice_of(endpoint(conditions=READY, address="10.1.0.2", uid="new"), name="b"),
-    ]
-
-    assert [spec.incarnation for spec in parse_slices(slices)] == ["new"]
-    assert parse_slices(slices[::-1]) == parse_slices(slices)
 
 
 @pytest.mark.parametrize(

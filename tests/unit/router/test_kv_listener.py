@@ -409,35 +409,21 @@ async def test_a_worker_that_does_not_answer_is_followed_as_before(monkeypatch):
     assert worker.asked == [0, 5]
 
 
-@pytest.mark.parametrize("name", [b"", b"short", bytes(9)])
-async def test_nonsense_ends_an_answer(monkeypatch, name):
-    """Nothing of it is applied."""
-    worker = Worker([[0]])
-    monkeypatch.setattr(f"{__name__}.numbered", lambda _: name)
+@pytest.mark.parametrize(
+    ("changed", "value", "answer", "taken"),
+    [
+        *((f"{__name__}.numbered", lambda _, name=name: name, [0], 0) for name in (b"", b"short", bytes(9))),
+        ("penstock.router.kv_listener.MAX_BATCHES", 10, range(100), 10),
+        ("penstock.router.kv_listener.MAX_BYTES", -1, [0, 1, None], 0),
+    ],
+    ids=["no number", "a short number", "a long number", "too many batches", "too many bytes"],
+)
+async def test_nonsense_ends_an_answer_and_its_bounds_too(monkeypatch, changed, value, answer, taken):
+    """What comes behind is not applied."""
+    monkeypatch.setattr(changed, value)
+    worker = Worker([answer])
     async with followed(worker, monkeypatch) as applied:
-        await until(lambda: worker.asked)
+        await until(lambda: worker.asked and len(applied) == taken)
         await asyncio.sleep(0.3)
 
-    assert applied == []
-
-
-async def test_an_endless_answer_is_bounded(monkeypatch):
-    """In number: the rest is left."""
-    monkeypatch.setattr(kv_listener, "MAX_BATCHES", 10)
-    worker = Worker([range(100)])
-    async with followed(worker, monkeypatch) as applied:
-        await until(lambda: len(applied) == 10)
-        await asyncio.sleep(0.3)
-
-    assert len(applied) == 10
-
-
-async def test_an_answer_is_bounded_in_size(monkeypatch):
-    """What exceeds it is not taken."""
-    monkeypatch.setattr(kv_listener, "MAX_BYTES", -1)
-    worker = Worker([[0, 1, None]])
-    async with followed(worker, monkeypatch) as applied:
-        await until(lambda: worker.asked)
-        await asyncio.sleep(0.3)
-
-    assert applied == []
+    assert len(applied) == taken
