@@ -24,6 +24,7 @@ def _samples():
         inspect.EnumType: lambda kind: next(iter(kind.cls)),
         inspect.UnionType: lambda kind: value(kind.types[0]),
         inspect.StructType: lambda kind: kind.cls(*(value(field.type) for field in kind.fields)),
+        inspect.NamedTupleType: lambda kind: kind.cls(*(value(field.type) for field in kind.fields)),
         inspect.VarTupleType: lambda kind: (value(kind.item_type),),
         inspect.TupleType: lambda kind: tuple(map(value, kind.item_types)),
         inspect.ListType: lambda kind: [value(kind.item_type)],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
@@ -20,19 +20,6 @@ from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
-
-
-class TierFirstToken(NamedTuple):
-    """A request's first token, its time since arrival in simulated seconds."""
-
-    ttft_s: float
-
-
-class TierTurnedAway(NamedTuple):
-    """A request that was not taken."""
-
-
-TierEvent: TypeAlias = TierFirstToken | TierTurnedAway | EndedRequest
 
 
 class RemoteWaiter(Protocol):
@@ -119,17 +106,22 @@ class Admission:
         )
         self.apply(effects)
 
-    def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
-        """Record what became of a request of a tier; does nothing where there are no tiers."""
+    def record_tier_event(
+        self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
+    ) -> None:
+        """Record what became of a request of a tier; does nothing where there are no tiers.
+
+        Its first token came ``ttft_s`` after its arrival, simulated seconds, or it has ended; neither: it was turned away.
+        """
         tiers = self.core.tiers
         if tiers is None:
             return
-        if isinstance(event, TierFirstToken):
-            tiers.first_token(tier, event.ttft_s, self._now_s())
-        elif isinstance(event, TierTurnedAway):
-            tiers.rejected(tier)
+        if ttft_s is not None:
+            tiers.first_token(tier, ttft_s, self._now_s())
+        elif ended is not None:
+            tiers.ended(tier, ended, self._now_s())
         else:
-            tiers.ended(tier, event, self._now_s())
+            tiers.rejected(tier)
 
     # ------------------------------------------------------------------ workers and time
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import Role
+from penstock.api import Role, Tier
 from penstock.router.picker import messages as wire
 from penstock.router.picker.group import Leader, elect, majority
 from penstock.router.picker.messages import FrameReader, ProtocolError, arrival_of, frames, prompt_of
 from penstock.router.picker.relay import RECENT_KEYS, RecentPrompts
 from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.slo_monitor import EndedRequest
 
 
 def status(**values):
@@ -27,6 +28,9 @@ MESSAGES = [
     wire.Ask(7, Role.PREFILL, prompt_of(ARRIVAL), True, 1.5),
     wire.Go(2, 7, "w", 0.0, "lowest prefix cost"),
     wire.Progress((7, 8), (900, 1)),
+    wire.TierOutcome(Tier.PREMIUM, 0.5),
+    wire.TierOutcome(Tier.PREMIUM, ended=EndedRequest(0.5, None, 3.0, is_failed=True)),
+    wire.TierOutcome(Tier.BACKGROUND),
 ]
 
 

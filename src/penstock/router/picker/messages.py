@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
-from penstock.router.admission import TierEvent, TierFirstToken, TierTurnedAway
 from penstock.router.core.retries import RefusalReason, Verdict
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.prefixes import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
@@ -186,32 +185,11 @@ class AtCapacity(_Struct, tag=10):
 
 
 class TierOutcome(_Struct, tag=11):
-    """What became of a request of a tier: 0: its first token came, 1: it ended, 2: it was turned away.
-
-    ``seconds`` are the TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
-    """
+    """What became of a request of a tier; see `Admission.record_tier_event`."""
 
     tier: Tier
-    event: Annotated[int, msgspec.Meta(ge=0, le=2)]
-    seconds: tuple[float | None, float | None, float | None] = (None, None, None)
-    is_failed: bool = False
-
-
-def tier_outcome(tier: Tier, event: TierEvent) -> TierOutcome:
-    """Return an outcome as it is sent."""
-    if isinstance(event, TierFirstToken):
-        return TierOutcome(tier, 0, (event.ttft_s, None, None))
-    if isinstance(event, TierTurnedAway):
-        return TierOutcome(tier, 2)
-    return TierOutcome(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed)
-
-
-def tier_event(outcome: TierOutcome) -> TierEvent:
-    """Return an outcome that was received."""
-    ttft_s, e2e_s, tpot_s = outcome.seconds
-    if outcome.event == 0:
-        return TierFirstToken(ttft_s or 0.0)
-    return TierTurnedAway() if outcome.event == 2 else EndedRequest(ttft_s, tpot_s, e2e_s, outcome.is_failed)
+    ttft_s: float | None = None
+    ended: EndedRequest | None = None
 
 
 class Go(_Struct, tag=12):

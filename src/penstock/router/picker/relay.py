@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission, AdmissionError, LiveAssignment, LiveCore, TierEvent
+from penstock.router.admission import Admission, AdmissionError, LiveAssignment, LiveCore
 from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import TICK_REAL_S, Channel
 from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
 
@@ -202,12 +203,14 @@ class RelayAdmission(Admission):
         self._send(wire.AtCapacity(worker.name))
         super().refused_at_capacity(worker)
 
-    def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
+    def record_tier_event(
+        self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
+    ) -> None:
         """Record what became of a request of a tier, at the router that picks."""
         if self.channel is None:
-            super().record_tier_event(tier, event)
+            super().record_tier_event(tier, ttft_s=ttft_s, ended=ended)
         elif self.core.tiers is not None:
-            self._send(wire.tier_outcome(tier, event))
+            self._send(wire.TierOutcome(tier, ttft_s, ended))
 
     # ------------------------------------------------------------------ who picks
 

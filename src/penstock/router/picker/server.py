@@ -206,7 +206,7 @@ class Session:
             self._core.refused_at_capacity(worker, self._now_s())
 
     def _tier_outcome(self, message: wire.TierOutcome) -> None:
-        self._admission.record_tier_event(message.tier, wire.tier_event(message))
+        self._admission.record_tier_event(message.tier, ttft_s=message.ttft_s, ended=message.ended)
 
     def _assignment(self, number: int) -> LiveAssignment | None:
         request = self.requests.get(number)

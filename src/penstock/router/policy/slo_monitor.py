@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from penstock.api import Tier, TiersConfig
 from penstock.core.histogram import percentile
@@ -35,8 +34,7 @@ _PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
 """How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
+class EndedRequest(NamedTuple):
     """What a request's end says of its tier; None: it has no such figure.
 
     Attributes:

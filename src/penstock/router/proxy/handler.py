@@ -24,7 +24,7 @@ from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import AdmissionError, TierFirstToken
+from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
 from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryRules, RetryScope
 from penstock.router.policy.arrival import Arrival
@@ -398,7 +398,7 @@ class CompletionHandler:
             call.trace.first_token()
         if self._admission.core.tiers is not None:
             ttft_s = self._clock.to_model_s(call.age_real_s())
-            self._admission.record_tier_event(call.tier, TierFirstToken(ttft_s))
+            self._admission.record_tier_event(call.tier, ttft_s=ttft_s)
 
     def _note_usage(self, call: CompletionCall, usage: Any) -> None:
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.api import Tier, TiersConfig
-from penstock.router.admission import Admission, TierTurnedAway
+from penstock.router.admission import Admission
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
@@ -91,7 +91,7 @@ class LiveTiers:
         """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
-                self._workers.record_tier_event(call.tier, TierTurnedAway())
+                self._workers.record_tier_event(call.tier)
             return
         is_complete = status == 200 and call.error is None
         if not is_complete and (
@@ -99,7 +99,7 @@ class LiveTiers:
         ):
             return
         ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_complete)
-        self._workers.record_tier_event(call.tier, ended)
+        self._workers.record_tier_event(call.tier, ended=ended)
 
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
