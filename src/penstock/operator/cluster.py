@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from penstock.core.errors import NotFoundError, UnavailableError
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer, key_of
@@ -55,13 +55,14 @@ CHILD_KINDS: Final = (
 """Kinds of children with informers that every cluster knows."""
 
 OPTIONAL_KINDS: Final = (LEADER_WORKER_SET, INFERENCE_POOL)
-"""Kinds of children that are watched once a graph needs them and their CRD is there."""
+"""Kinds of children that are watched where there are any at the start, and else once a graph needs them."""
 
 CONFIRM_S: Final = 30.0
 """How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
 
 LIST_S: Final = 5.0
-"""Longest wait for the first list of an optional kind; real seconds, chosen: a graph that needs them tries again."""
+"""Longest wait for the first list of an optional kind, and the pause before the next try; real seconds, chosen: a
+graph that needs them tries again."""
 
 MAX_TOMBSTONES: Final = 10_000
 """Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
@@ -126,20 +127,41 @@ class Cluster:
             POD: trim_pod,
         }
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
-        self._group: asyncio.TaskGroup | None = None
+        self._group = asyncio.TaskGroup()
         self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
+        async with self._group as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
         """Wait until everything has been listed once."""
+        await self._listed()
+        for kind in OPTIONAL_KINDS:
+            if await self._has_any(kind):
+                self._watch(kind)
+        await self._listed()
+
+    async def _listed(self) -> None:
         for informer in tuple(self._informers.values()):
             await informer.synced.wait()
+
+    async def _has_any(self, kind: Kind) -> bool:
+        """Return whether there are children of an optional kind; their services may need none any more."""
+        while True:
+            try:
+                found = await self._client.list(
+                    kind, namespace=self._namespace, labels={MANAGED_BY_LABEL: MANAGED_BY}
+                )
+            except (NotFoundError, ForbiddenError):
+                return False
+            except ClusterError as exc:
+                log.warning("kind not listed", kind=kind.kind, error=str(exc), retry_s=LIST_S)
+                await asyncio.sleep(LIST_S)
+            else:
+                return bool(found.items)
 
     def problem(self) -> str | None:
         """Return why the view may be old or incomplete; None while all watches work."""
@@ -164,12 +186,9 @@ class Cluster:
             return await self.knows(kind)
         async with self._optional_lock:
             if kind not in self._informers:
-                if not await self.knows(kind) or self._group is None:
+                if not await self.knows(kind):
                     return False
-                informer = self._informer(kind)
-                self._informers[kind] = informer
-                self._group.create_task(informer.run())
-                log.info("watched from now on", kind=kind.kind)
+                self._watch(kind)
             informer = self._informers[kind]
             try:
                 async with asyncio.timeout(LIST_S):
@@ -201,6 +220,12 @@ class Cluster:
         held = self.snapshot(key_of(obj)).graph
         if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:
             self._changed(GRAPH_DEPLOYMENT, "DELETED", obj)
+
+    def _watch(self, kind: Kind) -> None:
+        """Watch an optional kind from now on."""
+        self._informers[kind] = self._informer(kind)
+        self._group.create_task(self._informers[kind].run())
+        log.info("watched from now on", kind=kind.kind)
 
     def _informer(self, kind: Kind) -> Informer:
         return Informer(

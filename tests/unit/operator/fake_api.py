@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import orjson
 
 from penstock.core.errors import ConflictError, InvalidObjectError, NotFoundError
+from penstock.kube.client import Listing
 from penstock.kube.kinds import kind_of
 
 
@@ -145,6 +146,14 @@ class FakeApi:
             if name == kind.kind:
                 take(copy.deepcopy(obj))
         return str(self.version)
+
+    async def list(self, kind, *, namespace, labels=None):
+        """List, whatever the labels."""
+        items = []
+        version = await self.read_pages(
+            kind, namespace=namespace, selector="", take=items.append, restart=None
+        )
+        return Listing(items, version)
 
     @asynccontextmanager
     async def watch(self, kind, *, namespace, params):

@@ -131,8 +131,9 @@ async def test_a_service_that_is_no_longer_wanted_goes(api):
     assert set(deleted[1:]) == {("Service", "g-second"), ("PodDisruptionBudget", "g-second")}
 
 
-async def test_a_service_that_fits_one_node_again_gives_its_leader_worker_set_up(api):
-    """Its Deployment comes, and the set, whose kind no service needs any more, goes."""
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_service_that_fits_one_node_again_gives_its_leader_worker_set_up(api, is_restarted):
+    """Its Deployment comes, and the set, whose kind no service needs any more, goes, after a restart of the operator too."""
 
     async def raw_get(_path):
         return {"resources": [{"name": "leaderworkersets"}]}
@@ -146,8 +147,13 @@ async def test_a_service_that_fits_one_node_again_gives_its_leader_worker_set_up
         workloads = {each[0] for each in api.objects if each[2] == "g-decode"}
         assert "LeaderWorkerSet" in workloads
         assert "Deployment" not in workloads
+        if not is_restarted:
+            edit(api, "GraphDeployment", "g", services=services)
+            await to_rest(api, made)
+    if is_restarted:
         edit(api, "GraphDeployment", "g", services=services)
-        await to_rest(api, made)
+        async with operator(api) as made:
+            await to_rest(api, made)
     workloads = {each[0] for each in api.objects if each[2] == "g-decode"}
     assert "Deployment" in workloads
     assert "LeaderWorkerSet" not in workloads
