@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.http.client import Timeouts
-from penstock.router.discovery.watch import read_page
+from penstock.router.discovery.watch import parse_page
 
 COUNTS = (
     "arrivals_total",
@@ -106,35 +105,35 @@ async def test_a_body_that_is_no_request_does_not_arrive(harness):
 
 
 @pytest.mark.parametrize(
-    ("page", "usage"),
+    ("usages", "blocks", "expected"),
     [
-        ("0.25", 0.25),
-        ('0.2\nvllm:kv_cache_usage_perc{engine="1"} 0.4', pytest.approx(0.3)),
-        ("+Inf", None),
-        ("1.5", None),
-        ('0.5\nvllm:kv_cache_usage_perc{engine="1"} NaN', None),
+        (["0.25"], ["1000"], ((0.25,), 0.25, 1000, 16_000)),
+        (["0.2", "0.4"], ["1000", "500"], ((0.2, 0.4), pytest.approx(0.3), 1500, 24_000)),
+        (["0.2", "0.4"], ["1000", "None"], ((0.2, 0.4), pytest.approx(0.3), None, None)),
+        *((["0.5"], [none], ((0.5,), 0.5, None, None)) for none in ("None", "0", "-1", "9" * 5000)),
+        *(([wrong], ["1000"], ((), None, 1000, 16_000)) for wrong in ("+Inf", "1.5")),
+        (["0.5", "NaN"], ["1000", "500"], ((), None, None, None)),
     ],
 )
-async def test_kv_usage_is_the_mean_of_the_ranks(harness, page, usage):
-    """Where one is no fraction it is unknown, never zero."""
-    worker = await harness.worker("decode")
-    worker.kv_usage = page
-    assert (await read_page(harness.client, worker.url, Timeouts())).kv_usage_fraction == usage
+def test_kv_usage_and_size_are_those_of_all_ranks(usages, blocks, expected):
+    """The mean of the usage, the sum of the sizes; where one is none it is unknown, never zero."""
+    page = [f'vllm:kv_cache_usage_perc{{engine="{at}"}} {each}\n' for at, each in enumerate(usages)]
+    info = 'vllm:cache_config_info{engine="%d",num_gpu_blocks="%s",block_size="16"} 1\n'
+    found = parse_page("".join(page + [info % each for each in enumerate(blocks)]))
+    shown = found.kv_ranks, found.kv_usage_fraction, found.kv_total_blocks, found.kv_capacity_tokens
+    assert shown == expected
 
 
 @pytest.mark.parametrize(
-    ("page", "waiting"),
+    ("waiting", "count"),
     [
         ('vllm:num_requests_waiting{engine="0"} 9\nvllm:num_requests_waiting{engine="1"} 1', 10),
         (BY_REASON, 4),
         ("vllm:num_requests_waiting NaN", None),
         ("vllm:num_requests_waiting -1", None),
-        ("vllm:kv_cache_usage_perc 0.5", None),
+        ("", None),
     ],
 )
-async def test_requests_that_wait_in_a_worker_are_read(harness, page, waiting):
+def test_requests_that_wait_in_a_worker_are_read(waiting, count):
     """Those that wait for room, of all its engines; of older workers all. What is no number is unknown."""
-    worker = await harness.worker("decode")
-    worker.kv_usage = f"0.5\n{page}\n#"
-    found = await read_page(harness.client, worker.url, Timeouts())
-    assert found.waiting_requests == waiting
+    assert parse_page(waiting + "\n").waiting_requests == count

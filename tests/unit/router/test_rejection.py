@@ -216,35 +216,6 @@ def test_a_start_up_is_told_in_full():
     assert retry_after(299.2, floor_s=1, is_rate=False) == b"300"
 
 
-@pytest.mark.parametrize(("second", "status"), [("0.2", 200), ("0.95", 503)])
-async def test_one_rank_with_room_keeps_its_worker_free(harness, second, status):
-    """VLLM's page has a series for each data-parallel rank; their blocks add up."""
-    worker = await harness.worker("aggregated")
-    config = 'vllm:cache_config_info{engine="1",block_size="16",num_gpu_blocks="500"} 1'
-    worker.kv_usage = f'0.9\nvllm:kv_cache_usage_perc{{engine="1"}} {second}\n{config}'
-    router = await harness.router(worker, config=BUSY)
-    known = router.server.core.pool.get(worker.name)
-    await router.until(lambda: known.kv_ranks == (0.9, float(second)))
-    assert (known.kv_total_blocks, known.kv_capacity_tokens) == (1500, 24_000)
-    assert (await router.post(max_tokens=1)).status == status
-
-
-@pytest.mark.parametrize(
-    "info",
-    [f'num_gpu_blocks="{count}",block_size="16"' for count in ("None", "0", "-1", "9" * 5000)],
-)
-async def test_a_size_that_is_none_is_unknown(harness, info):
-    """Usage alone decides then."""
-    worker = await harness.worker("aggregated")
-    worker.cache_config = info
-    worker.kv_usage = "0.9"
-    router = await harness.router(worker, config=BUSY)
-    known = router.server.core.pool.get(worker.name)
-    await router.until(lambda: known.kv_ranks == (0.9,))
-    assert (known.kv_total_blocks, known.kv_capacity_tokens) == (None, None)
-    assert (await router.post(max_tokens=1)).status == 503
-
-
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -203,6 +203,17 @@ def test_an_old_reading_makes_nobody_busy():
     assert stage.ask() == "a"
 
 
+@pytest.mark.parametrize("ranks", [(), (0.9, 0.95)])
+def test_a_worker_of_unknown_size_is_busy_by_its_usage_alone(ranks):
+    """Of all its ranks: with room in one, it takes requests."""
+    stage = Stage("a")
+    stage.read("a", 0.9, ranks=ranks)
+    stage.worker("a").kv_total_blocks = stage.worker("a").kv_capacity_tokens = None
+    assert stage.ask().reason is RefusalReason.ALL_BUSY
+    stage.read("a", 0.9, ranks=(0.9, 0.2))
+    assert stage.ask() == "a"
+
+
 def test_prompts_to_be_computed_make_a_worker_busy_until_they_are():
     """Two of 600 tokens are above 1,000, a third is rejected; computed, they are not."""
     stage = Stage("a", policy="prefix-cost", activePrefillTokensThreshold=1000)

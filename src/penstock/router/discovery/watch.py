@@ -66,7 +66,16 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
     response = await pool.request("GET", url + "/metrics", timeouts=timeouts)
     if response.status != 200:
         raise ObservationError(f"{url}/metrics answered {response.status}; a page needs 200")
-    samples = parse_samples(response.body.decode("utf-8", "replace"), _WANTED)
+    return parse_page(response.body.decode("utf-8", "replace"))
+
+
+def parse_page(text: str) -> WorkerPage:
+    """Read a worker's page.
+
+    Raises:
+        ObservationError: it cannot be parsed.
+    """
+    samples = parse_samples(text, _WANTED)
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
     waiting = waiting_by_engine(samples)
