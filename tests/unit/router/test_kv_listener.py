@@ -131,13 +131,9 @@ async def test_what_a_worker_says_it_holds_is_held():
 )
 def test_messages_that_are_none_are_counted(message):
     """Nothing raises, nothing is learnt."""
-    index = PrefixIndex(100)
-    _, events = listener(index)
+    index, events = apply_all(message)
 
-    events.apply(KvEvents(index, engine_block_tokens=16), message)
-
-    assert events.malformed == 1
-    assert index.count == 0
+    assert (index.count, events.malformed) == (0, 1)
 
 
 def apply_all(*messages):
@@ -150,45 +146,37 @@ def apply_all(*messages):
     return index, events
 
 
-@pytest.mark.parametrize(
-    ("then", "held"),
-    [
-        ((), 2),
-        (({"type": "BlockRemoved", "block_hashes": HASHES[32:], "medium": "GPU", "group_idx": 0},), 1),
-        (({"type": "AllBlocksCleared"},), 0),
-    ],
-)
-def test_events_may_be_maps(then, held):
-    """As vLLM writes them since 0.24; they mean what the arrays meant."""
-    index, events = apply_all(frames(0, STORED_MAP), frames(1, *then))
-
-    assert (index.count, events.malformed) == (held, 0)
-
-
-def test_batches_may_be_maps():
-    """All fields by name."""
-    payload = msgspec.msgpack.encode({"ts": 1.5, "events": [STORED_MAP], "data_parallel_rank": 0})
-
-    index, events = apply_all([b"", bytes(8), payload])
-
-    assert (index.count, events.batches, events.malformed) == (2, 1, 0)
+AS_MAP = [b"", bytes(8), msgspec.msgpack.encode({"ts": 1.5, "events": [STORED_MAP], "data_parallel_rank": 0})]
+END_REMOVED = {"type": "BlockRemoved", "block_hashes": HASHES[32:], "medium": "GPU", "group_idx": 0}
+OTHER = {"token_ids": TOKENS[::-1]}
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("messages", "held", "gaps"),
     [
-        {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"},
-        ["BlockRemoved", HASHES, "CPU"],
-        {**STORED_MAP, "block_hashes": [b"x"], "token_ids": TOKENS[:16], "medium": "CPU"},
-        {**STORED_MAP, "token_ids": TOKENS[::-1], "extra_keys": [["salt"], *[None] * 63]},
-        ["BlockStored", HASHES, None, TOKENS[::-1], 16, 1, "GPU", "adapter", [["adapter"]] * 64],
+        ([frames(0, STORED_MAP)], 2, 0),
+        ([AS_MAP], 2, 0),
+        ([frames(0, STORED_MAP), frames(1, END_REMOVED)], 1, 0),
+        ([frames(0, STORED_MAP), frames(1, {"type": "AllBlocksCleared"})], 0, 0),
+        ([frames(0, STORED), frames(5, ["BlockStored", [b"x"], None, TOKENS[:16], 16])], 0, 1),
+        *(
+            ([frames(0, STORED_MAP), frames(1, event)], 2, 0)
+            for event in (
+                # An offloading connector drops its copy, or takes one; a salted prompt and an adapter's share with nobody.
+                {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"},
+                ["BlockRemoved", HASHES, "CPU"],
+                {**STORED_MAP, "block_hashes": [b"x"], "token_ids": TOKENS[:16], "medium": "CPU"},
+                {**STORED_MAP, **OTHER, "extra_keys": [["salt"], *[None] * 63]},
+                ["BlockStored", HASHES, None, TOKENS[::-1], 16, 1, "GPU", "adapter", [["adapter"]] * 64],
+            )
+        ),
     ],
 )
-def test_blocks_that_plain_prompts_cannot_hit_change_nothing(event):
-    """An offloading connector drops its copy, the worker's own is still there; a salted prompt shares with nobody."""
-    index, events = apply_all(frames(0, STORED_MAP), frames(1, event))
+def test_what_messages_leave_in_the_index(messages, held, gaps):
+    """Maps, as vLLM sends them since 0.24, mean what arrays meant; what plain prompts cannot hit changes nothing."""
+    index, events = apply_all(*messages)
 
-    assert (index.count, events.malformed) == (2, 0)
+    assert (index.count, events.gaps, events.malformed) == (held, gaps, 0)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +212,6 @@ async def test_a_workers_own_port_goes_before_the_graphs():
     await first_batch(events, publisher, ["AllBlocksCleared"])
     await events.close()
     publisher.close()
-
-
-def test_a_lost_batch_forgets_what_may_be_gone():
-    """Numbers jump: removals may be among what was lost."""
-    index, events = apply_all(frames(0, STORED), frames(5, ["BlockStored", [b"x"], None, TOKENS[:16], 16]))
-
-    assert (index.count, events.gaps) == (0, 1)
 
 
 # ---------------------------------------------------------------------- exact keys
