@@ -227,26 +227,13 @@ def test_retries_never_exceed_what_was_paid_in(fraction, min_per_s, steps):
     assert retries <= requests * fraction + (now_s + 10) * min_per_s + 1e-6
 
 
-def test_four_bytes_are_a_token_until_learnt_otherwise():
-    """Rounded up, and never zero."""
+def test_bytes_per_token_are_four_until_workers_count_otherwise():
+    """Rounded up, and never zero; prompts of two bytes per token end at two, and absurd counts teach nothing."""
     estimator = TokenEstimator()
-
+    for size, tokens in ((0, 5), (5, 0), (100, 1), (1, 100), (-1, -1)):
+        estimator.learn(size, tokens)
     assert [estimator.estimate(size) for size in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
 
-
-def test_the_ratio_follows_what_workers_count():
-    """Prompts of two bytes per token end at two."""
-    estimator = TokenEstimator()
     for _ in range(200):
         estimator.learn(2000, 1000)
-
     assert estimator.estimate(2000) == pytest.approx(1000, rel=0.01)
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(0, 5), (5, 0), (100, 1), (1, 100), (-1, -1)])
-def test_absurd_counts_teach_nothing(size, tokens):
-    """Outside 0.5 to 32 bytes per token a count is a fault, not a tokenizer."""
-    estimator = TokenEstimator()
-    estimator.learn(size, tokens)
-
-    assert estimator.bytes_per_token == 4.0

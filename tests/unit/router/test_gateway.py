@@ -127,6 +127,17 @@ async def gateway(harness, tmp_path):
         await picker.close()
 
 
+@pytest.fixture
+def served(harness, gateway):
+    """Start an aggregated worker and a gateway before it."""
+
+    async def start(**options):
+        worker = await harness.worker("aggregated")
+        return worker, await gateway(worker, **options)
+
+    return start
+
+
 def tell(*endpoints):
     """Return metadata with a subset hint."""
     found = Metadata()
@@ -163,11 +174,10 @@ def test_a_long_body_goes_in_parts():
 
 
 @needs_envoy
-async def test_a_chat_is_streamed_through_envoy(harness, gateway):
+async def test_a_chat_is_streamed_through_envoy(harness, served):
     """Tokens come as the worker makes them; the picker has counted them, and the worker is free afterwards."""
-    worker = await harness.worker("aggregated")
+    worker, found = await served()
     more = worker.hold_stream()
-    found = await gateway(worker)
     stream = await found.stream()
     assert (stream.status, await anext(stream)) == (200, harness.token_event(0))
     assert [each.inflight_requests for each in found.server.core.pool] == [1]
@@ -181,10 +191,9 @@ async def test_a_chat_is_streamed_through_envoy(harness, gateway):
 
 
 @needs_envoy
-async def test_complete_answers_and_those_of_the_picker_alone(harness, gateway):
+async def test_complete_answers_and_those_of_the_picker_alone(harness, served):
     """A complete answer is the worker's; models are listed and refusals made without any worker."""
-    worker = await harness.worker("aggregated")
-    found = await gateway(worker, config={"limits": {"maxBodyBytes": 400_000}})
+    worker, found = await served(config={"limits": {"maxBodyBytes": 400_000}})
     answer = await found.post(max_tokens=2)
     assert (answer.status, orjson.loads(answer.body)["choices"][0]["text"]) == (200, "xx")
     assert answer.headers[b"x-request-id"]
@@ -215,11 +224,10 @@ async def test_prefill_is_computed_before_the_decode_worker_is_named(harness, ga
 
 
 @needs_envoy
-async def test_rejections_say_when_to_come_back(harness, gateway):
+async def test_rejections_say_when_to_come_back(served):
     """503 while all workers are busy, as `penstock router serve` answers, and 429 when the queue is full."""
-    worker = await harness.worker("aggregated")
+    worker, found = await served(config={"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}})
     worker.kv_usage = "0.95"
-    found = await gateway(worker, config={"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}})
     await found.until(lambda: found.server.core.busy[Role.AGGREGATED].is_any)
     answer = await found.post()
     assert (answer.status, answer.headers[b"retry-after"], worker.seen) == (503, b"3", [])
@@ -228,9 +236,9 @@ async def test_rejections_say_when_to_come_back(harness, gateway):
 
 
 @needs_envoy
-async def test_workers_that_refuse_or_are_gone(harness, gateway):
+async def test_workers_that_refuse_or_are_gone(harness, gateway, served):
     """The worker's own error passes; one without room or out of reach ends in 503, after one try."""
-    worker = await harness.worker("aggregated")
+    worker, found = await served()
     full = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
     worker.script = [
         harness.answers.status(400),
@@ -238,7 +246,6 @@ async def test_workers_that_refuse_or_are_gone(harness, gateway):
         harness.answers.drop(),
         harness.answers.status(503, full),
     ]
-    found = await gateway(worker)
     refused = await found.post()
     assert (refused.status, orjson.loads(refused.body)["error"]["message"]) == (400, "worker says no")
     assert (await found.post()).status == 500
@@ -266,15 +273,14 @@ async def test_a_worker_that_fails_again_and_again_is_ejected(harness, gateway):
 
 
 @needs_envoy
-async def test_a_silent_worker_is_given_up(harness, gateway):
+async def test_a_silent_worker_is_given_up(harness, served):
     """Before its head the client gets 504; in the midst of a stream it is cut off."""
-    worker = await harness.worker("aggregated")
+    limits = {"firstByteTimeoutSeconds": 0.2, "requestTimeoutSeconds": 0.5}
+    worker, found = await served(config={"limits": limits})
     worker.script = [
         harness.answers.hang(),
         harness.answers.events_then(harness.token_event(0), event=asyncio.Event()),
     ]
-    limits = {"firstByteTimeoutSeconds": 0.2, "requestTimeoutSeconds": 0.5}
-    found = await gateway(worker, config={"limits": limits})
     assert (await found.post()).status == 504
     stream = await found.stream()
     with pytest.raises(StreamBroken):
@@ -282,10 +288,9 @@ async def test_a_silent_worker_is_given_up(harness, gateway):
 
 
 @needs_envoy
-async def test_keys_are_the_routers_own(harness, gateway):
+async def test_keys_are_the_routers_own(harness, served):
     """A request without one is refused; a worker gets none, and no offer to compress."""
-    worker = await harness.worker("aggregated")
-    found = await gateway(worker, settings={"api_keys": frozenset({b"key"})})
+    worker, found = await served(settings={"api_keys": frozenset({b"key"})})
     assert (await found.post()).status == 401
     headers = (*JSON, (b"authorization", b"Bearer key"), (b"accept-encoding", b"gzip"))
     url = found.url + "/v1/chat/completions"
@@ -295,16 +300,15 @@ async def test_keys_are_the_routers_own(harness, gateway):
 
 
 @needs_envoy
-async def test_a_worker_that_breaks_off_does_not_look_complete(harness, gateway):
+async def test_a_worker_that_breaks_off_does_not_look_complete(harness, served):
     """Whether its connection breaks, or its stream ends without [DONE]."""
-    worker = await harness.worker("aggregated")
+    worker, found = await served()
     seen = asyncio.Event()
     token = harness.token_event(0)
     worker.script = [
         harness.answers.stream(token, event=seen, broken=True),
         harness.answers.stream(token),
     ]
-    found = await gateway(worker)
     for _ in range(2):
         stream = await found.stream()
         assert (await anext(stream)).startswith(token)  # the end may come in the same read
@@ -314,14 +318,13 @@ async def test_a_worker_that_breaks_off_does_not_look_complete(harness, gateway)
 
 
 @needs_envoy
-async def test_a_client_that_leaves_frees_its_worker(harness, gateway):
+async def test_a_client_that_leaves_frees_its_worker(harness, served):
     """While it waits for the head as in the midst of a stream."""
-    worker = await harness.worker("aggregated")
+    worker, found = await served()
     worker.script = [
         harness.answers.hang(),
         harness.answers.events_then(harness.token_event(0), event=asyncio.Event()),
     ]
-    found = await gateway(worker)
     early = asyncio.create_task(found.post())
     await found.until(lambda: len(worker.seen) == 1)
     early.cancel()
@@ -371,10 +374,9 @@ async def test_only_workers_of_the_subset_are_picked(harness, gateway):
 
 
 @needs_envoy
-async def test_a_gateway_that_sends_no_bodies_is_told_so(harness, gateway):
+async def test_a_gateway_that_sends_no_bodies_is_told_so(served):
     """Its answer names the key of its filter and the remedy."""
-    worker = await harness.worker("aggregated")
-    found = await gateway(worker, response_body_mode="NONE")
+    _, found = await served(response_body_mode="NONE")
     answer = await found.post()
     assert answer.status == 500
     assert "processing_mode.response_body_mode: NONE" in orjson.loads(answer.body)["error"]["message"]

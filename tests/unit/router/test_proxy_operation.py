@@ -270,48 +270,38 @@ async def test_a_failed_start_is_told_though_background_work_does_not_end(harnes
     """A router that cannot bind ends within bounds, as one does that is stopped."""
     monkeypatch.setattr("penstock.router.server.STOP_REAL_S", 0.05)
     worker = await harness.worker("aggregated")
-    server = RouterServer(_settings(port=worker.server.port))
+    workers = (WorkerSpec("a", Role.AGGREGATED, "http://127.0.0.1:9"),)
+    settings = RouterSettings("m", disaggregated=False, workers=workers, port=worker.server.port)
+    server = RouterServer(settings)
     server._discovery = _StuckDiscovery()
     with pytest.raises(PortInUseError, match=str(worker.server.port)):
         await asyncio.wait_for(server.start(), 5)
 
 
-def _settings(**changes):
-    workers = (WorkerSpec("a", Role.AGGREGATED, "http://127.0.0.1:9"),)
-    return RouterSettings(**{"model": "m", "disaggregated": False, "workers": workers, **changes})
-
-
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("files", "variable", "expected"),
     [
-        ({"workers": ()}, "--discovery STATEFILE or --worker"),
-        ({"statefile": "x.json"}, "not both"),
-        ({"disaggregated": True}, "the graph needs decode and prefill"),
+        ({"keys": "# ours\nalpha\n\n  beta \n"}, "gamma, delta,", {b"alpha", b"beta", b"gamma", b"delta"}),
+        ({}, None, set()),
+        # As a kubelet mounts a Secret: what it keeps beside the keys is none.
+        (
+            {"..data/team-a": "alpha", "team-a": "..data/team-a", "team-b": "beta\n# old\ngamma\n"},
+            None,
+            {b"alpha", b"beta", b"gamma"},
+        ),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes, words):
-    """Before anything listens."""
-    with pytest.raises(ConfigError, match=words):
-        _settings(**changes).check()
+def test_keys_come_from_files_and_environment(tmp_path, files, variable, expected):
+    """One a line or comma-separated; comments and blanks are skipped, and of a folder every file is read."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        if content.startswith(".."):
+            (tmp_path / name).symlink_to(content)
+        else:
+            (tmp_path / name).write_text(content)
 
-
-def test_keys_come_from_file_and_environment(tmp_path):
-    """One a line or comma-separated; comments and blanks are skipped."""
-    path = tmp_path / "keys"
-    path.write_text("# ours\nalpha\n\n  beta \n")
-
-    assert read_keys(API_KEYS, path, "gamma, delta,") == {b"alpha", b"beta", b"gamma", b"delta"}
-    assert read_keys(API_KEYS, None, None) == frozenset()
-
-
-def test_keys_come_from_a_mounted_secret(tmp_path):
-    """Every file is a key of the Secret; what the kubelet keeps beside them is no key."""
-    (tmp_path / "..2026_01_01").mkdir()
-    (tmp_path / "..2026_01_01" / "team-a").write_text("alpha")
-    (tmp_path / "..data").symlink_to("..2026_01_01")
-    (tmp_path / "team-a").symlink_to("..data/team-a")
-    (tmp_path / "team-b").write_text("beta\n# old\ngamma\n")
-    assert read_keys(API_KEYS, tmp_path, None) == {b"alpha", b"beta", b"gamma"}
+    source = tmp_path / "keys" if "keys" in files else tmp_path if files else None
+    assert read_keys(API_KEYS, source, variable) == expected
 
 
 @pytest.mark.parametrize("content", [None, "", "# nothing\n", "\n \n", "folder"])

@@ -130,6 +130,7 @@ def test_admin_keys_are_keys_of_their_own(settings_of, tmp_path):
     [
         (["--discovery", "s.json"], ConfigError, "--model: needed"),
         (["--model", "m"], ConfigError, "--discovery STATEFILE or --worker"),
+        (["--model", "m", "--worker", "decode=http://a:1", "--discovery", "s"], ConfigError, "not both"),
         (["--model", "m", "--worker", "decode"], ConfigError, "role=http://host:port"),
         (["--model", "m", "--worker", "decode=http://a:1"], ConfigError, "needs decode and prefill"),
         (["--graph", "/nowhere.yaml", "--discovery", "s.json"], ConfigError, "/nowhere.yaml"),

@@ -73,16 +73,14 @@ async def collector(monkeypatch):
     await collector.server.close(grace_s=0)
 
 
-async def ended(router):
-    """Stop a router, which sends its last spans."""
-    await router.server.close()
+def opened():
+    """Return what makes a router's spans."""
+    return open_tracing("penstock-router")
 
 
 async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collector):
     """The client's trace goes on: queue, pick and call of each stage, each worker a child of its own call."""
-    prefill, decode, router = await harness.served(
-        "prefill", "decode", tracing=open_tracing("penstock-router")
-    )
+    prefill, decode, router = await harness.served("prefill", "decode", tracing=opened())
     stream = await router.client.request(
         "POST",
         router.url + "/v1/completions",
@@ -90,16 +88,9 @@ async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collec
         headers=(JSON, (b"traceparent", PARENT), (b"x-request-id", b"mine-1")),
     )
     assert stream.status == 200
-    await ended(router)
-    assert collector.named() == [
-        "POST /v1/completions",
-        "queue",
-        "pick",
-        "prefill",
-        "queue",
-        "pick",
-        "decode",
-    ]
+    await router.server.close()
+    stages = ["queue", "pick", "prefill", "queue", "pick", "decode"]
+    assert collector.named() == ["POST /v1/completions", *stages]
     assert {service for service, _ in collector.spans} == {"penstock-router"}
     assert {span["traceId"] for _, span in collector.spans} == {TRACE}
     root = collector.one("POST /v1/completions")
@@ -121,7 +112,7 @@ async def test_latencies_name_the_trace_of_a_request_to_whom_asks(harness, colle
     """OpenMetrics has an exemplar in the bucket of each latency; Prometheus' own text is as ever, and so is an untraced router."""
     worker = await harness.worker("aggregated")
     accept = (b"accept", b"application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
-    traced = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    traced = await harness.router(worker, tracing=opened())
     for router in (traced, await harness.router(worker)):
         await router.post(stream=True, max_tokens=2, headers=(JSON, (b"traceparent", PARENT)))
     page = await traced.get("/metrics", headers=(accept,))
@@ -137,12 +128,11 @@ async def test_latencies_name_the_trace_of_a_request_to_whom_asks(harness, colle
 async def test_failures_are_recorded_where_they_happen(harness, collector):
     """A call that broke and the request that failed by it are errors; the retry has spans of its own."""
     worker = await harness.worker("aggregated")
-    router = await harness.router(
-        worker, config={"retries": {"maxPerRequest": 1}}, tracing=open_tracing("penstock-router")
-    )
+    retries = {"retries": {"maxPerRequest": 1}}
+    router = await harness.router(worker, config=retries, tracing=opened())
     worker.script = [harness.answers.drop(), harness.answers.drop()]
     assert (await router.post()).status == 502
-    await ended(router)
+    await router.server.close()
     calls = [span for _, span in collector.spans if span["name"] == "aggregated"]
     assert [span["status"]["code"] for span in calls] == [2, 2]
     assert [event["name"] for event in calls[0]["events"]] == ["exception"]
@@ -155,15 +145,10 @@ async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collecto
     """The wait is shown as what failed."""
     path = harness.write_state(tmp_path / "llama.json", [])
     config = {"prefillQueue": {"maxWaitSeconds": 0.2}}
-    router = await harness.router(
-        statefile=path,
-        disaggregated=False,
-        ready=False,
-        config=config,
-        tracing=open_tracing("penstock-router"),
-    )
+    options = {"disaggregated": False, "ready": False, "config": config, "tracing": opened()}
+    router = await harness.router(statefile=path, **options)
     assert (await router.post()).status == 503
-    await ended(router)
+    await router.server.close()
     assert (collector.named(), collector.one("queue")["status"]["code"]) == (
         ["POST /v1/completions", "queue"],
         2,
@@ -172,21 +157,21 @@ async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collecto
 
 async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, collector, monkeypatch):
     """The client's decision holds, and workers are told of it."""
-    worker, router = await harness.served("aggregated", tracing=open_tracing("penstock-router"))
+    worker, router = await harness.served("aggregated", tracing=opened())
     await router.post(headers=(JSON, (b"traceparent", PARENT[:-2] + b"00")))
     sent = worker.seen[0].headers[b"traceparent"].decode()
     assert (sent[3:35], sent[-2:]) == (TRACE, "00")
-    await ended(router)
+    await router.server.close()
     assert collector.spans == []
 
 
 async def test_a_collector_that_is_away_neither_delays_nor_fails_requests(harness, monkeypatch):
     """Requests are served as ever, and the router's end waits for it within a bound."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    _, router = await harness.served("aggregated", tracing=open_tracing("penstock-router"))
+    _, router = await harness.served("aggregated", tracing=opened())
     assert (await router.post()).status == 200
     async with asyncio.timeout(5):
-        await ended(router)
+        await router.server.close()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +191,7 @@ def test_traces_are_off_unless_asked_for(monkeypatch, caplog, variables, words):
     caplog.set_level(logging.WARNING)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert open_tracing("penstock-router") is None
+    assert opened() is None
     assert (words or "") in caplog.text
 
 
@@ -225,9 +210,9 @@ async def test_simulated_workers_continue_the_trace(harness, collector):
             SimpleNamespace(name=role, role=role, url=engine.url)
             for role, engine in zip(("prefill", "decode"), engines, strict=True)
         ]
-        router = await harness.router(*workers, tracing=open_tracing("penstock-router"), speed=20.0)
+        router = await harness.router(*workers, tracing=opened(), speed=20.0)
         assert (await router.post(prompt="a " * 400, max_tokens=3)).status == 200
-        await ended(router)
+        await router.server.close()
         for engine in engines:
             await engine.close(grace_s=0)
             await engine._trace._tracing.close()
