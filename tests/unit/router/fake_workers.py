@@ -90,6 +90,17 @@ class FakeWorker:
         self.script.append(Answers.events_then(token_event(0), event=end))
         return end
 
+    def hold(self, answer=None):
+        """Let the next request wait for the event that is returned, then answer it, in full where nothing else is said."""
+        event = asyncio.Event()
+
+        async def handler(request, responder):
+            await event.wait()
+            await (answer or self.complete)(request, responder)
+
+        self.script.append(handler)
+        return event
+
     async def complete(self, request, responder):
         """Stream or send as many tokens as asked for."""
         body = orjson.loads(request.body)
@@ -142,14 +153,12 @@ class Answers:
         return handler
 
     @staticmethod
-    def hang(started=None):
+    def hang():
         """Answer nothing until the client has left."""
 
         async def handler(request, responder):
             gone = asyncio.Event()
             responder.on_disconnect(gone.set)
-            if started is not None:
-                started.set()
             await gone.wait()
 
         return handler

@@ -100,13 +100,7 @@ class Harness:
     async def prefilled_without_decode(self, path, **settings):
         """Return router, pair and a request whose prefill ends when the decode worker has gone."""
         prefill, decode = await self.pair()
-        finish = asyncio.Event()
-
-        async def slow_prefill(request, responder):
-            await finish.wait()
-            await prefill.complete(request, responder)
-
-        prefill.script = [slow_prefill]
+        finish = prefill.hold()
         self.write_state(path, [prefill, decode])
         router = await self.router(statefile=path, disaggregated=True, **settings)
         request = asyncio.create_task(router.post())
@@ -151,6 +145,15 @@ class Router:
         """Send a streaming request and return when its head has come."""
         content = orjson.dumps({"model": "llama", "prompt": "hello", "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/completions", body=content, headers=_JSON)
+
+    async def hanging(self, *workers, **body):
+        """Return a request once one of some workers has it, which answers nothing."""
+        for each in workers:
+            each.script = [Answers.hang()]
+        seen = sum(len(each.seen) for each in workers)
+        request = asyncio.create_task(self.post(**body))
+        await self.until(lambda: sum(len(each.seen) for each in workers) > seen)
+        return request
 
     async def begun_stream(self, **body):
         """Return a stream whose first token has come."""

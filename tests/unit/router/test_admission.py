@@ -205,10 +205,7 @@ async def test_a_streams_first_token_makes_room(harness):
 async def test_a_prompt_without_its_first_token_keeps_the_worker(harness):
     """Aggregated: until then the next one waits, and shows in the queue."""
     worker, router = await harness.served("aggregated", config=config("dualmap", workerTokens=1))
-    started = asyncio.Event()
-    worker.script = [harness.answers.hang(started)]
-    first = asyncio.ensure_future(router.post(prompt="x" * 400))
-    await started.wait()
+    first = await router.hanging(worker, prompt="x" * 400)
     second = asyncio.ensure_future(router.post(prompt="y" * 400))
     await router.until(lambda: len(router.server.core.entry_queue) == 1)
     shown = orjson.loads((await router.get("/workers")).body)["prefill_queue"]
@@ -237,13 +234,10 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     path = tmp_path / "llama.json"
     first, second = [await harness.worker("aggregated") for _ in range(2)]
     harness.write_state(path, [first])
-    started = asyncio.Event()
-    first.script = [harness.answers.hang(started)]
     router = await harness.router(
         statefile=path, disaggregated=False, config=config("dualmap", workerTokens=1)
     )
-    held = asyncio.ensure_future(router.post(prompt="x" * 400))
-    await started.wait()
+    held = await router.hanging(first, prompt="x" * 400)
     waiting = [asyncio.ensure_future(router.post(prompt="y" * 400)) for _ in range(3)]
     await router.until(lambda: len(router.server.core.entry_queue) == 3)
     harness.write_state(path, [second])

@@ -38,18 +38,11 @@ async def _counts(router):
 async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness, policy):
     """One runs, one waits, one is refused; then both are answered. Prompts of 10 tokens; the worker says 40, 16 cached."""
     prefill, decode = await harness.pair()
-    started, hold = asyncio.Event(), asyncio.Event()
-
-    async def held(request, responder):
-        started.set()
-        await hold.wait()
-        await prefill.complete(request, responder)
-
-    prefill.script = [held]
+    hold = prefill.hold()
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
     router = await harness.router(prefill, decode, config=config)
     first = asyncio.create_task(router.post(prompt="x" * 40, max_tokens=3))
-    await started.wait()
+    await router.until(lambda: prefill.seen)
     second = asyncio.create_task(router.post(prompt="y" * 40, max_tokens=3))
     await router.until(lambda: len(router.server.core.entry_queue) == 1)
 

@@ -304,10 +304,7 @@ async def test_a_worker_that_runs_something_is_told_before_an_idle_one(harness):
     prefill, first = await harness.pair()
     second = await harness.worker("decode")
     router = await harness.router(prefill, first, second)
-    started = asyncio.Event()
-    first.script, second.script = [harness.answers.hang(started)], [harness.answers.hang(started)]
-    running = asyncio.create_task(router.post())
-    await started.wait()
+    running = await router.hanging(first, second)
     busy, idle = (first, second) if first.seen else (second, first)
     full = harness.answers.status(503, AT_CAPACITY)
     busy.script, idle.script = [full, _refuse(harness)], [full, _refuse(harness)]
@@ -325,11 +322,7 @@ async def test_a_decode_worker_that_was_asked_answers_for_the_blocks(harness):
     assert (await router.post(max_tokens=1)).status == 200
     decode.script = [harness.answers.drop()]
     assert (await router.post(max_tokens=1)).status == 502
-    started = asyncio.Event()
-    decode.script = [harness.answers.hang(started)]
-    request = asyncio.create_task(router.post())
-    await started.wait()
-    request.cancel()
+    (await router.hanging(decode)).cancel()
     await router.assert_idle()
     assert _releases(decode) == []
     assert not router.server.metrics.kv_releases
@@ -347,13 +340,7 @@ async def test_a_release_that_fails_is_counted(harness, tmp_path, broken):
 async def test_the_router_waits_for_releases_when_it_stops(harness, tmp_path):
     """A message under way is not cut off."""
     router, decode, request = await _waiting_for_decode(harness, tmp_path)
-    finish = asyncio.Event()
-
-    async def slow(request, responder):
-        await finish.wait()
-        responder.send(404, UNKNOWN_MODEL)
-
-    decode.script = [slow]
+    finish = decode.hold(_refuse(harness))
     request.cancel()
     await router.until(lambda: len(_releases(decode)) == 1)
     closing = asyncio.create_task(router.server.close())

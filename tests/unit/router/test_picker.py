@@ -58,12 +58,10 @@ async def test_a_failure_at_a_relay_is_known_to_the_picker(harness, write_graph)
 
 async def test_a_client_that_leaves_frees_its_place(harness, write_graph):
     """While it waits at the picker, and while it runs."""
-    worker, started = await harness.worker("aggregated"), asyncio.Event()
-    worker.otherwise = harness.answers.hang(started)
+    worker = await harness.worker("aggregated")
     config = {"prefillQueue": {"workerTokens": 1}}
     one, two = await start(harness, write_graph, worker, config=config)
-    running = asyncio.create_task(two.post())
-    await started.wait()
+    running = await two.hanging(worker)
     waiting = asyncio.create_task(two.post())
     await one.until(lambda: one.server.core.entry_queue.waiting == 1)
     for task in (waiting, running):
@@ -78,13 +76,7 @@ async def test_a_picker_s_death_costs_other_routers_nothing(harness, write_graph
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1}}
     one, two, three = await start(harness, write_graph, worker, count=3, config=config)
     response = await three.begun_stream()
-    blocked = asyncio.Event()
-
-    async def later(request, responder):
-        await blocked.wait()
-        await worker.complete(request, responder)
-
-    worker.script = [later]
+    blocked = worker.hold()
     tasks = [asyncio.create_task(three.post(stream=True)), asyncio.create_task(three.post(max_tokens=2))]
     await worker_saw(two, worker, 2 if policy == "prefix-cost" else 3)
 

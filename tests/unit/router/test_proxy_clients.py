@@ -22,15 +22,9 @@ async def _taken(harness, *, speed=1.0, **queue):
     Returns:
         The router, the prefill worker and the request.
     """
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(
-        prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}}, speed=speed
-    )
-    first = asyncio.create_task(router.post())
-    await started.wait()
-    return router, prefill, first
+    config = {"prefillQueue": {"workerTokens": 1, **queue}}
+    prefill, _, router = await harness.served("prefill", "decode", config=config, speed=speed)
+    return router, prefill, await router.hanging(prefill)
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode", "stream"])
@@ -38,16 +32,12 @@ async def test_a_client_that_leaves_cancels_its_worker(harness, stage):
     """In both stages, and in mid-stream, the worker's connection is closed, and every counter returns to zero."""
     prefill, decode, router = await harness.served("prefill", "decode")
     worker = prefill if stage == "prefill" else decode
-    started = asyncio.Event()
     if stage == "stream":
         worker.hold_stream()
         stream = await router.begun_stream()
         stream.abort()
     else:
-        worker.script = [harness.answers.hang(started)]
-        request = asyncio.create_task(router.post())
-        await started.wait()
-        request.cancel()
+        (await router.hanging(worker)).cancel()
 
     await router.until(lambda: worker.disconnects == 1)
     await router.assert_idle()
