@@ -87,7 +87,7 @@ class FakeWorker:
     def hold_stream(self):
         """Stream one token to the next request, and end once the event that is returned is set."""
         end = asyncio.Event()
-        self.script.append(Answers.events_then(token_event(0), event=end))
+        self.script.append(Answers.stream(token_event(0), event=end, then=DONE))
         return end
 
     def hold(self, answer=None):
@@ -164,8 +164,8 @@ class Answers:
         return handler
 
     @staticmethod
-    def stream(*data, event=None, broken=False):
-        """Stream some bytes and, once an event is set, end in order, or break the connection."""
+    def stream(*data, event=None, then=b"", broken=False):
+        """Stream some bytes and, once an event is set, some more; then end in order, or break the connection."""
 
         async def handler(request, responder):
             responder.start(200)
@@ -173,23 +173,10 @@ class Answers:
                 responder.write(each)
             if event is not None:
                 await event.wait()
+            responder.write(then)
             if broken:
                 responder.abort()
             else:
                 responder.end()
-
-        return handler
-
-    @staticmethod
-    def events_then(*data, event):
-        """Stream some bytes, wait for an event, then end with ``[DONE]``."""
-
-        async def handler(request, responder):
-            responder.start(200)
-            for each in data:
-                responder.write(each)
-            await event.wait()
-            responder.write(DONE)
-            responder.end()
 
         return handler

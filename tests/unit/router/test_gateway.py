@@ -277,10 +277,8 @@ async def test_a_silent_worker_is_given_up(harness, served):
     """Before its head the client gets 504; in the midst of a stream it is cut off."""
     limits = {"firstByteTimeoutSeconds": 0.2, "requestTimeoutSeconds": 0.5}
     worker, found = await served(config={"limits": limits})
-    worker.script = [
-        harness.answers.hang(),
-        harness.answers.events_then(harness.token_event(0), event=asyncio.Event()),
-    ]
+    worker.script = [harness.answers.hang()]
+    worker.hold_stream()
     assert (await found.post()).status == 504
     stream = await found.stream()
     with pytest.raises(StreamBroken):
@@ -321,14 +319,9 @@ async def test_a_worker_that_breaks_off_does_not_look_complete(harness, served):
 async def test_a_client_that_leaves_frees_its_worker(harness, served):
     """While it waits for the head as in the midst of a stream."""
     worker, found = await served()
-    worker.script = [
-        harness.answers.hang(),
-        harness.answers.events_then(harness.token_event(0), event=asyncio.Event()),
-    ]
-    early = asyncio.create_task(found.post())
-    await found.until(lambda: len(worker.seen) == 1)
-    early.cancel()
+    (await found.hanging(worker)).cancel()
     await found.assert_idle()
+    worker.hold_stream()
     stream = await found.begun_stream()
     stream.abort()
     await found.assert_idle()

@@ -248,8 +248,8 @@ async def test_routers_without_a_secret_pick_each_for_itself(harness, write_grap
 @pytest.mark.parametrize("policy", ["prefix-cost", "dualmap"])
 async def test_a_router_rejects_for_what_another_has_sent(harness, write_graph, policy):
     """1,200 tokens by one router are above 1,000: all reject, until they are computed."""
-    worker, gate = await harness.worker("aggregated"), asyncio.Event()
-    worker.script = [harness.answers.events_then(event=gate)]
+    worker = await harness.worker("aggregated")
+    gate = worker.hold()
     admission = {"mode": "token-capacity", "activePrefillTokensThreshold": 1000}
     one, two = await start(harness, write_graph, worker, config={"policy": policy, "admission": admission})
     task = asyncio.ensure_future(two.post(prompt=[1] * 1200, stream=True))

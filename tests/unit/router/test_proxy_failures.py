@@ -195,10 +195,8 @@ async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
     router = await harness.router(worker, *[await harness.worker(each) for each in others], config=config)
     assert (await router.post()).status == 502
     assert (await router.workers())[worker.name]["state"] == "circuit_open"
-    seen, hold = len(worker.seen), asyncio.Event()
-    if role != "prefill":
-        worker.script = [harness.answers.events_then(harness.token_event(0), event=hold)]
-
+    seen = len(worker.seen)
+    hold = worker.hold_stream() if role != "prefill" else asyncio.Event()
     waiting = [asyncio.create_task(router.post(stream=True, max_tokens=1)) for _ in range(5)]
     await router.until(lambda: len(worker.seen) == seen + 5)
     hold.set()

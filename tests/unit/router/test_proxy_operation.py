@@ -116,8 +116,8 @@ async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
 async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_one(harness):
     """Its health check succeeds and no token is counted: what had no byte yet is tried elsewhere, a stream is broken."""
     hung, well = await harness.worker("aggregated"), await harness.worker("aggregated")
-    never = asyncio.Event()
-    hung.script = [harness.answers.events_then(harness.token_event(0), event=never), harness.answers.hang()]
+    never = hung.hold_stream()
+    hung.script.append(harness.answers.hang())
     health = {"intervalSeconds": 0.01, "stallRealSeconds": 0.5}
     router = await harness.router(hung, well, config={"policy": "round-robin", "health": health})
     stream = await router.begun_stream()
@@ -171,7 +171,7 @@ async def test_requests_at_a_worker_that_answers_nothing_end(harness, tmp_path, 
 async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
     """It answers health checks while it computes a long prompt; or is too busy for them and another stream goes on."""
     worker = await harness.worker("aggregated")
-    end, over = asyncio.Event(), asyncio.Event()
+    over = asyncio.Event()
 
     async def tokens(_request, responder):
         responder.start(200)
@@ -181,7 +181,7 @@ async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
         responder.write(harness.done)
         responder.end()
 
-    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    end = worker.hold_stream()
     worker.script += [tokens] if is_mute else []
     router = await harness.router(worker, config={"health": UNREACHABLE})
     slow = await router.begun_stream()

@@ -180,13 +180,12 @@ async def test_all_workers_at_capacity_reject(harness):
 
 async def test_the_load_that_makes_workers_busy_is_exported(harness):
     """By the document's names: blocks in use and in total, and prompt tokens to be computed."""
-    worker, gate = await harness.worker("aggregated"), asyncio.Event()
-    router = await harness.router(worker)
+    worker, router = await harness.served("aggregated")
     name = {"role": "aggregated", "worker": worker.name}
     await router.until(lambda: router.server.core.pool.get(worker.name).kv_total_blocks == 1000)
     assert await router.metric("penstock_router_worker_kv_total_blocks", **name) == 1000
     assert await router.metric("penstock_router_worker_active_decode_blocks", **name) == 250
-    worker.script = [harness.answers.events_then(event=gate)]
+    gate = worker.hold()
     task = asyncio.ensure_future(router.post(prompt=[1] * 700, stream=True))
     await router.until(lambda: worker.seen)
     assert await router.metric("penstock_router_worker_active_prefill_tokens", **name) == 700
