@@ -10,9 +10,10 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
+from msgspec import Meta
 
 from penstock.router.admission import Admission
 from penstock.router.policy.busy import BusyThresholds
@@ -80,19 +81,6 @@ class BusyThresholdApi:
         return {"model": self._model, **self._thresholds.now._asdict()}
 
 
-def checked(values: object) -> BusyThresholds:
-    """Return the thresholds that three values are, in the order of `BusyThresholds`.
-
-    Raises:
-        RequestRefused: they are not three, or one is out of its range.
-    """
-    if not isinstance(values, list) or len(values) != len(_FIELDS):
-        raise _refused(422, f"thresholds: must be {len(_FIELDS)} values, got {_short(values)}")
-    for key, value in zip(_FIELDS, values, strict=True):
-        _check(key, value)
-    return BusyThresholds(*values)
-
-
 def _read_object(content_type: bytes | None, body: bytes) -> dict[str, Any]:
     kind = (content_type or b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
@@ -139,26 +127,24 @@ _FIELDS: Final = dict(
 )
 """By key of the API."""
 
-SharedThresholds = tuple[int, list[int | float | None], list[int | float | None]]
-"""A state as routers send it: its version, the file's thresholds and the current ones."""
-
 
 class ThresholdState(NamedTuple):
     """The state that all routers agree on.
 
     Attributes:
-        version: Counts the changes, >= 0; 0: none was made.
+        version: Counts the changes; 0: none was made.
         file: What the graph's file said at the last change.
         now: The current thresholds.
     """
 
-    version: int
+    version: Annotated[int, Meta(ge=0, le=1 << 53)]
     file: BusyThresholds
     now: BusyThresholds
 
-    def published(self) -> SharedThresholds:
-        """Return what other routers receive."""
-        return self.version, list(self.file), list(self.now)
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """By which all routers take the same one of two states that were made at once."""
+        return self.version, str(self.file), str(self.now)
 
 
 class GraphThresholds:
@@ -186,20 +172,14 @@ class GraphThresholds:
         if thresholds != self.state.file:
             self._take(ThresholdState(self.state.version + 1, thresholds, thresholds))
 
-    def published(self) -> SharedThresholds | None:
+    def published(self) -> ThresholdState | None:
         """Return what other routers receive; None: nothing was changed."""
-        return self.state.published() if self.state.version else None
+        return self.state if self.state.version else None
 
-    def received(self, published: SharedThresholds) -> None:
-        """Adopt another router's state if it is newer and within range."""
-        version, file, now = published
-        own = self.state.published()
-        if (version, str(file), str(now)) <= (own[0], str(own[1]), str(own[2])):
-            return
-        try:
-            self._take(ThresholdState(version, checked(file), checked(now)))
-        except RequestRefused:
-            return
+    def received(self, state: ThresholdState) -> None:
+        """Adopt another router's state if it is newer."""
+        if state.order > self.state.order:
+            self._take(state)
 
     def _take(self, state: ThresholdState) -> None:
         self.state = state

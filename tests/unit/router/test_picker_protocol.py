@@ -13,7 +13,9 @@ from penstock.router.picker.group import Leader, elect, majority
 from penstock.router.picker.messages import FrameReader, ProtocolError, arrival_of, frames, prompt_of
 from penstock.router.picker.relay import RECENT_KEYS, RecentPrompts
 from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.busy import BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
+from penstock.router.thresholds import ThresholdState
 
 
 def status(**values):
@@ -24,7 +26,7 @@ def status(**values):
 
 ARRIVAL = Arrival((1, 2**64 - 1), 900, frozenset({"w"}), 480.5, 8, "s", True, tenant="t")
 MESSAGES = [
-    status(thresholds=(3, [None, 7, 0.5], [None, None, None])),
+    status(thresholds=ThresholdState(3, BusyThresholds(1, 7, 0.5), BusyThresholds())),
     wire.Ask(7, Role.PREFILL, prompt_of(ARRIVAL), True, 1.5),
     wire.Go(2, 7, "w", 0.0, "lowest prefix cost"),
     wire.Progress((7, 8), (900, 1)),
@@ -55,6 +57,10 @@ def test_messages_arrive_however_the_stream_is_cut(cuts):
         msgspec.msgpack.encode([[4, -1, 0, None]]),
         msgspec.msgpack.encode([[1, 0, "term 0 is nobody's", "x", 1.0]]),
         msgspec.msgpack.encode([[2, "w" * 257, None]]),
+        *(
+            msgspec.msgpack.encode([[0, "a", 1.0, 1, True, True, False, [], "", [1, wrong, [None] * 3]]])
+            for wrong in ([1.5, None, None], [None, 7.5, None], [None, None, -1], [None, None, float("inf")])
+        ),
     ],
 )
 def test_what_is_no_message_is_an_error(content):

@@ -266,7 +266,7 @@ def exchange(all_routers):
     """Tell every router what every other one has."""
     for each in all_routers:
         for other in all_routers:
-            each.received(other.state.published())
+            each.received(other.state)
 
 
 VALUES = st.sampled_from([None, 0.5, 0.9]).map(BusyThresholds)
@@ -292,7 +292,7 @@ def test_routers_agree_after_any_changes(steps):
         elif what == "file":
             router.file_changed(value)
         else:
-            router.received(all_routers[value].state.published())
+            router.received(all_routers[value].state)
     exchange(all_routers)
 
     assert len({each.state for each in all_routers}) == 1

@@ -18,6 +18,7 @@ from penstock.router.core.retries import RefusalReason, Verdict
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.prefixes import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 from penstock.router.policy.slo_monitor import EndedRequest
+from penstock.router.thresholds import ThresholdState
 
 MAX_FRAME_BYTES: Final = 4 << 20
 """Chosen: 256 messages of the longest prompts take 1.1 MiB."""
@@ -95,7 +96,7 @@ class Status(_Struct, tag=0):
         is_active: Enough routers follow it: it answers.
         sees: Instances that have reported in the last moments, its own among them.
         successor: While it picks, the router to which it sends all prompts; empty without one.
-        thresholds: See `thresholds.SharedThresholds`; None: none was changed.
+        thresholds: Those that hold at it; None: none was changed.
         leader: The picker that it believes in; empty: none.
     """
 
@@ -107,7 +108,7 @@ class Status(_Struct, tag=0):
     is_stopping: bool
     sees: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
     successor: Name = ""
-    thresholds: tuple[Count, list[int | float | None], list[int | float | None]] | None = None
+    thresholds: ThresholdState | None = None
     leader: Name = ""
 
 

@@ -5,13 +5,19 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Busy Detection Logic".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import exp, inf
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from msgspec import Meta
 
 from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.core.errors import ConfigError
 from penstock.router.policy.routing_policy import WorkerLoad
+
+_Fraction = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+_Multiple = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class BusyThresholds(NamedTuple):
@@ -23,9 +29,9 @@ class BusyThresholds(NamedTuple):
         active_prefill_tokens_threshold_frac: The same as a multiple of the worker's batch token limit, >= 0.
     """
 
-    active_decode_blocks_threshold: float | None = None
-    active_prefill_tokens_threshold: int | None = None
-    active_prefill_tokens_threshold_frac: float | None = None
+    active_decode_blocks_threshold: _Fraction | None = None
+    active_prefill_tokens_threshold: Annotated[int, Meta(ge=0)] | None = None
+    active_prefill_tokens_threshold_frac: _Multiple | None = None
 
     @property
     def is_set(self) -> bool:
