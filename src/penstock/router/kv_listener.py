@@ -19,6 +19,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from penstock.core.errors import ConfigError
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
@@ -244,17 +246,14 @@ class KvListener:
             engine_block_tokens: Tokens of an engine block.
 
         Raises:
-            ConfigError: a library is not installed.
+            ConfigError: pyzmq is not installed.
         """
         try:
-            import msgspec  # noqa: PLC0415 - an extra
-            import zmq.asyncio  # noqa: PLC0415 - only needed with events
+            import zmq.asyncio  # noqa: PLC0415 - an extra
         except ImportError as exc:
             raise ConfigError(
                 f"router.kvEventsPort: needs the package {exc.name}; pip install 'penstock[kv-events]'"
             ) from exc
-        self._decode: Callable[[bytes], Any] = msgspec.msgpack.decode
-        self._decode_errors = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
         self.zmq = zmq
         self.context: Any = None
         self._admission = admission
@@ -340,8 +339,8 @@ class KvListener:
             self._not_understood()
             return
         try:
-            batch = self._decode(frames[2])
-        except self._decode_errors:
+            batch = msgspec.msgpack.decode(frames[2])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             batch = None
         # vLLM's batches are arrays; one as a map is read, too.
         if isinstance(batch, dict):

@@ -5,6 +5,7 @@ import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from penstock.api import Role, RouterConfig
@@ -19,7 +20,6 @@ from penstock.router.policy.prefixes import Prefix, PrefixIndex, token_keys
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import ExactKeys, PromptTokenizer, load_tokenizer, read_prompt
 
-msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 pytest.importorskip("zmq.asyncio")
 
