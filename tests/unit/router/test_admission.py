@@ -43,9 +43,14 @@ class World:
         decodes = [WorkerSpec("d", Role.DECODE, "http://d", supervised=True, ready=decode)]
         self.admission.set_workers([*specs, *decodes])
 
-    def enter(self, *chain, tokens=100, again=False):
+    def sleep(self, for_s=0.0):
+        """Stop all workers, for some time."""
+        self.admission.set_workers([])
+        self.now_s += for_s
+
+    def enter(self, *chain):
         """Begin to wait for a worker."""
-        return asyncio.ensure_future(self.admission.wait(Role.PREFILL, Arrival(chain, tokens), again=again))
+        return asyncio.ensure_future(self.admission.wait(Role.PREFILL, Arrival(chain, 100)))
 
     async def entered(self, *chain):
         """Return a request that waits for a worker."""
@@ -73,7 +78,7 @@ class World:
 def asleep(**queue):
     """Return a world without workers, whose requests wait for some to be started."""
     world = World(then=True, workers=(), maxWaitSeconds=10, **queue)
-    world.admission.set_workers([])
+    world.sleep()
     return world
 
 
@@ -275,7 +280,7 @@ async def test_nobody_waits_longer_than_max_wake_seconds_for_workers():
     with refused(RefusalReason.QUEUE_TIMEOUT):
         await waiting
     world = World(then=True, workers=())
-    world.admission.set_workers([])
+    world.sleep()
     with refused(RefusalReason.NO_WORKER):
         await world.enter(1)
     assert world.admission.problems()
@@ -286,19 +291,21 @@ def refused(reason):
     return pytest.raises(AdmissionError, check=lambda error: error.reason is reason)
 
 
-async def wakes(world, took_s, times):
-    """Let a graph sleep and come back for a request, so often and so slowly."""
+async def wakes(world, took_s, times, *, leaves=False):
+    """Let a graph sleep and come back for a request, so often and so slowly; its client may leave meanwhile."""
     for _ in range(times):
         world.set("a")
         world.admission.tick()
-        world.admission.set_workers([])
-        world.now_s += 1000.0
+        world.sleep(1000.0)
         first = await world.entered(1)
         world.now_s += took_s
+        if leaves:
+            first.cancel()
+            await asyncio.wait([first])
         world.set("a")
-        world.finish(await served(first))
-    world.admission.set_workers([])
-    world.now_s += 1000.0
+        if not leaves:
+            world.finish(await served(first))
+    world.sleep(1000.0)
 
 
 async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
@@ -333,19 +340,7 @@ async def test_the_first_start_of_a_graph_teaches_nothing():
 async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to_come():
     """Workers that need 120 s at least, requests that may wait 100: no client is kept waiting for nothing."""
     world = asleep(maxWakeSeconds=100)
-    for _ in range(3):
-        world.set("a")
-        world.admission.tick()
-        world.admission.set_workers([])
-        world.now_s += 1000.0
-        left = await world.entered(1)
-        left.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        world.now_s += 120.0
-        world.set("a")
-    world.admission.set_workers([])
-    world.now_s += 1000.0
+    await wakes(world, 120.0, 3, leaves=True)
     with refused(RefusalReason.NO_WORKER) as told:
         await world.enter(1)
     assert told.value.retry_after_s == pytest.approx(120.0)
