@@ -157,46 +157,46 @@ def test_hit_first_serves_the_largest_cached_share_first():
     assert handed.item == "hit"
 
 
+RUNS_LATE_EARLY = [("runs", 4000, 0.0), ("late", 2000, 0.0), ("early", 1000, 1.0)]
+
+
 @pytest.mark.parametrize(
-    ("order", "expected"),
-    [(QueueOrder.ARRIVAL, ["late", "early"]), (QueueOrder.IN_TIME_FIRST, ["early", "late"])],
+    ("prompts", "turns_s", "options", "expected"),
+    [
+        (RUNS_LATE_EARLY, (0.0, 4.0, 5.0), {"order": QueueOrder.ARRIVAL}, "runs late early"),
+        (RUNS_LATE_EARLY, (0.0, 4.0, 5.0), {}, "runs early late"),
+        (
+            [("long", 3000, 0.0), ("short", 10, 0.0), ("middle", 500, 0.0)],
+            (0.0,) * 3,
+            {},
+            "long short middle",
+        ),
+        (
+            [("one", 100, 0.0), ("two", 100, 0.0), ("huge", 10**6, 0.0)],
+            (60.0, 61.0, 62.0),
+            {},
+            "one two huge",
+        ),
+        ([("old", 10**6, 0.0), ("new", 1, 50.0)], (50.0, 51.0), {"tokens_per_s": None}, "old new"),
+    ],
+    ids=[
+        "by arrival",
+        "at 4 s a prompt of 2 s is late for 5 s, and one of 1 s that came after it is not",
+        "all in time keep the order of arrival, a longer prompt too",
+        "the late, and one that can never be in time, are served when no other waits",
+        "without a throughput none is late",
+    ],
 )
-def test_who_can_be_in_time_goes_first(order, expected):
-    """At 4 s a prompt of 2 s is late for 5 s; one that came after it and takes 1 s is not."""
-    queues = one_server(order)
-    put(queues, "runs", 4000, 0.0)
-    list(queues.dispatch(0.0))
-    put(queues, "late", 2000, 0.0)
-    put(queues, "early", 1000, 1.0)
-    queues.prefilled("runs", 4.0)
-    first = next_of(queues, 4.0)
-    queues.prefilled(first, 5.0)
+def test_who_can_be_in_time_goes_first(prompts, turns_s, options, expected):
+    """Late is not refused: an empty queue turns to them at once, in order of arrival."""
+    queues, left, served = one_server(**options), list(prompts), []
+    for now_s in turns_s:
+        while left and left[0][2] <= now_s:
+            put(queues, *left.pop(0))
+        served.append(next_of(queues, now_s))
+        queues.prefilled(served[-1], now_s, measured=False)
 
-    assert [first, next_of(queues, 5.0)] == expected
-
-
-def test_all_in_time_keep_the_order_of_arrival():
-    """A longer prompt that is still in time is not overtaken."""
-    queues = one_server()
-    for item, tokens in (("long", 3000), ("short", 10), ("middle", 500)):
-        put(queues, item, tokens, 0.0)
-    served = []
-    for step in range(3):
-        served.append(next_of(queues, 0.0))
-        queues.prefilled(served[-1], 0.001 * step)
-
-    assert served == ["long", "short", "middle"]
-
-
-def test_the_late_are_served_when_no_other_waits():
-    """Late is not refused: an empty queue turns to them at once, in order of arrival; one can never be in time."""
-    queues = one_server()
-    for item, tokens in (("first", 100), ("second", 100), ("huge", 1_000_000)):
-        put(queues, item, tokens, 0.0)
-
-    for step, item in enumerate(("first", "second", "huge")):
-        assert next_of(queues, 60.0 + step) == item
-        queues.prefilled(item, 60.1 + step)
+    assert served == expected.split()
 
 
 def test_the_late_get_every_tenth_turn_of_a_busy_instance():
@@ -243,12 +243,3 @@ def test_a_late_request_can_leave_and_expire():
 
     assert queues.waiting == queues.tokens == 0
     assert queues.workers.queued_tokens("b") == 0
-
-
-def test_without_a_throughput_no_request_is_late():
-    """Nothing was measured yet: order of arrival."""
-    queues = one_server(tokens_per_s=None)
-    put(queues, "old", 1_000_000, 0.0)
-    put(queues, "new", 1, 50.0)
-
-    assert next_of(queues, 50.0) == "old"
