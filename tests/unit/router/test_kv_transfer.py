@@ -128,31 +128,24 @@ def _expire(worker, answer):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_text_from_an_expired_hand_over_is_not_passed_on(harness, stream):
+@pytest.mark.parametrize(
+    ("lease_s", "expires", "tries"),
+    [(LEASE_S, True, 2), (LEASE_S, False, 1), (60.0, True, 1)],
+    ids=["a lease has run out", "none has: heartbeats keep them", "another's: its own is not over yet"],
+)
+async def test_text_from_an_expired_transfer_is_not_passed_on(harness, lease_s, expires, tries, stream):
     """The prompt is prefilled again, and the second decode's text is what the client gets."""
-    prefill, decode, router = await harness.served("prefill", "decode", lease_s=LEASE_S)
-    wrong = harness.answers.stream(TOKEN.replace(b"right", b"wrong"), harness.done)
-    decode.script.append(_expire(prefill, wrong if stream else decode.complete))
+    prefill, decode, router = await harness.served("prefill", "decode", lease_s=lease_s)
+    first = harness.answers.stream(TOKEN.replace(b"right", b"first"), harness.done)
+    first = first if stream else decode.complete
+    decode.script = [_expire(prefill, first) if expires else first]
 
     answer = await router.post(max_tokens=2, stream=stream)
 
-    assert answer.status == 200
-    assert b"wrong" not in answer.body
-    assert (len(prefill.seen), len(decode.seen)) == (2, 2)
-    first, second = (seen.body["cache_salt"] for seen in decode.seen)
-    assert first != second
-    assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_late_answer_is_trusted_while_no_lease_has_expired(harness, stream):
-    """Heartbeats keep leases alive for as long as decode needs."""
-    prefill, decode, router = await harness.served("prefill", "decode", lease_s=LEASE_S)
-
-    answer = await router.post(max_tokens=2, stream=stream)
-
-    assert answer.status == 200
-    assert (len(prefill.seen), len(decode.seen)) == (1, 1)
+    assert (answer.status, b"first" in answer.body) == (200, stream and tries == 1)
+    assert (len(prefill.seen), len(decode.seen)) == (tries, tries)
+    assert len({seen.body["cache_salt"] for seen in decode.seen}) == tries
+    assert await router.metric("penstock_router_retries_total", reason="lease_expired") == tries - 1
 
 
 async def test_a_busy_prefill_workers_page_is_waited_for(harness):
@@ -162,15 +155,6 @@ async def test_a_busy_prefill_workers_page_is_waited_for(harness):
     prefill.page_delay_s = 0.4
 
     assert (await router.post(max_tokens=2)).status == 200
-    assert len(prefill.seen) == 1
-
-
-async def test_expiries_within_the_lease_are_other_requests(harness):
-    """A lease of a minute cannot have run out yet."""
-    prefill, decode, router = await harness.served("prefill", "decode", lease_s=60.0)
-    decode.script.append(_expire(prefill, decode.complete))
-
-    assert (await router.post()).status == 200
     assert len(prefill.seen) == 1
 
 
