@@ -5,6 +5,7 @@ import hashlib
 
 import orjson
 import pytest
+from fake_workers import DONE, Answers
 
 from penstock.api import Role
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
@@ -172,40 +173,33 @@ async def test_an_unknown_count_is_no_proof(harness):
     assert len(prefill.seen) == 2
 
 
-@pytest.mark.parametrize("opening", [(), (ROLE,)])
-async def test_an_error_before_the_first_token_is_prefilled_again(harness, opening):
-    """A vLLM says so in a stream of status 200, after the role in a chat; the client sees only what follows."""
-    prefill, decode, router = await harness.served("prefill", "decode")
-    decode.script += [
-        harness.answers.stream(*opening, b"data: " + VLLM_ERROR + b"\n\n", harness.done),
-        harness.answers.stream(ROLE, TOKEN, harness.done),
-    ]
-
-    answer = await router.post(stream=True)
-
-    assert answer.body == ROLE + TOKEN + harness.done
-    assert len(prefill.seen) == 2
-    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
+def _error_event(*opening, code=b"500"):
+    """Answer by a stream with an error of vLLM's before its first token."""
+    return Answers.stream(*opening, b"data: " + VLLM_ERROR.replace(b"500", code) + b"\n\n", DONE)
 
 
-async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
-    """A 4xx is the client's, wherever it stands."""
-    _, decode, router = await harness.served("prefill", "decode")
-    decode.script.append(harness.answers.stream(b"data: " + VLLM_ERROR.replace(b"500", b"400") + b"\n\n"))
+@pytest.mark.parametrize(
+    ("first", "stream", "status", "tries"),
+    [
+        (_error_event(), True, 200, 2),
+        (_error_event(ROLE), True, 200, 2),
+        (Answers.status(500, VLLM_ERROR), False, 200, 2),
+        (_error_event(code=b"400"), True, 400, 1),
+    ],
+    ids=["in a stream", "after a chat's role", "by its status", "a refused parameter is the client's"],
+)
+async def test_an_error_before_the_first_token_is_prefilled_again(harness, first, stream, status, tries):
+    """Vllm says so after a lost transfer; the client sees only what follows, and decode's circuit is not charged."""
+    config = {"breaker": {"consecutiveFailures": 1}}
+    prefill, decode, router = await harness.served("prefill", "decode", config=config)
+    decode.script = [first]
 
-    assert (await router.post(stream=True)).status == 400
-    assert len(decode.seen) == 1
+    answer = await router.post(stream=stream, max_tokens=1)
 
-
-async def test_vllms_500_after_a_hand_over_is_prefilled_again(harness):
-    """Whole answers say it by their status; the decode worker's circuit is not charged."""
-    prefill, decode, router = await harness.served(
-        "prefill", "decode", config={"breaker": {"consecutiveFailures": 1}}
-    )
-    decode.script.append(harness.answers.status(500, VLLM_ERROR))
-
-    assert (await router.post()).status == 200
-    assert len(prefill.seen) == 2
+    assert (answer.status, len(prefill.seen), len(decode.seen)) == (status, tries, tries)
+    if stream and status == 200:
+        assert answer.body == harness.token_event(0) + harness.done
+    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == tries - 1
     assert (await router.workers())[decode.name]["state"] == "ready"
 
 
