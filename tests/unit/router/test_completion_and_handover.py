@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.http.messages import request_id
 from penstock.router.core.retries import KvLease
-from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
+from penstock.router.proxy.completion import PATHS, RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
     Prefilled,
     decode_body,
@@ -27,35 +27,38 @@ def _parse(body, path=COMPLETIONS, content_type=b"application/json"):
     return parse_completion(path, content_type, raw, model="llama")
 
 
+TEXT, PICTURE = {"type": "text", "text": "de"}, {"type": "image_url", "image_url": {}}
+
+
 @pytest.mark.parametrize(
-    ("prompt", "size", "ids", "single"),
+    ("path", "body", "size", "ids", "single"),
     [
-        ("hello", 5, 0, True),
-        ("grün", 5, 0, True),
-        ([1, 2, 3], 0, 3, True),
-        (["hello"], 5, 0, True),
-        (["hello", "you"], 8, 0, False),
-        ([[1, 2], [3]], 0, 3, False),
-        ([[1, 2]], 0, 2, True),
+        (COMPLETIONS, {"prompt": "hello"}, 5, 0, True),
+        (COMPLETIONS, {"prompt": "grün"}, 5, 0, True),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 0, 3, True),
+        (COMPLETIONS, {"prompt": ["hello"]}, 5, 0, True),
+        (COMPLETIONS, {"prompt": ["hello", "you"]}, 8, 0, False),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]]}, 0, 3, False),
+        (COMPLETIONS, {"prompt": [[1, 2]]}, 0, 2, True),
+        (
+            CHAT,
+            {"messages": [{"content": "abc"}, {"content": [TEXT, PICTURE]}, {"content": None}]},
+            5,
+            0,
+            True,
+        ),
+        (RESPONSES, {"input": "hello"}, 5, 0, False),
+        (RESPONSES, {"input": "grün", "instructions": "abc"}, 8, 0, False),
+        (RESPONSES, {"input": [{"role": "user", "content": "ab"}, {"type": "reasoning"}]}, 2, 0, False),
+        (RESPONSES, {"input": [{"role": "user", "content": [TEXT, 5]}]}, 2, 0, False),
     ],
 )
-def test_prompts_are_measured_in_every_form(prompt, size, ids, single):
-    """Bytes of text, or token ids; more than one prompt cannot be handed over."""
-    request = _parse({"model": "llama", "prompt": prompt})
+def test_prompts_are_measured_in_every_form(path, body, size, ids, single):
+    """Bytes of text and text parts, or token ids; neither more than one prompt nor a response can be handed over."""
+    request = _parse({"model": "llama", "stream": True, **body}, path)
 
     assert (request.prompt_bytes, request.prompt_ids, request.is_single) == (size, ids, single)
-
-
-def test_chat_messages_are_measured():
-    """Text contents and text parts count, pictures do not."""
-    messages = [
-        {"role": "system", "content": "abc"},
-        {"role": "user", "content": [{"type": "text", "text": "de"}, {"type": "image_url", "image_url": {}}]},
-        {"role": "assistant", "content": None},
-    ]
-    request = _parse({"model": "llama", "messages": messages, "stream": True}, CHAT)
-
-    assert (request.endpoint, request.prompt_bytes, request.stream) == (ApiEndpoint.CHAT, 5, True)
+    assert (request.endpoint, request.stream) == (PATHS[path], True)
 
 
 @pytest.mark.parametrize(
@@ -286,22 +289,6 @@ EVENTS = (
     event("response.output_text.done", text=" one two"),
     event("response.completed", response={"usage": USAGE}),
 )
-
-
-@pytest.mark.parametrize(
-    ("body", "size"),
-    [
-        ({"input": "hello"}, 5),
-        ({"input": "grün", "instructions": "abc"}, 8),
-        ({"input": [{"role": "user", "content": "ab"}, {"type": "reasoning"}]}, 2),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "abc"}, 5]}]}, 3),
-    ],
-)
-def test_inputs_are_measured(body, size):
-    """Text and text parts count; a response cannot be handed over."""
-    request = _parse({"model": "llama", **body}, RESPONSES)
-
-    assert (request.endpoint, request.prompt_bytes, request.is_single) == (ApiEndpoint.RESPONSES, size, False)
 
 
 def test_a_response_has_the_prefix_of_its_chat():

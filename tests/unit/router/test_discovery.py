@@ -38,38 +38,34 @@ def test_states_of_the_statefile(state, ready, draining, supervised):
     assert (spec.name, spec.role, spec.url) == ("w", Role.DECODE, "http://127.0.0.1:9")
 
 
+REPLAYS = '{"endpoint": "tcp://127.0.0.1:5", "replay_endpoint": "tcp://127.0.0.1:{kv_replay_port}"}'
 PUBLISHES = ["vllm", "--kv-events-config", '{"endpoint": "ipc:///state/g.{kv_events_port}.kv"}']
 
 
 @pytest.mark.parametrize(
-    ("cmd", "ports", "expected"),
+    ("cmd", "ports", "expected", "replay"),
     [
-        (PUBLISHES, {"port": 9, "kv_events_port": 7}, "ipc:///state/g.7.kv"),
-        (["vllm", "--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5"}'], {}, "tcp://127.0.0.1:5"),
-        (["vllm"], {"kv_events_port": 7}, None),
-        ([*PUBLISHES[:2], "{"], {}, None),
-        ([*PUBLISHES[:2], "[1]"], {}, None),
-        (PUBLISHES[:2], {}, None),
-        (PUBLISHES, None, None),
-        ("vllm", {}, None),
+        (PUBLISHES, {"port": 9, "kv_events_port": 7}, "ipc:///state/g.7.kv", None),
+        ([*PUBLISHES[:2], '{"endpoint": "tcp://127.0.0.1:5"}'], {}, "tcp://127.0.0.1:5", None),
+        ([*PUBLISHES[:2], REPLAYS], {"kv_replay_port": 8}, "tcp://127.0.0.1:5", "tcp://127.0.0.1:8"),
+        *(
+            (cmd, ports, None, None)
+            for cmd, ports in (
+                (["vllm"], {"kv_events_port": 7}),
+                ([*PUBLISHES[:2], "{"], {}),
+                ([*PUBLISHES[:2], "[1]"], {}),
+                (PUBLISHES[:2], {}),
+                (PUBLISHES, None),
+                ("vllm", {}),
+            )
+        ),
     ],
 )
-def test_where_a_worker_publishes_is_in_its_command(cmd, ports, expected):
+def test_where_a_worker_publishes_and_answers_is_in_its_command(cmd, ports, expected, replay):
     """As it was told; anything else leaves it to the graph."""
     (spec,), _ = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
 
-    assert spec.kv_events == expected
-    assert spec.kv_replay is None
-
-
-def test_where_a_worker_is_asked_for_earlier_events_is_in_its_command():
-    """Beside where it publishes."""
-    config = '{"endpoint": "tcp://127.0.0.1:5", "replay_endpoint": "tcp://127.0.0.1:{kv_replay_port}"}'
-    cmd, ports = ["vllm", "--kv-events-config", config], {"port": 9, "kv_replay_port": 8}
-
-    (spec,), _ = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
-
-    assert (spec.kv_events, spec.kv_replay) == ("tcp://127.0.0.1:5", "tcp://127.0.0.1:8")
+    assert (spec.kv_events, spec.kv_replay) == (expected, replay)
 
 
 @pytest.mark.parametrize(

@@ -117,25 +117,26 @@ async def test_what_is_no_json_object_is_refused(harness, status, headers, raw):
     assert (await router.post("/busy_threshold", headers=headers, raw=raw)).status == status
 
 
-async def test_an_admin_key_protects_the_thresholds(harness):
-    """With a key, reading and changing need it; a client's key does not do."""
-    _, router = await harness.served(
-        "aggregated", admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"})
-    )
-    assert (await router.get("/busy_threshold")).status == 401
-    client = (*JSON, (b"authorization", b"Bearer client"))
-    admin = (*JSON, (b"authorization", b"Bearer root"))
-    assert (await set_thresholds(router, client, active_decode_blocks_threshold=0.5))[0] == 401
-    assert (await set_thresholds(router, admin, active_decode_blocks_threshold=0.5))[0] == 200
-    web = (*JSON, (b"origin", b"https://evil.example"))
-    assert (await set_thresholds(router, web, active_decode_blocks_threshold=0.5))[0] == 403
+ADMIN, CLIENT = {"admin_keys": frozenset({b"root"})}, {"api_keys": frozenset({b"client"})}
 
 
-async def test_without_an_admin_key_only_this_machine_may_change_thresholds(harness):
-    """As for drains: a router that asks clients for keys is reached by others."""
-    router = await harness.router(await harness.worker("aggregated"), api_keys=frozenset({b"client"}))
-    assert (await router.get("/busy_threshold")).status == 200
-    assert (await set_thresholds(router, active_decode_blocks_threshold=0.5))[0] == 403
+@pytest.mark.parametrize(
+    ("settings", "headers", "read", "change"),
+    [
+        (ADMIN | CLIENT, (), 401, 401),
+        (ADMIN | CLIENT, ((b"authorization", b"Bearer client"),), 401, 401),
+        (ADMIN | CLIENT, ((b"authorization", b"Bearer root"),), 200, 200),
+        (ADMIN | CLIENT, ((b"origin", b"https://evil.example"),), 403, 403),
+        # As for drains: a router that asks clients for keys is reached by others.
+        (CLIENT, (), 200, 403),
+    ],
+)
+async def test_thresholds_are_the_administrators(harness, settings, headers, read, change):
+    """With an admin key, reading and changing need it; without one only this machine may change them."""
+    _, router = await harness.served("aggregated", **settings)
+    assert (await router.get("/busy_threshold", headers=headers)).status == read
+    changed = await set_thresholds(router, (*JSON, *headers), active_decode_blocks_threshold=0.5)
+    assert changed[0] == change
 
 
 @pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode")])
