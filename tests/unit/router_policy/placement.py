@@ -1,11 +1,14 @@
-"""Queues of a policy before idle workers, and whatever may happen to them."""
+"""Queues of a policy before idle workers, cores driven by hand, and whatever may happen to them."""
 
 from hypothesis import strategies as st
 
-from penstock.api import RouterConfig, Tier, TiersConfig
+from penstock.api import Role, RouterConfig, Tier, TiersConfig
 from penstock.api.router import TierShares
+from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.retries import Assignment, Refuse
 from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.registry import StickySessions, make_policy
 from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
@@ -130,3 +133,66 @@ class Script:
         queue.set_workers(map(WorkerLoad, "abcd"), self.now_s)
         assert {queue.workers.load_of(name, self.now_s)[0] for name in "abcd"} == {0}
         assert not any(worker.line for worker in queue.workers.eligible.values())
+
+
+class Stage:
+    """A core over aggregated workers, or one of prefill and one of decode, driven by hand."""
+
+    def __init__(
+        self, *names, policy="least-loaded", slot_tokens=8192, tiers=None, is_split=False, **admission
+    ):
+        self.now_s = 0.0
+        config = RouterConfig.model_validate(
+            {
+                "policy": policy,
+                "admission": {"mode": "token-capacity", **admission},
+                "prefillQueue": {"workerTokens": slot_tokens},
+                "tiers": {"enabled": tiers is not None, **(tiers or {})},
+            }
+        )
+        self.core = build_router(config, SPLIT if is_split else TOGETHER)
+        roles = list(self.core.queues) if is_split else [Role.AGGREGATED] * len(names)
+        pairs = zip(names, roles, strict=True)
+        specs = [WorkerSpec(name, role, "http://x", supervised=True) for name, role in pairs]
+        self.core.set_workers(specs, 0.0)
+        # By item: its assignment, and its prompt tokens while they are not computed.
+        self.held, self.tokens = {}, {}
+        self.count = 0
+
+    def worker(self, name):
+        """Return a worker."""
+        return self.core.pool.get(name)
+
+    def read(self, name, usage, *, total_blocks=100, block_tokens=16, ranks=()):
+        """A worker's metrics are read."""
+        worker = self.worker(name)
+        worker.kv_usage_fraction, worker.kv_ranks = usage, ranks
+        worker.kv_total_blocks, worker.kv_capacity_tokens = total_blocks, total_blocks * block_tokens
+        worker.scraped_tokens, worker.metrics_at_s = worker.inflight_tokens, self.now_s
+        self.note(self.core.load_read(worker, self.now_s))
+
+    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD, role=None):
+        """A request arrives; returns its worker's name, "waits", or its refusal."""
+        self.count += 1
+        item = self.count
+        self.tokens[item] = tokens
+        arrival = Arrival((item,), tokens, tier=tier)
+        effects = self.core.acquire(item, role or self.core.entry, arrival, self.now_s, again=again)
+        self.note(effects)
+        refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]
+        return refused[0] if refused else self.held[item].worker.name if item in self.held else "waits"
+
+    def note(self, effects):
+        """Keep the assignments."""
+        for effect in effects:
+            if isinstance(effect, Assignment):
+                self.held[effect.item] = effect
+
+    def computed(self, item, now_s):
+        """A worker has computed a prompt."""
+        self.tokens[item] = 0
+        self.note(self.core.prefilled(self.held[item], now_s))
+
+    def leave(self, item):
+        """A request leaves its worker."""
+        self.note(self.core.release(self.held.pop(item), self.now_s))

@@ -3,13 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement import Stage
 
-from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
-from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.retries import Assignment, RefusalReason, Refuse
+from penstock.api import AdmissionConfig, Role, Tier
+from penstock.router.core.retries import RefusalReason, Refuse
 from penstock.router.core.waiting import QueueSettings
-from penstock.router.core.worker import WorkerSize, WorkerSpec
-from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
     ALL_BUSY,
     NO_THRESHOLDS,
@@ -99,67 +97,6 @@ def test_a_worker_of_two_ranks_with_three_prompts_takes_the_next():
     assert stage.ask(1).reason is RefusalReason.ALL_BUSY
 
 
-class Stage:
-    """A core over aggregated workers, driven by hand."""
-
-    def __init__(
-        self, *names, policy="least-loaded", batch_tokens=None, slot_tokens=8192, tiers=False, **admission
-    ):
-        self.now_s = 0.0
-        config = RouterConfig.model_validate(
-            {
-                "policy": policy,
-                "admission": {"mode": "token-capacity", **admission},
-                "prefillQueue": {"workerTokens": slot_tokens},
-                "tiers": {"enabled": tiers},
-            }
-        )
-        self.core = build_router(config, {Role.AGGREGATED: WorkerSize(batch_tokens=batch_tokens)})
-        specs = [WorkerSpec(name, Role.AGGREGATED, "http://x", supervised=True) for name in names]
-        self.core.set_workers(specs, 0.0)
-        # By item: its assignment, and its prompt tokens while they are not computed.
-        self.held, self.tokens = {}, {}
-        self.count = 0
-
-    def worker(self, name):
-        """Return a worker."""
-        return self.core.pool.get(name)
-
-    def read(self, name, usage, *, total_blocks=100, block_tokens=16, ranks=()):
-        """A worker's metrics are read."""
-        worker = self.worker(name)
-        worker.kv_usage_fraction, worker.kv_ranks = usage, ranks
-        worker.kv_total_blocks, worker.kv_capacity_tokens = total_blocks, total_blocks * block_tokens
-        worker.scraped_tokens, worker.metrics_at_s = worker.inflight_tokens, self.now_s
-        self.note(self.core.load_read(worker, self.now_s))
-
-    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD):
-        """A request arrives; returns its worker's name, "waits", or its refusal."""
-        self.count += 1
-        item = self.count
-        self.tokens[item] = tokens
-        arrival = Arrival((item,), tokens, tier=tier)
-        effects = self.core.acquire(item, Role.AGGREGATED, arrival, self.now_s, again=again)
-        self.note(effects)
-        refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]
-        return refused[0] if refused else self.held[item].worker.name if item in self.held else "waits"
-
-    def note(self, effects):
-        """Keep the assignments."""
-        for effect in effects:
-            if isinstance(effect, Assignment):
-                self.held[effect.item] = effect
-
-    def computed(self, item, now_s):
-        """A worker has computed a prompt."""
-        self.tokens[item] = 0
-        self.note(self.core.prefilled(self.held[item], now_s))
-
-    def leave(self, item):
-        """A request leaves its worker."""
-        self.note(self.core.release(self.held.pop(item), self.now_s))
-
-
 def test_a_request_is_rejected_only_while_every_worker_is_busy():
     """A busy worker is passed over; the last one's reading decides; and the next reading ends it."""
     stage = Stage("a", "b")
@@ -240,7 +177,7 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(policy):
     """Of 100,000 tokens premium has 50,000, standard 35,000 and background 15,000, beside 110,000 of background."""
-    stage = Stage("a", policy=policy, slot_tokens=8000, tiers=True, activePrefillTokensThreshold=100_000)
+    stage = Stage("a", policy=policy, slot_tokens=8000, tiers={}, activePrefillTokensThreshold=100_000)
     taken = dict.fromkeys(Tier, 0)
     for tier in (Tier.BACKGROUND, Tier.STANDARD, Tier.PREMIUM):
         while isinstance(stage.ask(10_000, tier=tier), str):
@@ -255,7 +192,7 @@ def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(po
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
     """Background holds the blocks: its next request is rejected, premium's waits, and goes once blocks are free."""
-    stage = Stage("a", policy=policy, tiers=True)
+    stage = Stage("a", policy=policy, tiers={})
     stage.read("a", 0.5)
     assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
     stage.read("a", 0.95)
@@ -267,47 +204,30 @@ def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
     assert list(stage.held) == [1, 3]
 
 
-def two_stages(**tiers):
-    """A core before a prefill worker, and a decode worker that is full but for what it is sent."""
-    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}, "tiers": tiers})
-    core = build_router(config, SPLIT)
-    roles = {"p": Role.PREFILL, "d": Role.DECODE}
-    core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
-    return core, core.pool.get("d")
-
-
-def read_usage(core, worker, usage):
-    """A worker's KV usage is read."""
-    worker.kv_usage_fraction, worker.metrics_at_s = usage, 0.0
-    core.load_read(worker, 0.0)
-
-
 def test_a_full_decode_stage_rejects_at_the_frontend():
     """Nothing is prefilled that no decode worker takes."""
-    core, decode = two_stages()
-    read_usage(core, decode, 0.95)
-    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
-    assert refused.reason is RefusalReason.ALL_BUSY
-    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
-    assert isinstance(admitted, Assignment)
+    stage = Stage("p", "d", is_split=True)
+    stage.read("d", 0.95)
+    assert stage.ask(10).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(10, role=Role.DECODE) == "d"
 
 
 def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
     """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
-    core, decode = two_stages(enabled=True)
-    (held,) = core.acquire(1, Role.DECODE, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
-    read_usage(core, decode, 0.95)
-    (refused,) = core.acquire(2, Role.PREFILL, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
-    assert refused.reason is RefusalReason.ALL_BUSY
-    assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
-    decode.kv_usage_fraction = 0.1
-    core.busy[Role.DECODE].keep_only((), 0.0)
-    assert [each.item for each in core.release(held, 1.0)] == [3]
+    stage = Stage("p", "d", is_split=True, tiers={})
+    assert stage.ask(10, tier=Tier.BACKGROUND, role=Role.DECODE) == "d"
+    stage.read("d", 0.95)
+    assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(10, tier=Tier.PREMIUM) == "waits"
+    stage.worker("d").kv_usage_fraction = 0.1
+    stage.core.busy[Role.DECODE].keep_only((), 0.0)
+    stage.leave(1)
+    assert list(stage.held) == [3]
 
 
 def test_one_tier_alone_keeps_the_threshold():
     """Nobody else fills the worker, so there is no share to keep; once another's prompt is computed as well."""
-    stage = Stage("a", policy="prefix-cost", slot_tokens=300, tiers=True, activePrefillTokensThreshold=500)
+    stage = Stage("a", policy="prefix-cost", slot_tokens=300, tiers={}, activePrefillTokensThreshold=500)
     assert stage.ask(600) == "a"
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
     assert stage.ask(600, tier=Tier.PREMIUM) == "waits"

@@ -8,16 +8,14 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement import EVENTS, Script, placement
+from placement import EVENTS, Script, Stage, placement
 
-from penstock.api import QueueOrder, Role, RouterConfig, Tier, TiersConfig
+from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
 from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
-from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.retries import Assignment, RefusalReason
+from penstock.router.core.retries import RefusalReason
 from penstock.router.core.tiers import QueueRoom
 from penstock.router.core.waiting import QueueSettings
-from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
 
@@ -187,52 +185,39 @@ def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
     assert room.has_room(flood, settings, 120)
 
 
-def core_of(**tiers):
-    """Return a core with tiers before one aggregated worker that takes one prompt at a time."""
-    config = RouterConfig.model_validate(
-        {"tiers": {"enabled": True, **tiers}, "prefillQueue": {"workerTokens": 1, "maxRequests": 100}}
-    )
-    core = build_router(config, TOGETHER)
-    core.set_workers([WorkerSpec("a", Role.AGGREGATED, "", supervised=True)], 0.0)
-    return core
-
-
-def ask(core, item, tier, now_s=0.0):
-    """Ask for a worker; return the effects."""
-    return core.acquire(item, Role.AGGREGATED, Arrival((), 100, tier=tier), now_s)
+def prompt_by_prompt(**tiers):
+    """Return a core with tiers before one worker that takes one prompt at a time."""
+    return Stage("a", policy="prefix-cost", slot_tokens=1, tiers=tiers, mode="none")
 
 
 def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
     """Retries go on; a shed request is an arrival, and is told when to come back."""
-    core = core_of(shedding={"recoverSeconds": 40})
+    stage = prompt_by_prompt(shedding={"recoverSeconds": 40})
     for at in range(2):
-        core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})
-    (refused,) = ask(core, 1, Tier.BACKGROUND, 11.0)
+        stage.core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})
+    stage.now_s = 11.0
+    refused = stage.ask(tier=Tier.BACKGROUND)
     assert (refused.reason, refused.retry_after_s) == (RefusalReason.SHED, 40)
-    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Assignment)
-    arrival = Arrival((), 100, tier=Tier.BACKGROUND)
-    assert core.acquire(3, Role.AGGREGATED, arrival, 11.0, again=True) == []
-    counts = core.tiers.counts[Tier.BACKGROUND]
+    assert [stage.ask(), stage.ask(tier=Tier.BACKGROUND, again=True)] == ["a", "waits"]
+    counts = stage.core.tiers.counts[Tier.BACKGROUND]
     assert (counts.arrivals, counts.shed, counts.rejected) == (1, 1, 0)
 
 
 def test_requests_that_wait_are_seen_by_the_monitor_each_second():
     """A worker that has stopped yields no first token; the waiting requests tell."""
-    core = core_of()
-    for at in range(31):
-        ask(core, at, Tier.PREMIUM)
-    core.tick(0.1)
-    assert core.tiers.monitor.step == 0
-    core.tick(1.2)
-    assert core.tiers.monitor.step == 1
+    stage = prompt_by_prompt()
+    for _ in range(31):
+        stage.ask(tier=Tier.PREMIUM)
+    for now_s, step in ((0.1, 0), (1.2, 1)):
+        stage.core.tick(now_s)
+        assert stage.core.tiers.monitor.step == step
 
 
 def test_a_request_that_waited_in_vain_has_missed_its_target():
     """It counts as rejected, and against its tier's compliance."""
-    core = core_of()
-    ask(core, 1, Tier.PREMIUM)
-    ask(core, 2, Tier.PREMIUM)
-    (refused,) = core.expire(5.0)
+    stage = prompt_by_prompt()
+    assert [stage.ask(tier=Tier.PREMIUM) for _ in range(2)] == ["a", "waits"]
+    (refused,) = stage.core.expire(5.0)
     assert (refused.item, refused.reason) == (2, RefusalReason.QUEUE_TIMEOUT)
-    assert core.tiers.counts[Tier.PREMIUM].rejected == 1
-    assert core.tiers.monitor.compliance(Tier.PREMIUM, 5.0) == 0
+    tiers = stage.core.tiers
+    assert (tiers.counts[Tier.PREMIUM].rejected, tiers.monitor.compliance(Tier.PREMIUM, 5.0)) == (1, 0)
