@@ -143,10 +143,8 @@ async def test_pages_of_listed_origins_may_call_the_api(harness):
     assert [answer.status for answer in answers] == [200, 400, 200]
     for answer in answers:
         assert answer.headers[b"access-control-allow-origin"] == PAGE[1]
-        assert (answer.headers[b"vary"], answer.headers[b"access-control-expose-headers"]) == (
-            b"Origin",
-            b"x-request-id, retry-after",
-        )
+        assert answer.headers[b"access-control-expose-headers"] == b"x-request-id, retry-after"
+        assert answer.headers[b"vary"] == b"Origin"
 
 
 async def test_preflights_are_answered(harness):

@@ -24,22 +24,13 @@ SPEC = {
     },
     "planner": {"mode": "load", "maxGpuBudget": 6},
 }
+DECODE_GROWS = "decode 1 -> 2: KV 0.95 > 0.90"
 CHANGE = {
     "id": "d000007",
     "at_s": 30.0,
     "roles": {
-        "decode": {
-            "current": 1,
-            "desired": 2,
-            "sentence": "decode 1 -> 2: KV 0.95 > 0.90",
-            "reason": "kv_above",
-        },
-        "prefill": {
-            "current": 1,
-            "desired": 1,
-            "sentence": "prefill 1: the queue is short",
-            "reason": "held",
-        },
+        "decode": {"current": 1, "desired": 2, "sentence": DECODE_GROWS, "reason": "kv_above"},
+        "prefill": {"current": 1, "desired": 1, "sentence": "prefill 1: short queue", "reason": "held"},
     },
 }
 
@@ -101,21 +92,17 @@ async def test_the_state_says_what_fleet_and_planner_do(graph):
     await router.post(max_tokens=2)
     status, state = await state_of(router, sec_fetch_site=b"same-origin")
     assert status == 200
-    assert [(each["role"], each["ready"], each["desired"]) for each in state["pools"]] == [
-        ("prefill", 1, 1),
-        ("decode", 1, 2),
-    ]
+    pools = [(each["role"], each["ready"], each["desired"]) for each in state["pools"]]
+    assert pools == [("prefill", 1, 1), ("decode", 1, 2)]
     assert state["gpus"] == {"used": 3, "budget": 6}
     signals = {each["name"]: each for each in state["signals"]}
     assert (signals["queue"]["down"], signals["queue"]["up"]) == (0.2, 0.5)
-    assert (signals["KV usage of decode"]["value"], signals["KV usage of decode"]["up"]) in {
-        (0.25, 0.9),
-        (None, 0.9),
-    }
+    assert signals["KV usage of decode"]["value"] in {0.25, None}
+    assert signals["KV usage of decode"]["up"] == 0.9
     assert state["planner"]["standing"] == "current"
     assert state["planner"]["next_decision_s"] == 10.0
     (change,) = state["planner"]["changes"]
-    assert (change["sentence"], change["reason"]) == ("decode 1 -> 2: KV 0.95 > 0.90", "kv_above")
+    assert (change["sentence"], change["reason"]) == (DECODE_GROWS, "kv_above")
     assert (state["minute"]["arrivals"], state["minute"]["completed"]) == (1, 1)
     assert await router.metric("penstock_router_requests_total", endpoint="other", code="200") == 0
 
@@ -170,11 +157,8 @@ async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
     _, state = await state_of(router)
     assert (state["planner"]["standing"], state["gpus"]["used"], state["cost"]) == ("off", None, None)
     tiers = {each["tier"]: each for each in state["tiers"]}
-    assert (tiers["standard"]["arrivals"], tiers["premium"]["arrivals"], tiers["standard"]["shed"]) == (
-        1,
-        0,
-        0,
-    )
+    assert (tiers["standard"]["arrivals"], tiers["standard"]["shed"]) == (1, 0)
+    assert tiers["premium"]["arrivals"] == 0
 
 
 def test_history_marks_the_last_quarter_of_an_hour():
@@ -192,20 +176,15 @@ def test_history_marks_the_last_quarter_of_an_hour():
         metrics.itl.observe(0.02, 3)
     series = list(history.points)
     assert (len(series), series[-1]["at_s"] - series[0]["at_s"]) == (180, 895.0)
-    assert (series[-1]["arrivals_per_s"], series[-1]["gpus"], series[-1]["kv_usage_fraction"]) == (
-        2.0,
-        4,
-        None,
-    )
-    assert series[-1]["ttft_in_time"] == pytest.approx(2 / 3)
+    last = series[-1]
+    assert (last["arrivals_per_s"], last["gpus"], last["kv_usage_fraction"]) == (2.0, 4, None)
+    assert last["ttft_in_time"] == pytest.approx(2 / 3)
     minute = history.minute(1201.0)
     assert (minute["arrivals"], minute["itl"]["in_time"]) == (112, 0.0)
     cost = history.cost.to_json(8)
     assert (cost["elapsed_s"], cost["gpu_seconds"]) == (1200.0, 600 * 2 + 600 * 4)
-    assert {name: each["gpu_seconds"] for name, each in cost["fixed"].items()} == {
-        "most": 4800.0,
-        "budget": 9600.0,
-    }
+    fixed = {name: each["gpu_seconds"] for name, each in cost["fixed"].items()}
+    assert fixed == {"most": 4800.0, "budget": 9600.0}
 
 
 def test_complete_answers_have_no_share_in_time():
@@ -267,13 +246,8 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH
 
 def browse(url, *, width, tmp_path):
     """Return the document that a real browser makes of a page."""
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}"]
     command += [f"--window-size={width},900", "--virtual-time-budget=4000", "--dump-dom", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 

@@ -226,7 +226,6 @@ def test_what_follows_usual_events_in_chunks_is_still_read():
     meter.observe(*_framed(b'data: {"error":{"message":"x"}}\n\n'))
     meter.observe(*_framed(DONE))
 
-    assert orjson.loads(sent.removeprefix(b"data: "))["usage"]["prompt_tokens_details"] == {
-        "cached_tokens": 16
-    }
+    found = orjson.loads(sent.removeprefix(b"data: "))["usage"]
+    assert found["prompt_tokens_details"] == {"cached_tokens": 16}
     assert (meter.tokens, meter.has_error, meter.is_done) == (3, True, True)
