@@ -17,18 +17,8 @@ def pytest_asyncio_loop_factories(config, item):
 
 
 @pytest.fixture
-async def harness(no_cover):
+async def harness(no_cover, tmp_path):
     """Fake workers and routers; all stopped at the end. Coverage is off, as these tests run in real time."""
-    harness = Harness()
+    harness = Harness(tmp_path / "llama.json")
     yield harness
     await harness.close()
-
-
-@pytest.fixture
-def write_graph(harness, tmp_path):
-    """Write the workers and routers into one statefile."""
-
-    def write(workers, routers):
-        return harness.write_state(tmp_path / "state.json", workers, routers)
-
-    return write

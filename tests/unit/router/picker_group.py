@@ -20,14 +20,14 @@ def picker_among(routers):
     return found[0] if group_of(found[0])._server.followers >= len(others) else None
 
 
-async def start(harness, write_graph, *workers, count=2, config=None, **settings):
+async def start(harness, *workers, count=2, config=None, **settings):
     """Start routers that know each other; the first is the oldest, so it picks."""
     settings.setdefault("disaggregated", False)
     routers = []
     for _ in range(count):
-        file = write_graph(workers, routers)
+        file = harness.write_state(workers, routers)
         routers.append(await harness.router(config=config or {}, ready=False, statefile=file, **settings))
-        write_graph(workers, routers)
+        harness.write_state(workers, routers)
     await routers[0].until(lambda: picker_among(routers) is routers[0])
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())

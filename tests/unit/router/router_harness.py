@@ -28,7 +28,8 @@ def error_of(answer):
 class Harness:
     """Starts things and stops them all."""
 
-    def __init__(self):
+    def __init__(self, statefile):
+        self.statefile = statefile
         self.client = ConnectionPool()
         self.answers = Answers
         self.token_event = token_event
@@ -80,7 +81,7 @@ class Harness:
             await router.until(lambda: not any(each.health_problem for each in server.core.pool))
         return router
 
-    def write_state(self, path, workers, routers=(), **states):
+    def write_state(self, workers, routers=(), *, path=None, **states):
         """Write a statefile as the local backend would, each with a later mtime; ``states`` are of workers by name."""
         entries = {
             each.name: {"role": each.role, "url": each.url, "state": states.get(each.name, "ready")}
@@ -90,6 +91,7 @@ class Harness:
             f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
             for number, each in enumerate(routers)
         }
+        path = path or self.statefile
         new = path.with_suffix(".new")
         new.write_bytes(orjson.dumps({"arbiter": {"pid": 1}, **entries}))
         mtime = next(self._mtimes)
@@ -97,15 +99,15 @@ class Harness:
         new.replace(path)
         return path
 
-    async def prefilled_without_decode(self, path, **settings):
+    async def prefilled_without_decode(self, **settings):
         """Return router, pair and a request whose prefill ends when the decode worker has gone."""
         prefill, decode = await self.pair()
         finish = prefill.hold()
-        self.write_state(path, [prefill, decode])
-        router = await self.router(statefile=path, disaggregated=True, **settings)
+        self.write_state([prefill, decode])
+        router = await self.router(statefile=self.statefile, disaggregated=True, **settings)
         request = asyncio.create_task(router.post())
         await router.until(lambda: len(prefill.seen) == 1)
-        self.write_state(path, [prefill, decode], **{decode.name: "starting"})
+        self.write_state([prefill, decode], **{decode.name: "starting"})
         await router.until(lambda: not router.server.core.pool.routable(Role.DECODE, 0))
         finish.set()
         return router, [prefill, decode], request

@@ -234,18 +234,17 @@ async def test_decode_workers_are_chosen_by_free_kv(harness):
     assert [len(each.seen) for each in decodes] == [0, 4]
 
 
-async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_path):
+async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness):
     """Real requests that wait for it are served by the other one."""
-    path = tmp_path / "llama.json"
     first, second = [await harness.worker("aggregated") for _ in range(2)]
-    harness.write_state(path, [first])
+    harness.write_state([first])
     router = await harness.router(
-        statefile=path, disaggregated=False, config=config("dualmap", workerTokens=1)
+        statefile=harness.statefile, disaggregated=False, config=config("dualmap", workerTokens=1)
     )
     held = await router.hanging(first, prompt="x" * 400)
     waiting = [asyncio.ensure_future(router.post(prompt="y" * 400)) for _ in range(3)]
     await router.until(lambda: len(router.server.core.entry_queue) == 3)
-    harness.write_state(path, [second])
+    harness.write_state([second])
 
     assert {(await each).status for each in waiting} == {200}
     assert len(second.seen) == 3

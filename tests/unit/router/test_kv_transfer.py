@@ -246,16 +246,16 @@ def _releases(worker):
     return [each.body["kv_transfer_params"] for each in worker.seen if each.body["model"] == REFUSED_MODEL]
 
 
-async def _waiting_for_decode(harness, tmp_path):
+async def _waiting_for_decode(harness):
     """A request that is prefilled and waits, since the only decode worker takes none."""
-    router, pair, request = await harness.prefilled_without_decode(tmp_path / "llama.json")
+    router, pair, request = await harness.prefilled_without_decode()
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
     return router, pair[1], request
 
 
-async def test_a_client_that_leaves_between_prefill_and_decode_frees_the_blocks(harness, tmp_path):
+async def test_a_client_that_leaves_between_prefill_and_decode_frees_the_blocks(harness):
     """A decode worker gets the prompt's parameters in a request that it refuses, which makes it tell prefill."""
-    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    router, decode, request = await _waiting_for_decode(harness)
     decode.script = [_refuse(harness)]
 
     request.cancel()
@@ -307,17 +307,17 @@ async def test_a_decode_worker_that_was_asked_answers_for_the_blocks(harness):
 
 
 @pytest.mark.parametrize("broken", [True, False])
-async def test_a_release_that_fails_is_counted(harness, tmp_path, broken):
+async def test_a_release_that_fails_is_counted(harness, broken):
     """The worker breaks off, or takes the request after all; the lease ends by itself."""
-    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    router, decode, request = await _waiting_for_decode(harness)
     decode.script = [harness.answers.drop() if broken else decode.complete]
     request.cancel()
     await router.until(lambda: router.server.metrics.kv_releases == {"failed": 1})
 
 
-async def test_the_router_waits_for_releases_when_it_stops(harness, tmp_path):
+async def test_the_router_waits_for_releases_when_it_stops(harness):
     """A message under way is not cut off."""
-    router, decode, request = await _waiting_for_decode(harness, tmp_path)
+    router, decode, request = await _waiting_for_decode(harness)
     finish = decode.hold(_refuse(harness))
     request.cancel()
     await router.until(lambda: len(_releases(decode)) == 1)
@@ -328,14 +328,13 @@ async def test_the_router_waits_for_releases_when_it_stops(harness, tmp_path):
     assert router.server.metrics.kv_releases == {"released": 1}
 
 
-async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness, tmp_path):
+async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness):
     """Nobody renewed its lease meanwhile, so decode is not even asked to read it."""
-    path = tmp_path / "llama.json"
-    router, pair, request = await harness.prefilled_without_decode(path)
+    router, pair, request = await harness.prefilled_without_decode()
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
     router.server._transfers._lease_s = 1e-9
     pair[1].script = [_refuse(harness)]
-    harness.write_state(path, pair)
+    harness.write_state(pair)
     assert (await request).status == 200
     assert _releases(pair[1]) == [harness.params]
     assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1

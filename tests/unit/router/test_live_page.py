@@ -67,14 +67,14 @@ async def graph(harness, tmp_path):
 
     async def start(content=None, *, workers=None, **settings):
         workers = workers or await harness.pair()
-        path = harness.write_state(tmp_path / "llama.json", workers)
+        path = harness.write_state(workers)
         state = orjson.loads(path.read_bytes())
         state["arbiter"]["planner_log_dir"] = str(tmp_path)
         path.write_bytes(orjson.dumps(state))
         if content is not None:
             (tmp_path / "state.json").write_bytes(orjson.dumps(content))
         spec = GraphSpec.model_validate(SPEC)
-        return await harness.router(statefile=path, disaggregated=True, graph=spec, **settings)
+        return await harness.router(statefile=harness.statefile, disaggregated=True, graph=spec, **settings)
 
     return start
 

@@ -10,11 +10,11 @@ from penstock.api import Tier
 from penstock.router.policy.busy import BusyThresholds
 
 
-async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness, write_graph):
+async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness):
     """A request is an arrival where it came in; what is in flight is counted once, by the picker."""
     worker = await harness.worker("aggregated")
     gate = worker.hold_stream()
-    one, two = await start(harness, write_graph, worker)
+    one, two = await start(harness, worker)
     response = await two.begun_stream()
     labels = {"worker": worker.name, "role": "aggregated"}
     inflight = "penstock_router_worker_inflight_requests"
@@ -28,11 +28,11 @@ async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness, write_g
     assert await two.metric("penstock_router_picks_total", by="other") == 1
 
 
-async def test_both_stages_and_the_tiers_are_the_pickers(harness, write_graph):
+async def test_both_stages_and_the_tiers_are_the_pickers(harness):
     """Prefill and decode are picked by it, and what became of a request counts for its tier there."""
     pair = await harness.pair()
     config = {"tiers": {"enabled": True}}
-    one, two = await start(harness, write_graph, *pair, disaggregated=True, config=config)
+    one, two = await start(harness, *pair, disaggregated=True, config=config)
     assert (await two.post(stream=True, max_tokens=3)).body.endswith(harness.done)
     for router in (one, two):
         await router.assert_idle()
@@ -44,23 +44,23 @@ async def test_both_stages_and_the_tiers_are_the_pickers(harness, write_graph):
     assert numbers == [(1, 1, 1), (0, 0, 0)]
 
 
-async def test_a_failure_at_a_relay_is_known_to_the_picker(harness, write_graph):
+async def test_a_failure_at_a_relay_is_known_to_the_picker(harness):
     """Its circuit opens by what another router's requests have met, and the retry goes elsewhere."""
     bad, good = await harness.worker("aggregated"), await harness.worker("aggregated")
     bad.otherwise = harness.answers.drop()
     breaker = {"consecutiveFailures": 2, "maxEjectedFraction": 1}
-    one, two = await start(harness, write_graph, bad, good, config={"breaker": breaker})
+    one, two = await start(harness, bad, good, config={"breaker": breaker})
     for number in range(8):
         assert (await two.post(prompt=f"{number} " * 50)).status == 200
     assert one.server.core.pool.get(bad.name).breaker.openings >= 1
     assert not one.server.core.pool.get(good.name).is_failing
 
 
-async def test_a_client_that_leaves_frees_its_place(harness, write_graph):
+async def test_a_client_that_leaves_frees_its_place(harness):
     """While it waits at the picker, and while it runs."""
     worker = await harness.worker("aggregated")
     config = {"prefillQueue": {"workerTokens": 1}}
-    one, two = await start(harness, write_graph, worker, config=config)
+    one, two = await start(harness, worker, config=config)
     running = await two.hanging(worker)
     waiting = asyncio.create_task(two.post())
     await one.until(lambda: one.server.core.entry_queue.waiting == 1)
@@ -69,12 +69,12 @@ async def test_a_client_that_leaves_frees_its_place(harness, write_graph):
 
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
-async def test_a_picker_s_death_costs_other_routers_nothing(harness, write_graph, policy):
+async def test_a_picker_s_death_costs_other_routers_nothing(harness, policy):
     """What runs goes on, what waits is dispatched by the successor, which knows what is in flight."""
     worker = await harness.worker("aggregated")
     gate = worker.hold_stream()
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1}}
-    one, two, three = await start(harness, write_graph, worker, count=3, config=config)
+    one, two, three = await start(harness, worker, count=3, config=config)
     response = await three.begun_stream()
     blocked = worker.hold()
     tasks = [asyncio.create_task(three.post(stream=True)), asyncio.create_task(three.post(max_tokens=2))]
@@ -97,10 +97,10 @@ async def worker_saw(router, worker, count):
 
 
 @pytest.mark.parametrize("came_to", [0, 2])
-async def test_a_successor_knows_where_prompts_were(harness, write_graph, came_to):
+async def test_a_successor_knows_where_prompts_were(harness, came_to):
     """One that came to a third router, or to the dead picker itself, is found at its worker again."""
     workers = [await harness.worker("aggregated") for _ in range(4)]
-    one, two, three = await start(harness, write_graph, *workers, count=3)
+    one, two, three = await start(harness, *workers, count=3)
     prompt = list(range(3000))
     assert (await [one, two, three][came_to].post(prompt=prompt, max_tokens=1)).status == 200
     (first,) = [each for each in workers if each.seen]
@@ -113,11 +113,11 @@ async def test_a_successor_knows_where_prompts_were(harness, write_graph, came_t
     assert len(first.seen) == 2
 
 
-async def test_a_router_that_stops_hands_on_at_once(harness, write_graph):
+async def test_a_router_that_stops_hands_on_at_once(harness):
     """Its own stream goes on; the next request is picked by the other."""
     worker = await harness.worker("aggregated")
     gate = worker.hold_stream()
-    one, two = await start(harness, write_graph, worker)
+    one, two = await start(harness, worker)
     response = await one.begun_stream()
     closing = asyncio.create_task(one.server.close())
     await two.until(lambda: group_of(two).is_picker)
@@ -180,14 +180,13 @@ async def wired(harness, tmp_path, worker):
     """Start three routers that hear each other by wires of their own; return the picker, the others, and the wires of each pair."""
     routers, wires = [], {}
     for number in range(3):
-        file = harness.write_state(tmp_path / f"{number}.json", [worker])
+        file = harness.write_state([worker], path=tmp_path / f"{number}.json")
         routers.append(await harness.router(disaggregated=False, ready=False, statefile=file))
     for number, one in enumerate(routers):
         others = [other for other in routers if other is not one]
         wires |= {(one, other): await Wire(other).start(harness) for other in others}
-        harness.write_state(
-            tmp_path / f"{number}.json", [worker], [one, *(wires[one, other] for other in others)]
-        )
+        heard = [wires[one, other] for other in others]
+        harness.write_state([worker], [one, *heard], path=tmp_path / f"{number}.json")
     await routers[0].until(lambda: picker_among(routers))
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())
@@ -229,13 +228,13 @@ async def test_a_picker_that_is_cut_off_costs_no_stream_and_less_than_two_second
     assert len(worker.seen) == 6
 
 
-async def test_routers_without_a_secret_pick_each_for_itself(harness, write_graph):
+async def test_routers_without_a_secret_pick_each_for_itself(harness):
     """A client could be taken for the other one."""
     worker = await harness.worker("aggregated")
-    file = write_graph([worker], [])
+    file = harness.write_state([worker], [])
     options = {"disaggregated": False, "ready": False, "statefile": file, "graph_secret": b""}
     routers = [await harness.router(**options) for _ in range(2)]
-    write_graph([worker], routers)
+    harness.write_state([worker], routers)
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())
         await router.until(lambda router=router: len(router.server.context.discovery.routers) == 2)
@@ -244,12 +243,12 @@ async def test_routers_without_a_secret_pick_each_for_itself(harness, write_grap
 
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "dualmap"])
-async def test_a_router_rejects_for_what_another_has_sent(harness, write_graph, policy):
+async def test_a_router_rejects_for_what_another_has_sent(harness, policy):
     """1,200 tokens by one router are above 1,000: all reject, until they are computed."""
     worker = await harness.worker("aggregated")
     gate = worker.hold()
     admission = {"mode": "token-capacity", "activePrefillTokensThreshold": 1000}
-    one, two = await start(harness, write_graph, worker, config={"policy": policy, "admission": admission})
+    one, two = await start(harness, worker, config={"policy": policy, "admission": admission})
     task = asyncio.ensure_future(two.post(prompt=[1] * 1200, stream=True))
     await worker_saw(one, worker, 1)
     assert [(await each.post(max_tokens=1)).status for each in (one, two)] == [503, 503]
@@ -280,11 +279,11 @@ async def set_threshold(router, **body):
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, write_graph, asked):
+async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, asked):
     """Whichever is asked, both show them and both reject by them, the picker included."""
     worker = await harness.worker("aggregated")
     worker.kv_usage = "0.9"
-    routers = await start(harness, write_graph, worker)
+    routers = await start(harness, worker)
     await set_threshold(routers[asked], active_decode_blocks_threshold=0.5)
     for router in routers:
         await until_thresholds(router, 0.5, None)
@@ -297,15 +296,15 @@ async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, write_gr
         assert (await router.post(max_tokens=1)).status == 200
 
 
-async def test_thresholds_outlive_the_router_that_was_asked(harness, write_graph, tmp_path):
+async def test_thresholds_outlive_the_router_that_was_asked(harness):
     """The survivor has them, and a router that joins has them before its first request."""
     worker = await harness.worker("aggregated")
-    one, two = await start(harness, write_graph, worker)
+    one, two = await start(harness, worker)
     await set_threshold(one, active_prefill_tokens_threshold=700)
     await until_thresholds(two, None, 700)
     await one.server.close()
 
-    options = {"disaggregated": False, "ready": False, "statefile": tmp_path / "state.json"}
+    options = {"disaggregated": False, "ready": False, "statefile": harness.statefile}
     joined = await harness.router(**options)
 
     assert await thresholds_of(two) == (None, 700)

@@ -66,11 +66,11 @@ class FakePicker:
                     self.follows.append(message)
 
 
-async def under_a_fake(harness, write_graph, worker):
+async def under_a_fake(harness, worker):
     """Start a router that follows a fake picker."""
     fake = await FakePicker().start()
     harness._closers.append(fake.close)
-    file = write_graph([worker], [fake])
+    file = harness.write_state([worker], [fake])
     router = await harness.router(disaggregated=False, ready=False, statefile=file)
     fake.follows_from = (group_of(router).instance,)
     await router.until(lambda: fake.follows)
@@ -80,10 +80,10 @@ async def under_a_fake(harness, write_graph, worker):
     return fake, router
 
 
-async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harness, write_graph):
+async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harness):
     """Its connection stays open, as of a stopped process: the router picks by itself, and drops what comes late."""
     worker = await harness.worker("aggregated")
-    fake, router = await under_a_fake(harness, write_graph, worker)
+    fake, router = await under_a_fake(harness, worker)
     fake.is_silent = True
     elapsed = stopwatch(router)
     assert (await router.post()).status == 200
@@ -94,10 +94,10 @@ async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harne
     assert len(worker.seen) == 2
 
 
-async def test_a_word_of_an_older_term_is_dropped(harness, write_graph):
+async def test_a_word_of_an_older_term_is_dropped(harness):
     """Only that of the term that is followed counts."""
     worker = await harness.worker("aggregated")
-    fake, router = await under_a_fake(harness, write_graph, worker)
+    fake, router = await under_a_fake(harness, worker)
     task = asyncio.create_task(router.post())
     await router.until(lambda: fake.asked)
     number = fake.asked[0].number
@@ -113,10 +113,10 @@ async def test_a_word_of_an_older_term_is_dropped(harness, write_graph):
     assert len(worker.seen) == 1
 
 
-async def test_a_worker_that_a_router_does_not_know_is_asked_for_again(harness, write_graph):
+async def test_a_worker_that_a_router_does_not_know_is_asked_for_again(harness):
     """The picker's discovery may be ahead of this router's."""
     worker = await harness.worker("aggregated")
-    fake, router = await under_a_fake(harness, write_graph, worker)
+    fake, router = await under_a_fake(harness, worker)
     task = asyncio.create_task(router.post())
     await router.until(lambda: fake.asked)
     fake.say(wire.Go(fake.term, fake.asked[0].number, "nobody knows it", 0.0, "ahead"))
@@ -140,9 +140,9 @@ def follows(router):
     return frames([wire.Follow(group._term, group.instance, "relay", 1.0)])
 
 
-async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):
+async def test_only_a_router_of_the_graph_is_let_in(harness):
     """A wrong secret or none is a 403."""
-    (router,) = await start(harness, write_graph, await harness.worker("aggregated"), count=1)
+    (router,) = await start(harness, await harness.worker("aggregated"), count=1)
     for secret in (b"", b"x-penstock-graph-secret: guessed\r\n"):
         status, _, writer = await connect(router, secret=secret)
         assert status == 403
@@ -170,9 +170,9 @@ async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):
     ],
     ids=["a frame too long", "another protocol", "asked twice", "keys cut off"],
 )
-async def test_what_breaks_the_protocol_ends_the_connection_alone(harness, write_graph, data):
+async def test_what_breaks_the_protocol_ends_the_connection_alone(harness, data):
     """The router lives, and serves."""
-    (router,) = await start(harness, write_graph, await harness.worker("aggregated"), count=1)
+    (router,) = await start(harness, await harness.worker("aggregated"), count=1)
     name, value = harness.as_router
     status, reader, writer = await connect(router, secret=name + b": " + value + b"\r\n")
     assert status == 101
@@ -184,10 +184,10 @@ async def test_what_breaks_the_protocol_ends_the_connection_alone(harness, write
     assert (await router.post()).status == 200
 
 
-async def test_what_a_relay_holds_ends_with_its_connection(harness, write_graph):
+async def test_what_a_relay_holds_ends_with_its_connection(harness):
     """Neither waits nor weighs any more; before it follows, nothing that it says counts."""
     worker = await harness.worker("aggregated")
-    (router,) = await start(harness, write_graph, worker, count=1)
+    (router,) = await start(harness, worker, count=1)
     name, value = harness.as_router
     _, _, writer = await connect(router, secret=name + b": " + value + b"\r\n")
     prompt = prompt_of(Arrival((), 300))

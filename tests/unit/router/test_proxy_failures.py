@@ -188,11 +188,10 @@ async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
     assert (await router.workers())[worker.name]["state"] == "ready"
 
 
-async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
+async def test_without_workers_requests_are_refused_at_once(harness):
     """503 with Retry-After, and /ready tells why."""
-    path = tmp_path / "llama.json"
-    path.write_text("{}")
-    router = await harness.router(statefile=path, ready=False)
+    harness.statefile.write_text("{}")
+    router = await harness.router(statefile=harness.statefile, ready=False)
 
     answer = await router.post()
     ready = await router.get("/ready")

@@ -17,36 +17,35 @@ from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 
 
-async def _starting(harness, path, role):
+async def _starting(harness, role):
     """A router by whose statefile the only worker of ``role`` is being started.
 
     Returns:
         The router, and both its workers, prefill first.
     """
     pair = await harness.pair()
-    harness.write_state(path, pair, **{each.name: "starting" for each in pair if each.role == role})
-    return await harness.router(statefile=path, disaggregated=True, ready=False), pair
+    harness.write_state(pair, **{each.name: "starting" for each in pair if each.role == role})
+    return await harness.router(statefile=harness.statefile, disaggregated=True, ready=False), pair
 
 
-async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
+async def test_workers_come_and_go_with_the_statefile(harness):
     """A worker added to the file is routed to within a poll, and one taken out is not."""
-    path = tmp_path / "llama.json"
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    harness.write_state(path, [first])
-    router = await harness.router(statefile=path, disaggregated=False)
+    harness.write_state([first])
+    router = await harness.router(statefile=harness.statefile, disaggregated=False)
     assert (await router.post()).status == 200
 
-    harness.write_state(path, [first, second], **{first.name: "draining"})
+    harness.write_state([first, second], **{first.name: "draining"})
     await router.until(lambda: router.server.core.pool.get(second.name) is not None)
     assert (await router.post()).status == 200
     shown = await router.workers()
 
     assert (len(first.seen), len(second.seen)) == (1, 1)
     assert (shown[first.name]["state"], shown[second.name]["state"]) == ("draining", "ready")
-    path.write_text("{ half a fi")
+    harness.statefile.write_text("{ half a fi")
     await asyncio.sleep(0.15)
     assert (await router.post()).status == 200
-    harness.write_state(path, [second])
+    harness.write_state([second])
     await router.until(lambda: router.server.core.pool.get(first.name) is None)
 
 
@@ -60,16 +59,15 @@ async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
         ("decode", ["a", "b"], Role.DECODE),
     ],
 )
-async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path, role, prompt, queue):
+async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, role, prompt, queue):
     """The statefile says that somebody starts it: the request is held before any worker, then served."""
-    path = tmp_path / "llama.json"
-    router, pair = await _starting(harness, path, role)
+    router, pair = await _starting(harness, role)
     request = asyncio.create_task(router.post(prompt=prompt))
     await router.until(lambda: len(router.server.core.queues[queue]) == 1)
     assert (await router.get("/ready")).status == 503
     assert [each.seen for each in pair] == [[], []]
 
-    harness.write_state(path, pair)
+    harness.write_state(pair)
 
     assert (await request).status == 200
     assert (await router.get("/ready")).status == 200
@@ -146,20 +144,20 @@ UNREACHABLE = {
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-async def test_requests_at_a_worker_that_answers_nothing_end(harness, tmp_path, has_left):
+async def test_requests_at_a_worker_that_answers_nothing_end(harness, has_left):
     """What had no byte yet is tried elsewhere whatever the budget, a stream is broken; so too once its pod is gone."""
     lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
     lost.hold_stream()
     lost.otherwise = harness.answers.hang()
-    path = harness.write_state(tmp_path / "llama.json", [lost])
+    harness.write_state([lost])
     config = {"health": UNREACHABLE, "retries": {"budgetFraction": 0, "minPerSecond": 0}}
-    router = await harness.router(statefile=path, disaggregated=False, config=config)
+    router = await harness.router(statefile=harness.statefile, disaggregated=False, config=config)
     stream = await router.begun_stream()
     requests = [asyncio.create_task(router.post()) for _ in range(3)]
     await router.until(lambda: len(lost.seen) == 4)
 
     lost.health_status = None
-    harness.write_state(path, [well] if has_left else [lost, well])
+    harness.write_state([well] if has_left else [lost, well])
 
     assert [(await each).status for each in requests] == [200] * 3
     assert b"broke off" in await router.broken(stream)
@@ -348,28 +346,26 @@ def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):
         AccessLog.open(str(tmp_path / "none" / "access.log"))
 
 
-async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness, tmp_path):
+async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness):
     """The request waits with its prefill done, which is not computed twice if its lease still holds."""
-    path = tmp_path / "llama.json"
-    router, pair, request = await harness.prefilled_without_decode(path)
+    router, pair, request = await harness.prefilled_without_decode()
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
 
-    harness.write_state(path, pair)
+    harness.write_state(pair)
 
     assert (await request).status == 200
     assert [len(each.seen) for each in pair] == [1, 1]
 
 
-async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_without_one(harness, tmp_path):
+async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_without_one(harness):
     """Nobody renews the lease here, so the request goes back to the first queue, and is prefilled again in the end."""
-    path = tmp_path / "llama.json"
-    router, pair, request = await harness.prefilled_without_decode(path, lease_s=0.5)
+    router, pair, request = await harness.prefilled_without_decode(lease_s=0.5)
     await router.until(lambda: len(router.server.core.entry_queue) == 1)
     assert len(router.server.core.queues[Role.DECODE]) == 0
     # Its blocks were given back: the decode worker is asked to tell so, which it still can.
     await router.until(lambda: [each.body["model"] for each in pair[1].seen] == [REFUSED_MODEL])
 
-    harness.write_state(path, pair)
+    harness.write_state(pair)
 
     assert (await request).status == 200
     assert [each.body.get("max_tokens") for each in pair[0].seen] == [1, 1]
@@ -377,12 +373,10 @@ async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_with
     assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 0
 
 
-async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_over(harness, tmp_path):
+async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_over(harness):
     """With the time to come back, and counted as a queue time-out."""
     config = {"retries": {"maxPerRequest": 0}}
-    router, _, request = await harness.prefilled_without_decode(
-        tmp_path / "llama.json", lease_s=0.5, config=config
-    )
+    router, _, request = await harness.prefilled_without_decode(lease_s=0.5, config=config)
     refused = await request
     assert (refused.status, orjson.loads(refused.body)["error"]["code"]) == (503, "queue_timeout")
     assert b"retry-after" in refused.headers

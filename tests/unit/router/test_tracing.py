@@ -141,12 +141,12 @@ async def test_failures_are_recorded_where_they_happen(harness, collector):
     assert (root["status"]["code"], attributes(root)["error.type"]) == (2, "upstream_broken")
 
 
-async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collector, tmp_path):
+async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collector):
     """The wait is shown as what failed."""
-    path = harness.write_state(tmp_path / "llama.json", [])
+    harness.write_state([])
     config = {"prefillQueue": {"maxWaitSeconds": 0.2}}
     options = {"disaggregated": False, "ready": False, "config": config, "tracing": opened()}
-    router = await harness.router(statefile=path, **options)
+    router = await harness.router(statefile=harness.statefile, **options)
     assert (await router.post()).status == 503
     await router.server.close()
     assert collector.named() == ["POST /v1/completions", "queue"]
