@@ -173,9 +173,7 @@ def config(policy, **queue):
 @pytest.mark.parametrize("policy", PLACING)
 async def test_prefills_of_one_prefix_meet(harness, policy):
     """Disaggregated: one prefill worker sees all prompts of a prefix, and both stages are counted out."""
-    prefills = [await harness.worker("prefill") for _ in range(4)]
-    decode = await harness.worker("decode")
-    router = await harness.router(*prefills, decode, config=config(policy))
+    *prefills, decode, router = await harness.served(*["prefill"] * 4, "decode", config=config(policy))
     prompt = "shared " * 1000
     for number in range(6):
         assert (await router.post(prompt=f"{prompt}{number}")).status == 200
@@ -186,8 +184,8 @@ async def test_prefills_of_one_prefix_meet(harness, policy):
 
 async def test_a_session_stays_where_it_began(harness):
     """Equal values of the header named in the graph keep to one worker, whatever their prompts."""
-    workers = [await harness.worker("aggregated") for _ in range(4)]
-    router = await harness.router(*workers, config={"policy": "min-ttft", "sessionHeader": "X-Session"})
+    sessions = {"policy": "min-ttft", "sessionHeader": "X-Session"}
+    *workers, router = await harness.served(*["aggregated"] * 4, config=sessions)
     for number in range(12):
         session = b"one" if number % 2 else b"other"
         headers = ((b"content-type", b"application/json"), (b"x-session", session))

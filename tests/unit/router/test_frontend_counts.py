@@ -37,10 +37,9 @@ async def _counts(router):
 @pytest.mark.parametrize("policy", ["dualmap", "least-loaded"])
 async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness, policy):
     """One runs, one waits, one is refused; then both are answered. Prompts of 10 tokens; the worker says 40, 16 cached."""
-    prefill, decode = await harness.pair()
-    hold = prefill.hold()
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
-    router = await harness.router(prefill, decode, config=config)
+    prefill, _, router = await harness.served("prefill", "decode", config=config)
+    hold = prefill.hold()
     first = asyncio.create_task(router.post(prompt="x" * 40, max_tokens=3))
     await router.until(lambda: prefill.seen)
     second = asyncio.create_task(router.post(prompt="y" * 40, max_tokens=3))
@@ -72,9 +71,8 @@ async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness,
 
 async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(harness):
     """Of a prompt seen before nearly nothing is new; it arrives in full all the same."""
-    prefill, decode = await harness.pair()
+    prefill, _, router = await harness.served("prefill", "decode", config={"policy": "dualmap"})
     prefill.cached_tokens = None
-    router = await harness.router(prefill, decode, config={"policy": "dualmap"})
     prompt = "a long prompt " * 2000
 
     for _ in range(2):

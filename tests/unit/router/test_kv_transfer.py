@@ -43,9 +43,8 @@ async def test_each_stage_gets_its_request(harness):
 
 async def test_streams_pass_untouched_but_for_usage(harness):
     """Every event is the worker's, byte for byte; the usage event carries the prefill's count."""
-    prefill, decode = await harness.pair()
+    prefill, decode, router = await harness.served("prefill", "decode")
     prefill.cached_tokens, decode.cached_tokens = 32, 39
-    router = await harness.router(prefill, decode)
 
     stream = await router.stream(max_tokens=4, stream_options={"include_usage": True})
     body = await stream.read(limit_bytes=10_000)
@@ -77,11 +76,10 @@ async def test_tokens_leave_as_they_come(harness):
 
 async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
     """Its one token ended the text, say; decode gets the client's bytes and keeps its own usage."""
-    prefill, decode = await harness.pair()
+    prefill, decode, router = await harness.served("prefill", "decode")
     empty = orjson.dumps({"choices": [], "usage": prefill.usage(1), "kv_transfer_params": None})
     prefill.script = [harness.answers.status(200, empty)]
     decode.cached_tokens = 8
-    router = await harness.router(prefill, decode)
 
     answer = orjson.loads((await router.post()).body)
 
@@ -279,9 +277,7 @@ async def test_a_request_that_every_decode_worker_refuses_is_released(harness):
 
 async def test_a_worker_that_runs_something_is_told_before_an_idle_one(harness):
     """Its next step sends the message on; an idle vLLM that never met the prefill worker has none."""
-    prefill, first = await harness.pair()
-    second = await harness.worker("decode")
-    router = await harness.router(prefill, first, second)
+    _, first, second, router = await harness.served("prefill", "decode", "decode")
     running = await router.hanging(first, second)
     busy, idle = (first, second) if first.seen else (second, first)
     full = harness.answers.status(503, AT_CAPACITY)

@@ -34,11 +34,11 @@ async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
 )
 async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent, seen):
     """On the same worker where there is no other."""
-    workers = await harness.pair() if stage != "aggregated" else [await harness.worker(stage)]
+    roles = ["aggregated"] if stage == "aggregated" else ["prefill", "decode"]
+    *workers, router = await harness.served(*roles)
     (broken,) = (each for each in workers if each.role == stage)
     data = [sent] if sent else []
     broken.script = [harness.answers.drop() if sent is None else harness.answers.stream(*data, broken=True)]
-    router = await harness.router(*workers)
 
     answer = await router.post(stream=sent == b"")
 
@@ -112,10 +112,9 @@ async def test_retries_end(harness):
 )
 async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
     """Silent workers are not waited for a third time; a request's total limit leaves nothing to try again."""
-    workers = [await harness.worker("aggregated") for _ in range(3)]
+    *workers, router = await harness.served(*["aggregated"] * 3, config={"limits": limits})
     for worker in workers:
         worker.otherwise = harness.answers.hang()
-    router = await harness.router(*workers, config={"limits": limits})
 
     answer = await router.post()
 

@@ -75,9 +75,9 @@ async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, role,
 
 async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
     """The answer tells what is still under way; undrain takes it back."""
-    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+    round_robin = {"policy": "round-robin"}
+    first, second, router = await harness.served("aggregated", "aggregated", config=round_robin)
     end = first.hold_stream()
-    router = await harness.router(first, second, config={"policy": "round-robin"})
     stream = await router.begun_stream()
 
     answer = await harness.client.request("POST", f"{router.url}/workers/{first.name}/drain")
@@ -195,8 +195,7 @@ async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
 
 async def test_a_role_without_any_worker_has_a_zero(harness):
     """Its alert reads a series; one that vanishes with the last worker alarms no one."""
-    prefill, decode = await harness.worker("prefill"), await harness.worker("decode")
-    router = await harness.router(prefill, decode)
+    *_, router = await harness.served("prefill", "decode")
     router.server.admission.set_workers(
         [each.spec for each in router.server.core.pool if each.spec.role is Role.PREFILL]
     )

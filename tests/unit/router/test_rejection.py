@@ -142,9 +142,8 @@ async def test_thresholds_are_the_administrators(harness, settings, headers, rea
 @pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode")])
 async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
     """The next one answers; neither the retry budget nor the worker's circuit pays for it."""
-    workers = [await harness.worker(role) for role in roles]
     retries = {"retries": {"maxPerRequest": 0, "budgetFraction": 0, "minPerSecond": 0}}
-    router = await harness.router(*workers, config=retries)
+    *workers, router = await harness.served(*roles, config=retries)
     assert (await router.post(max_tokens=1)).status == 200
     preferred = next(each for each in reversed(workers) if each.seen)
     preferred.seen.clear()
@@ -159,10 +158,9 @@ async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
 
 async def test_all_workers_at_capacity_reject(harness):
     """Each is asked once; the client gets the document's answer, and the request counts as refused."""
-    workers = [await harness.worker("aggregated") for _ in range(3)]
+    *workers, router = await harness.served(*["aggregated"] * 3)
     for worker in workers:
         worker.otherwise = harness.answers.status(503, AT_CAPACITY)
-    router = await harness.router(*workers)
     answer = await router.post(max_tokens=1)
     assert (answer.status, orjson.loads(answer.body)["type"]) == (503, "service_unavailable")
     assert answer.headers[b"retry-after"] == b"1"

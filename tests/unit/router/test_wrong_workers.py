@@ -119,13 +119,11 @@ async def test_whole_answers_and_prefix_policies_lose_nothing_either(harness, ki
 
 async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     """A request that two workers answer by 500 is the request's fault: others are served, and it is counted apart."""
-    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-
-    boom = b'{"error":{"message":"boom","type":"InternalServerError","code":500}}'
-    for each in (first, second):
-        each.otherwise = _failing(each, boom, lambda body: "best_of" in body)
     config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
-    router = await harness.router(first, second, config=config)
+    *workers, router = await harness.served("aggregated", "aggregated", config=config)
+    boom = b'{"error":{"message":"boom","type":"InternalServerError","code":500}}'
+    for each in workers:
+        each.otherwise = _failing(each, boom, lambda body: "best_of" in body)
 
     for _ in range(4):
         poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(20)))
@@ -182,8 +180,8 @@ async def test_errors_have_one_shape(harness, status, body, expected, message):
 
 async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
     """Of the two ends of a lost KV transfer, the one that other transfers have reached since is sound."""
-    bad, good = await harness.worker("prefill"), await harness.worker("prefill")
-    decodes = [await harness.worker("decode") for _ in range(2)]
+    roles = ("prefill", "prefill", "decode", "decode")
+    bad, good, *decodes, router = await harness.served(*roles, config={"policy": "least-loaded"})
 
     async def prefill_badly(request, responder):
         params = {**harness.params, "remote_engine_id": "bad"}
@@ -194,7 +192,6 @@ async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
         each.otherwise = _failing(
             each, KV_LOST, lambda body: body["kv_transfer_params"]["remote_engine_id"] == "bad"
         )
-    router = await harness.router(bad, good, *decodes, config={"policy": "least-loaded"})
 
     assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
 
@@ -205,12 +202,10 @@ async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
 
 async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
     """A decode worker's 500 after a transfer may be the request's doing: only one that is served later proves more."""
-    workers = [await harness.worker(role) for role in ("prefill", "prefill", "decode", "decode")]
-
+    config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
+    *workers, router = await harness.served("prefill", "prefill", "decode", "decode", config=config)
     for each in workers[2:]:
         each.otherwise = _failing(each, KV_LOST, lambda body: "best_of" in body)
-    config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
-    router = await harness.router(*workers, config=config)
 
     poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(40)))
 
