@@ -9,6 +9,7 @@ from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Refuse
 from penstock.router.core.waiting import QueueSettings
 from penstock.router.core.worker import WorkerSpec
+from penstock.router.policy.prefixes import MAX_BLOCKS
 from penstock.router.policy.registry import StickySessions, make_policy
 from penstock.router.policy.routing_policy import Arrival, WorkerLoad
 
@@ -48,10 +49,13 @@ def compute(queues, item, request, now_s=0.0, end_s=None):
     return worker
 
 
-NUMBERS, CHAINS, TIERS = st.integers(0, 50), st.lists(st.integers(0, 5), max_size=5), st.sampled_from(Tier)
+NUMBERS, TIERS = st.integers(0, 50), st.sampled_from(Tier)
+# Few keys, so that prompts meet; and a prompt as long as any may be.
+CHAINS = st.lists(st.integers(0, 5), max_size=5) | st.just(range(MAX_BLOCKS))
+TOKENS = st.integers(0, 4000) | st.just(1_000_000)
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), CHAINS, st.integers(0, 4000), TIERS, st.sampled_from(["", "a", "b"])),
+        st.tuples(st.just("submit"), CHAINS, TOKENS, TIERS, st.sampled_from(["", "a", "b"])),
         st.tuples(st.just("set"), st.sets(st.sampled_from("abcd")), st.booleans()),
         st.tuples(st.just("fail"), NUMBERS, st.sampled_from("abcd"), TIERS),
         st.tuples(st.sampled_from(["take", "expire", "rebalance", "settings"])),
