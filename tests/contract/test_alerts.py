@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+sys.path.append(str(Path(__file__).parent))
+from test_chart import of_kind, rendered
+
 DATA = Path(__file__).parent / "data" / "alert_cases.yaml"
 CASES = yaml.safe_load(DATA.read_text())
-
-_SPEC = importlib.util.spec_from_file_location("chart_of_alerts", Path(__file__).parent / "test_chart.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-_CHART = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_CHART)
 
 
 def promtool(*arguments, folder):
@@ -34,7 +31,7 @@ def promtool(*arguments, folder):
 def folder(tmp_path_factory):
     """Return a folder with the chart's rules, as installed and without the words for people."""
     made = tmp_path_factory.mktemp("alerts")
-    spec = _CHART.of_kind(_CHART.rendered("everything"), "PrometheusRule")["penstock"]["spec"]
+    spec = of_kind(rendered("everything"), "PrometheusRule")["penstock"]["spec"]
     (made / "installed.yaml").write_text(yaml.safe_dump(spec))
     for group in spec["groups"]:
         for rule in group["rules"]:

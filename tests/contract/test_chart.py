@@ -16,7 +16,8 @@ import yaml
 
 from penstock.core import metric_names
 from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
-from penstock.operator.rbac import RULES
+from penstock.operator.doctor.check import component_of, scope_of
+from penstock.operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "penstock"
@@ -249,6 +250,26 @@ def test_the_operator_gets_exactly_what_it_calls():
     leases = granted.pop(("coordination.k8s.io", "leases"))
     assert leases == {"create", "get", "patch", "update"}
     assert granted == RULES
+
+
+@pytest.mark.parametrize(
+    ("component", "rights"), [("operator", OPERATOR_RIGHTS), ("planner", PLANNER_RIGHTS)]
+)
+def test_the_doctor_asks_for_nothing_that_the_chart_does_not_give(component, rights):
+    """A right that no installation has would be reported as missing everywhere."""
+    asked = {(each.group, each.resource, each.verb) for each in rights}
+    assert asked - rules_of(rendered("default"))[component] == set()
+
+
+def test_the_chart_labels_what_the_doctor_looks_for():
+    """Operator and planner are found by label, and so are their scope and account."""
+    found = of_kind(rendered("cluster-wide"), "Deployment").values()
+    assert sorted(map(component_of, found)) == ["operator", "planner"]
+    assert {scope_of(each) for each in found} == {None}
+    for each in found:
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "penstock"
+        account = each["spec"]["template"]["spec"]["serviceAccountName"]
+        assert account == f"penstock-{component_of(each)}"
 
 
 OPTIONAL = {

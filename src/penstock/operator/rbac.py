@@ -43,7 +43,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 }
 """Verbs by API group and resource."""
 
-_OF_OTHERS: Final = ("leaderworkerset.x-k8s.io", "nvidia.com")
+_OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io", "nvidia.com")
 """Groups that the chart grants only where the cluster knows them."""
 
 
