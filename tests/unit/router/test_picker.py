@@ -78,7 +78,8 @@ async def test_a_picker_s_death_costs_other_routers_nothing(harness, policy):
     response = await three.begun_stream()
     blocked = worker.hold()
     tasks = [asyncio.create_task(three.post(stream=True)), asyncio.create_task(three.post(max_tokens=2))]
-    await worker_saw(two, worker, 2 if policy == "prefix-cost" else 3)
+    count = 2 if policy == "prefix-cost" else 3
+    await two.until(lambda: len(worker.seen) == count)
 
     await cut(one)
     await two.until(lambda: picker_among([two, three]) is two)
@@ -89,11 +90,6 @@ async def test_a_picker_s_death_costs_other_routers_nothing(harness, policy):
 
     assert [answer.status for answer in await asyncio.gather(*tasks)] == [200, 200]
     assert await response.read(limit_bytes=1000) == harness.done
-
-
-async def worker_saw(router, worker, count):
-    """Wait until a worker has had so many requests."""
-    await router.until(lambda: len(worker.seen) == count)
 
 
 @pytest.mark.parametrize("came_to", [0, 2])
@@ -250,7 +246,7 @@ async def test_a_router_rejects_for_what_another_has_sent(harness, policy):
     admission = {"mode": "token-capacity", "activePrefillTokensThreshold": 1000}
     one, two = await start(harness, worker, config={"policy": policy, "admission": admission})
     task = asyncio.ensure_future(two.post(prompt=[1] * 1200, stream=True))
-    await worker_saw(one, worker, 1)
+    await one.until(lambda: worker.seen)
     assert [(await each.post(max_tokens=1)).status for each in (one, two)] == [503, 503]
     gate.set()
     await task
