@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,9 @@ def render(file: Path, **given: Any) -> None:
     if said.kubernetes:
         if layout is not None or said.speed != 1:
             raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
-        _render_objects(graph, service=service, namespace=said.namespace)
+        _check_service(graph, service, graph.spec.services)
+        place = said.namespace or graph.metadata.namespace or "default"
+        click.echo(as_yaml(objects_of(graph, namespace=place, service=service)), nl=False)
         return
     if said.namespace is not None:
         raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
@@ -127,11 +129,8 @@ def render(file: Path, **given: Any) -> None:
         speed=said.speed,
     )
     specs = process_specs(graph, context)
-    if service is not None:
-        known = ", ".join(each.service for each in specs)
-        specs = [each for each in specs if each.service == service]
-        if not specs:
-            raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
+    _check_service(graph, service, (each.service for each in specs))
+    specs = [each for each in specs if service in {None, each.service}]
     described = [_described(each) for each in specs]
     if layout == "json":
         option.echo_json(described)
@@ -141,12 +140,12 @@ def render(file: Path, **given: Any) -> None:
         click.echo("\n\n".join(_as_text(each) for each in specs))
 
 
-def _render_objects(graph: GraphDeployment, *, service: str | None, namespace: str | None) -> None:
-    if service is not None and service not in graph.spec.services:
-        known = ", ".join(graph.spec.services)
-        raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
-    place = namespace or graph.metadata.namespace or "default"
-    click.echo(as_yaml(objects_of(graph, namespace=place, service=service)), nl=False)
+def _check_service(graph: GraphDeployment, service: str | None, known: Iterable[str]) -> None:
+    names = list(known)
+    if service is not None and service not in names:
+        raise ConfigError(
+            f"--service: {service!r} is not in graph {graph.name}; choose one of {', '.join(names)}"
+        )
 
 
 def _described(spec: ProcessSpec) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import yaml
 
 from penstock.api.manifests import load_graph
 from penstock.cli.local import load_command
-from penstock.cli.main import cli, main
+from penstock.cli.main import cli
 from penstock.runtimes import RuntimeContext, filled_argv, process_specs
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
@@ -26,17 +26,12 @@ spec:
 """
 
 
-@pytest.fixture
-def run(capsys):
-    """Run the command line; return exit status, stdout and stderr."""
-
-    def call(*argv):
-        with pytest.raises(SystemExit) as caught:
-            main([str(each) for each in argv])
-        captured = capsys.readouterr()
-        return caught.value.code or 0, captured.out, captured.err
-
-    return call
+@pytest.fixture(name="dgd")
+def deployment_file(tmp_path):
+    """A file with the deployment, which a test may write otherwise."""
+    file = tmp_path / "dgd.yaml"
+    file.write_text(DGD)
+    return file
 
 
 def test_keys_of_another_mode_are_reported(run, tmp_path):
@@ -125,17 +120,18 @@ def test_render_refuses_what_is_not_there(run, arguments, part):
     assert part in err
 
 
-def test_import_prints_manifest_and_list(run, tmp_path):
-    """The manifest goes to stdout, what was not carried to stderr."""
-    file = tmp_path / "dgd.yaml"
-    file.write_text(DGD)
-    status, out, err = run("import", file)
+def test_import_prints_manifest_and_list(run, dgd):
+    """The manifest goes to stdout, what was not carried to stderr; the latter alone fails a strict import."""
+    status, out, err = run("import", dgd)
     assert status == 0
     assert yaml.safe_load(out)["spec"]["services"] == {"worker": {"role": "aggregated"}}
     assert err == (
-        f"{file}: not carried: line 8: spec.services.Worker.dynamoNamespace: "
+        f"{dgd}: not carried: line 8: spec.services.Worker.dynamoNamespace: "
         '"other": is the graph\'s own namespace and name here\n'
     )
+    assert run("import", "--strict", dgd) == (1, out, err)
+    dgd.write_text(DGD.replace("      dynamoNamespace: other\n", ""))
+    assert run("import", "--strict", dgd) == (0, out, "")
 
 
 @pytest.mark.parametrize(
@@ -155,31 +151,20 @@ def test_the_deployments_of_the_docs_import_as_they_say(run, tmp_path, name, los
 
 
 @pytest.mark.parametrize("value", ["y", "N", "1e3", "0o17", "1_000", ".5", "12", "on", "1.0e+5"])
-def test_texts_that_kubectl_would_read_otherwise_are_quoted(run, tmp_path, value):
+def test_texts_that_kubectl_would_read_otherwise_are_quoted(run, dgd, value):
     """PyYAML leaves some of them bare, which kubectl's parser takes for booleans and numbers."""
-    file = tmp_path / "dgd.yaml"
-    file.write_text(DGD.replace("dynamoNamespace: other", f"envs: [{{name: A, value: '{value}'}}]"))
-    status, out, _ = run("import", file)
+    dgd.write_text(DGD.replace("dynamoNamespace: other", f"envs: [{{name: A, value: '{value}'}}]"))
+    status, out, _ = run("import", dgd)
     assert status == 0
     assert f"value: '{value}'" in out
 
 
-def test_strict_import_fails_on_loss(run, tmp_path):
-    """--strict exits 1 if anything was not carried, and 0 if all was."""
-    file = tmp_path / "dgd.yaml"
-    file.write_text(DGD)
-    assert run("import", "--strict", file)[0] == 1
-    file.write_text(DGD.replace("      dynamoNamespace: other\n", ""))
-    assert run("import", "--strict", file)[0] == 0
-
-
-def test_import_writes_a_file(run, tmp_path):
+def test_import_writes_a_file(run, dgd, tmp_path):
     """--output writes what would be printed; a folder that is not there is an error."""
-    file, output = tmp_path / "dgd.yaml", tmp_path / "out.yaml"
-    file.write_text(DGD)
-    assert run("import", file, "--output", output)[:2] == (0, "")
-    assert output.read_text() == run("import", file)[1]
-    status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
+    output = tmp_path / "out.yaml"
+    assert run("import", dgd, "--output", output)[:2] == (0, "")
+    assert output.read_text() == run("import", dgd)[1]
+    status, _, err = run("import", dgd, "-o", tmp_path / "no" / "out.yaml")
     assert status == 2
     assert "out.yaml: cannot be written to: No such file or directory; create its folder" in err
 

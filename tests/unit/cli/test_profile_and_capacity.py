@@ -4,25 +4,10 @@ import json
 
 import pytest
 
-from penstock.cli.main import main
-
 NAME = "h200-llama-3.1-8b-tp1"
 FAMILY = [word for size in (2, 4, 8) for word in ("--profile", f"h100-llama-3.3-70b-tp{size}")]
 TARGETS = ("--isl", "3000", "--osl", "150", "--ttft", "200", "--itl", "20")
 LOAD = (*TARGETS, "--rps", "10")
-
-
-@pytest.fixture
-def run(capfd):
-    """Return a function that runs a command and returns (status, stdout, stderr)."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, arguments)))
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def test_the_four_lines_of_a_latency_profile(run):

@@ -211,10 +211,7 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
         else:
             read_worker_flags(component, spec)
         component.service.update(parts.service_fields(pools))
-        for key, why in _UNUSED.items():
-            found = component.source.at(*key.split("."))
-            if found.peek() is not None:
-                found.note(why)
+        component.source.note_given(_UNUSED)
     if pools:
         spec["nodePools"] = pools
 

@@ -201,9 +201,7 @@ def _read_pod_spec(component: Component, parts: PodParts) -> None:
 def _read_main_container(component: Component, parts: PodParts) -> None:
     main = component.container
     parts.startup_seconds = _startup_seconds(main.peek("startupProbe"))
-    for key, why in _LEFT_OUT.items():
-        if main.peek(key) is not None:
-            main.at(key).note(why)
+    main.note_given(_LEFT_OUT)
     elsewhere = _CARRIED_ELSEWHERE | ({"resources"} if component.is_beta else set())
     for key in [each for each in main.names() if (*main.base, each) not in main.taken]:
         if key == "volumeMounts":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -100,6 +100,13 @@ class ManifestSource:
         self.taken.add(self.base)
         text = shown(self.peek() if value is None else value)
         self.notes.append(Unconverted(dotted(self.base), text, why, self.document.line_of(self.base)))
+
+    def note_given(self, reasons: Mapping[str, str]) -> None:
+        """Report each of these keys that is set, dotted below this part, with its reason."""
+        for key, why in reasons.items():
+            part = self.at(*key.split("."))
+            if part.peek() is not None:
+                part.note(why)
 
     def note_keys(self, why: str) -> None:
         """Report each key of this map that is neither carried nor reported yet."""
