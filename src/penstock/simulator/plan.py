@@ -402,9 +402,17 @@ def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[Poo
             )
         return (PoolSpec(Role.AGGREGATED, options.aggregated or 8, simple),)
     if graph is not None:
+        pools = graph_pools(graph)
+        roles = [pool.role for pool in pools]
+        for role, replicas in given.items():
+            if replicas is not None and role not in roles:
+                raise ConfigError(
+                    f"--{role.value}: {replicas}, but {graph.name} has no {role.value} service; "
+                    f"give {' or '.join(f'--{each.value}' for each in roles)}, or leave it out"
+                )
         return tuple(
             replace(pool, replicas=given[pool.role] or pool.replicas, model=_model(options, pool.model))
-            for pool in graph_pools(graph)
+            for pool in pools
         )
     model = _model(options, ProfiledModel(DEFAULT_PROFILE))
     if options.aggregated is not None:

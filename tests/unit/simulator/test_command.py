@@ -1,5 +1,7 @@
 """`penstock simulate` end to end, and what it refuses."""
 
+from pathlib import Path
+
 import orjson
 import pytest
 from click.testing import CliRunner
@@ -9,6 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide import policy as registry
 
 FAST = ("--limit", "60", "--jobs", "1")
+SAMPLES = Path(__file__).resolve().parents[3] / "manifests" / "samples"
+SPLIT, ONE_POOL = (str(SAMPLES / f"{name}.yaml") for name in ("disaggregated", "aggregated"))
 
 
 def run(*arguments):
@@ -113,6 +117,11 @@ def test_tiers_and_goodput_have_tables_of_their_own():
         (("--policy", "fastest"), "--policy fastest: choose from"),
         (("--aggregated", "2", "--prefill", "1"), "--aggregated: excludes"),
         (("--profile", "dualmap-7b", "--decode", "1"), "only prefills"),
+        (
+            ("--manifest", SPLIT, "--aggregated", "7"),
+            "--aggregated: 7, but llama has no aggregated service; give",
+        ),
+        (("--manifest", ONE_POOL, "--decode", "7"), "--decode: 7, but .* give --aggregated, or leave it out"),
         (("--resize", "soon"), "--resize soon: must be SECONDS:ROLE=REPLICAS"),
         (("--fail", "x:y"), r"--fail x:y: must be SECONDS\[-BACK\]:WORKER"),
         (("--fault", "rain:1-2"), "--fault rain:1-2: must be KIND:FROM-TO"),
