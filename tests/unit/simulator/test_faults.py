@@ -7,7 +7,9 @@ import pytest
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
+from penstock.planner.decide.policy import policy_names
 from penstock.simulator.baselines import configured
+from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import BudgetChange, Fault, FaultPeriod, Faults, Resize, WorkerFailure
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
@@ -147,19 +149,15 @@ def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):
     assert not restarted
 
 
-def test_every_mode_lives_through_every_fault(split_world):
+@pytest.mark.parametrize("mode", policy_names())
+def test_every_mode_lives_through_every_fault(split_world, mode):
     """Nothing raises, and the budget holds."""
-    from penstock.planner.decide.policy import policy_names
-    from penstock.simulator.oracle_search import foreseen
-
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests
     periods = tuple(FaultPeriod(kind, 10.0 + 10 * i, 25.0 + 10 * i) for i, kind in enumerate(Fault))
     faults = Faults(periods, (33.0,), (BudgetChange(50.0, 4),), node_gpus=5)
-    for mode in policy_names():
-        scenario = split_world(1, 1, max_gpus=6, faults=faults)
-        config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
-        scenario = foreseen(replace(scenario, planner=config), requests)
+    scenario = split_world(1, 1, max_gpus=6, faults=faults)
+    config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
 
-        recording = Simulation(scenario, requests).run()
+    recording = Simulation(foreseen(replace(scenario, planner=config), requests), requests).run()
 
-        assert max(sample.gpus for sample in recording.samples) <= 5
+    assert max(sample.gpus for sample in recording.samples) <= 5
