@@ -114,7 +114,7 @@ class _Backend:
     """Replicas that take time to start and to drain; survives the planner's death.
 
     Attributes:
-        time: ServerContext with the loop.
+        time: Shared with the loop.
         replicas: Wanted ready + starting by role.
         start_s: How long a new replica takes; by default 12 s.
         drain_s: How long one takes to leave.
