@@ -20,6 +20,8 @@ RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; /opt/penstock/bin/pip
     --disable-pip-version-check --require-hashes -r requirements.txt
 COPY pyproject.toml LICENSE README.md ./
 COPY src ./src
+COPY operator ./operator
+COPY planner ./planner
 COPY manifests/samples ./manifests/samples
 RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /dist/*.whl \

@@ -33,21 +33,21 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
 from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
-from penstock.planner.cluster.fleet import last_report, plan_of
-from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
-from penstock.planner.core.state import PlannerSettings
-from penstock.planner.dashboard import Dashboard
-from penstock.planner.figures import Observer, Observers
-from penstock.planner.files import SnapshotWriter
-from penstock.planner.ledger import Ledger
-from penstock.planner.loop import ModelTime, PlannerLoop
-from penstock.planner.metrics import PlannerMetrics
-from penstock.planner.service import boot_id
-from penstock.planner.sources.base import ReadingSource, SourceChain
-from penstock.planner.sources.router import RouterSource, at
-from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
-from penstock.planner.targets.kubernetes import KubernetesTarget
-from penstock.planner.targets.pods import PodFacts
+from penstock_planner.cluster.fleet import last_report, plan_of
+from penstock_planner.cluster.status import PlannerReason, StatusListener, StatusWriter
+from penstock_planner.core.state import PlannerSettings
+from penstock_planner.dashboard import Dashboard
+from penstock_planner.figures import Observer, Observers
+from penstock_planner.files import SnapshotWriter
+from penstock_planner.ledger import Ledger
+from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.metrics import PlannerMetrics
+from penstock_planner.service import boot_id
+from penstock_planner.sources.base import ReadingSource, SourceChain
+from penstock_planner.sources.router import RouterSource, at
+from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
+from penstock_planner.targets.kubernetes import KubernetesTarget
+from penstock_planner.targets.pods import PodFacts
 
 BUDGET = 1.0
 """CPU seconds per second for 200 graphs of 16 workers; the product's bound."""

@@ -13,12 +13,12 @@ from functools import partial
 
 from penstock.api import Role
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import PlannerState
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.policy import policy_names, policy_of
-from penstock.planner.decide.reading import assess
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import PlannerState
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.policy import policy_names, policy_of
+from penstock_planner.decide.reading import assess
 
 ROUNDS = 300
 BUDGET_US = 200.0

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from source import PRODUCT
+
 ROUNDS = 5
 """Chosen: a scrape once a second falls into one window of some 0.1 s, hardly into five."""
 
@@ -101,7 +103,7 @@ def environment(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="penstock-house-") as name:
         folder = Path(name)
         (folder / "probe").mkdir()
-        search = [str(Path(__file__).parent / "probe"), str(root / "src")]
+        search = [str(Path(__file__).parent / "probe"), *(str(root / each) for each in PRODUCT)]
         yield (
             folder,
             {

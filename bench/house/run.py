@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from paths import count_local, count_reconcile
-from source import FILE_LINES, FUNCTION_LINES, SETTINGS, Source
+from source import FILE_LINES, FUNCTION_LINES, PRODUCT, SETTINGS, Source
 
 ROOT = Path(__file__).parents[2]
 BEFORE = Path(__file__).with_name("before.json")
@@ -25,7 +25,7 @@ TABLE = re.compile(r"(?<=<!-- house -->\n).*?(?=\n<!-- /house -->)", re.DOTALL)
 
 def count(root: Path, *, runs: bool) -> dict[str, Any]:
     """Return all counts of a checkout; without ``runs`` only those of its text."""
-    product, tests = Source(root, "src"), Source(root, "tests", "e2e")
+    product, tests = Source(root, *PRODUCT), Source(root, "tests", "e2e")
     found: dict[str, Any] = {
         "lines": product.lines(3),
         "test_lines": Source(root, "tests").lines(3),

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+PRODUCT = ("src", "operator", "planner")
+"""The folders of import packages; each is on the import path of an editable installation."""
+
 SETTINGS = re.compile(r"(Config|Settings|Spec|Options|Plan|Facts)$")
 FILE_LINES = 500
 FUNCTION_LINES = 61
@@ -71,7 +74,7 @@ class Source:
 
     def circles(self) -> list[list[str]]:
         """Return the groups of files that import each other, directly or by way of others."""
-        names = {_module(path, self.root / "src"): path for path in self._paths}
+        names = {_module(path.relative_to(self.root)): path for path in self._paths}
         edges = {
             name: {each for each in _imports(self.trees[path], names) if each != name}
             for name, path in names.items()
@@ -108,8 +111,8 @@ def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
-def _module(path: Path, src: Path) -> str:
-    return ".".join(path.relative_to(src).with_suffix("").parts).removesuffix(".__init__")
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
 
 
 def _imports(tree: ast.Module, names: dict[str, Path]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from workloads import Case
 
-from penstock.planner.decide.config import DecideConfig
 from penstock.simulator.baselines import configured
 from penstock.simulator.observer import Floats, Recording
 from penstock.simulator.oracle import ScheduleTarget
@@ -18,6 +17,7 @@ from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import in_time, measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
+from penstock_planner.decide.config import DecideConfig
 
 BIN_S = 300
 """Chosen: cumulative figures are kept by five minutes."""

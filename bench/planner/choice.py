@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "plugins"))
 
 from workloads import Case, cases
 
-from penstock.planner.decide.policy import policy_names, policy_of
+from penstock_planner.decide.policy import policy_names, policy_of
 
 DATA_VARIABLE = "PENSTOCK_TRACES"
 """Folder of traces that are not packaged; `--data` wins."""

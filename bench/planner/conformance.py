@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent / "plugins"))
 from autoscaler_conformance.run import play
 from autoscaler_conformance.scenarios import SCENARIOS, ConformanceScenario
 
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.policy import policy_names, policy_of
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.policy import policy_names, policy_of
 
 CONFORMABLE = tuple(name for name in policy_names() if name == Mode.SLA or not policy_of(name).needs_profile)
 """Policies that metrics are enough for, or the fluid's own profile; it has no latency profile and no future to know."""

@@ -18,12 +18,12 @@ import orjson
 from cells import Cell, scenario_of
 from workloads import Case, cases
 
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.decision import Memory
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.decision import Memory
 
 FIRST_S = 3600.0
 """Chosen: an hour; from then on a planner knows such a case by itself."""

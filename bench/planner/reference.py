@@ -18,10 +18,10 @@ import orjson
 from cells import Cell, later, run_cell, scenario_of
 from workloads import Case
 
-from penstock.planner.decide.config import Mode
 from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
 from penstock.simulator.oracle_search import search
 from penstock.simulator.workload import prepare
+from penstock_planner.decide.config import Mode
 
 FILE = Path(__file__).with_name("reference.json")
 ORACLES = (Mode.ORACLE.value, Mode.ORACLE_ONE_STEP.value)

@@ -10,7 +10,7 @@ from board import FIXED, ONE_STEP, ORACLE, REFERENCES, TIE, VERDICTS, Board, Row
 from reference import HINDSIGHT
 from workloads import Case
 
-from penstock.planner.decide.config import Mode
+from penstock_planner.decide.config import Mode
 
 PROFILED = Mode.SLA.value
 """The default with a profile and targets."""

@@ -27,9 +27,9 @@ from pictures import draw
 from results import document
 from workloads import Case
 
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.policy import policy_of
 from penstock.simulator.sweep import map_all
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.policy import policy_of
 
 DEFAULT = Mode.ADAPTIVE.value
 """The planner's own default."""

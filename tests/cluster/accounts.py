@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.operator.rbac import PLANNER_RIGHTS, RULES
+from penstock_operator.rbac import PLANNER_RIGHTS, RULES
 
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 _GROUP = "rbac.authorization.k8s.io"

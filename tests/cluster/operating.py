@@ -16,12 +16,12 @@ from apiserver import free_port
 from penstock.core.errors import ClusterError
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, KINDS, POD, SCALING_ADAPTER
-from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.drain import Load
-from penstock.operator.plan.pods import pod_view
-from penstock.operator.queue import RateLimits
-from penstock.operator.service import Operator, OperatorService
-from penstock.operator.settings import OperatorSettings
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.drain import Load
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.queue import RateLimits
+from penstock_operator.service import Operator, OperatorService
+from penstock_operator.settings import OperatorSettings
 
 CHILDREN = {
     "ConfigMap": {"g-router"},

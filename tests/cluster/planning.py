@@ -17,8 +17,8 @@ from penstock.core.http.server import HttpServer
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock.kube.objects.names import PLANNER
-from penstock.planner.cluster.service import ClusterService, run_until_stopped
-from penstock.planner.ledger import read_ledger
+from penstock_planner.cluster.service import ClusterService, run_until_stopped
+from penstock_planner.ledger import read_ledger
 
 INTERVAL_S = 1.0
 """Adjustment interval of every graph."""

@@ -15,8 +15,8 @@ from apiserver import own_address
 from operating import BudgetWatch, Loads, graph, running, until
 
 from penstock.kube.kinds import DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock.operator.plan.drain import Load
-from penstock.operator.plan.pods import pod_view
+from penstock_operator.plan.drain import Load
+from penstock_operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from operating import until
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ClusterError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
 

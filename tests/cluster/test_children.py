@@ -13,8 +13,8 @@ from penstock.cli.graph import as_yaml, objects_of
 from penstock.core.errors import ForbiddenError
 from penstock.kube.kinds import KINDS, LEADER_WORKER_SET
 from penstock.kube.objects.names import OPERATOR
-from penstock.operator.plan.drift import differences, stamped
-from penstock.operator.resources import BuildContext, adapter, children
+from penstock_operator.plan.drift import differences, stamped
+from penstock_operator.resources import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
 

@@ -14,8 +14,8 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
-from penstock.operator.plan.drift import differences, stamped
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.plan.drift import differences, stamped
+from penstock_operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
 

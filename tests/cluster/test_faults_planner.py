@@ -11,7 +11,7 @@ from operating import until
 from planning import is_now
 
 from penstock.kube.kinds import SCALING_ADAPTER
-from penstock.planner.replay import replay
+from penstock_planner.replay import replay
 
 pytestmark = [
     pytest.mark.cluster,

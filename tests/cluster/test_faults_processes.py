@@ -54,7 +54,7 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
     make_node(gpus=16)
     rng = random.Random(5)
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["penstock.operator.service", "penstock.operator.handlers"])
+    server.set_forkserver_preload(["penstock_operator.service", "penstock_operator.handlers"])
     await client.create(graph(namespace), field_manager="test")
     async with BudgetWatch(client, namespace).on() as budget:
         for number in range(KILLS):

@@ -26,7 +26,7 @@ from operating import (
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock.operator.plan.drain import Load
+from penstock_operator.plan.drain import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -17,7 +17,7 @@ from operating import graph, has_round, no_graph, says, set_round, until
 
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE
-from penstock.planner.cluster.service import ClusterService, run_until_stopped
+from penstock_planner.cluster.service import ClusterService, run_until_stopped
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

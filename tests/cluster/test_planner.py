@@ -17,11 +17,11 @@ from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.stamps import seconds
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
-from penstock.planner.cluster.fleet import parse
-from penstock.planner.cluster.watch import Watch
-from penstock.planner.ledger import Ledger
-from penstock.planner.replay import replay
-from penstock.planner.targets.kubernetes import KubernetesTarget
+from penstock_planner.cluster.fleet import parse
+from penstock_planner.cluster.watch import Watch
+from penstock_planner.ledger import Ledger
+from penstock_planner.replay import replay
+from penstock_planner.targets.kubernetes import KubernetesTarget
 
 pytestmark = pytest.mark.cluster
 

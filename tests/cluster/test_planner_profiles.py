@@ -14,11 +14,11 @@ from penstock.api import Role
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
-from penstock.planner.cluster import fleet
-from penstock.planner.cluster.fleet import parse
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.learnt import Learnt, as_json
+from penstock_planner.cluster import fleet
+from penstock_planner.cluster.fleet import parse
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.learnt import Learnt, as_json
 
 pytestmark = pytest.mark.cluster
 

@@ -11,8 +11,8 @@ import yaml
 from penstock.api import GraphDeployment
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.operator.validity import validated
-from penstock.planner.cluster.fleet import parse
+from penstock_operator.validity import validated
+from penstock_planner.cluster.fleet import parse
 
 pytestmark = pytest.mark.cluster
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
-from penstock.operator.doctor.check import component_of, scope_of
-from penstock.operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, RULES
+from penstock_operator.doctor.check import component_of, scope_of
+from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "penstock"

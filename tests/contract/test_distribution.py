@@ -57,6 +57,7 @@ def test_the_image_gets_every_package():
     let_through = set(re.findall(r"^!(\S+)", (_ROOT / ".dockerignore").read_text(), re.MULTILINE))
     build = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     packages = {each.partition("/")[0] for each in build["targets"]["wheel"]["packages"]}
+    assert packages == set(build["dev-mode-dirs"])
 
     assert packages <= copied
     assert packages <= let_through

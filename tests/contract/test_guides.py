@@ -15,9 +15,9 @@ import yaml
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.plugins import registered
-from penstock.planner.decide.reading import Quality, assess
-from penstock.planner.sources.base import Query, Readings
-from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
+from penstock_planner.decide.reading import Quality, assess
+from penstock_planner.sources.base import Query, Readings
+from penstock_planner.sources.frontend import FrontendMetrics, frontend_source
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "manifests" / "samples" / "disaggregated.yaml"

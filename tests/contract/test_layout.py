@@ -1,5 +1,6 @@
 """The house keeps its shape: layers, purity, packages that could shadow others."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,12 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from grimp import build_graph
 
 from penstock.api.engine import PROFILES
 from penstock.engine import profiles
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench/house"))
-from source import Source
+from source import PRODUCT, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,9 +33,43 @@ def test_layers_and_purity_hold():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_src_holds_one_package():
-    """`operator` beside `penstock` on the path would replace the module that half of Python imports."""
-    assert [path.name for path in (ROOT / "src").iterdir()] == ["penstock"]
+def test_the_import_contracts_see_every_module():
+    """Without the inner `__init__.py` of a package they would see none of it, and hold of nothing."""
+    linted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    seen = build_graph(*linted, cache_dir=None).modules
+
+    assert len(seen) == len(modules())
+
+
+def modules() -> list[Path]:
+    """Every Python file of the product."""
+    return [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+
+
+def test_each_folder_of_the_product_holds_one_package():
+    """`operator/__init__.py` would replace the standard library's module, which half of Python imports."""
+    packages = {
+        folder: [path.parent.name for path in (ROOT / folder).glob("*/__init__.py")] for folder in PRODUCT
+    }
+    assert packages == {
+        "src": ["penstock"],
+        "operator": ["penstock_operator"],
+        "planner": ["penstock_planner"],
+    }
+    assert [path for folder in PRODUCT for path in (ROOT / folder).glob("*.py")] == []
+
+
+def test_the_standard_library_keeps_its_operator():
+    """From the repository's root, with every folder of an editable installation on the path."""
+    paths = os.pathsep.join(str(ROOT / folder) for folder in PRODUCT)
+    for environment in ({}, {"PYTHONPATH": paths}, {"PYTHONPATH": f"{ROOT}{os.pathsep}{paths}"}):
+        subprocess.run(
+            [sys.executable, "-c", "import operator; assert operator.add(1, 2) == 3"],
+            cwd=ROOT,
+            env=os.environ | environment,
+            check=True,
+            timeout=60,
+        )
 
 
 @pytest.mark.parametrize("folder", ["tests", "bench"])
@@ -47,18 +83,20 @@ def test_every_measured_package_exists_and_has_a_floor():
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     measured = tool["coverage"]["run"]["source_pkgs"]
 
-    assert [
-        name for name in measured if not list(ROOT.glob(f"src/{name.replace('.', '/')}/__init__.py"))
-    ] == []
+    assert [name for name in measured if not list(ROOT.glob(f"*/{name.replace('.', '/')}/__init__.py"))] == []
     assert set(measured) == set(tool["penstock"]["coverage_floors"])
 
 
 def test_every_folder_of_modules_is_a_package():
     """A folder without `__init__.py` would be left out of the wheel's types and of the import contracts."""
-    folders = {path.parent for path in (ROOT / "src").rglob("*.py")}
+    folders = {path.parent for path in modules()}
 
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
-    assert (ROOT / "src/penstock/py.typed").exists()
+    assert {path.parent.name for path in ROOT.glob("*/*/py.typed")} == {
+        "penstock",
+        "penstock_operator",
+        "penstock_planner",
+    }
 
 
 def test_no_code_asks_for_a_runtime_by_name():
@@ -66,7 +104,7 @@ def test_no_code_asks_for_a_runtime_by_name():
     asked = re.compile(r"""runtime['"\])]*\s*(?:==|!=|is|in)\s.*['"](?:vllm|dynamo|simulated)['"]""")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in (ROOT / "src").rglob("*.py")
+        for path in modules()
         for line in path.read_text(encoding="utf-8").splitlines()
         if asked.search(line)
     ]
@@ -75,7 +113,7 @@ def test_no_code_asks_for_a_runtime_by_name():
 
 def test_no_file_or_function_of_the_product_is_too_long():
     """500 lines a file, 61 a function; `make house` counts the tests', too."""
-    product = Source(ROOT, "src")
+    product = Source(ROOT, *PRODUCT)
 
     assert product.long_files() + product.long_functions() == []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api import GraphDeployment
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.resources import BuildContext, children
 
 sys.path.append(str(Path(__file__).parent))
 from manifest_table import manifest_of

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import PenstockError
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
 from penstock.workload.traces import OnBadRow, load_trace
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 MOONCAKE = b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n' * 3
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0,1,2\n"

@@ -20,7 +20,7 @@ import yaml
 
 from penstock.local.ports import choose_port
 from penstock.local.random_model import RandomModel, write_model
-from penstock.planner.ledger import read_ledger
+from penstock_planner.ledger import read_ledger
 
 ROOT = Path(__file__).parents[2]
 SPEED = 4

@@ -20,7 +20,7 @@ from typing import Any, Self
 import pytest
 
 from penstock.local.ports import unused_port
-from penstock.planner.ledger import read_ledger
+from penstock_planner.ledger import read_ledger
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1

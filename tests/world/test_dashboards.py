@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.operator.metrics import OperatorMetrics
+from penstock_operator.metrics import OperatorMetrics
 
 pytestmark = pytest.mark.timeout(240)
 

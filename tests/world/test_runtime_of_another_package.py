@@ -16,7 +16,7 @@ from penstock.api.rule import Rule
 from penstock.api.runtimes import traits_of
 from penstock.core.errors import InvalidSpecError
 from penstock.core.plugins import registered
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.resources import BuildContext, children
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runtimes.md").read_text()
 

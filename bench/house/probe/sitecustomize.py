@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 
-MARK = "/src/penstock/"
+PACKAGE = re.compile(r"/((?:src|operator|planner)/penstock(?:_operator|_planner)?/.*)")
 IS_FUNCTION = 0x1
 """``CO_OPTIMIZED``: bodies of modules and classes, which run when imported, do not carry it."""
 
@@ -37,7 +38,8 @@ def _follow(folder: Path) -> None:
         except (OSError, ValueError):
             continue
         if current != window:
-            files = sorted({name.partition(MARK)[2] for name in _seen.copy() if MARK in name})
+            found = (PACKAGE.search(name) for name in _seen.copy())
+            files = sorted({each[1] for each in found if each})
             _seen.clear()
             record = {"command": sys.argv, "files": files}
             part = folder / str(window) / f"{os.getpid()}.part"

@@ -16,10 +16,10 @@ from penstock.cli import doctor_local, fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
-from penstock.operator.doctor.facts import Finding, Severity, counts, is_healthy
+from penstock_operator.doctor.facts import Finding, Severity, counts, is_healthy
 
 if TYPE_CHECKING:
-    from penstock.operator.doctor.facts import Facts
+    from penstock_operator.doctor.facts import Facts
 
 _SHOWN = {
     Severity.PROBLEM: ("red", "problem(s)"),
@@ -78,8 +78,8 @@ def doctor(*, as_json: bool, **given: Any) -> None:
 
 def _of_cluster(said: DoctorOptions) -> list[Finding]:
     require_packages("penstock doctor without --local", "kubernetes")
-    from penstock.operator.doctor.check import check  # noqa: PLC0415 - the extra may be absent
-    from penstock.operator.doctor.gather import Scope, gather  # noqa: PLC0415 - the extra may be absent
+    from penstock_operator.doctor.check import check  # noqa: PLC0415 - the extra may be absent
+    from penstock_operator.doctor.gather import Scope, gather  # noqa: PLC0415 - the extra may be absent
 
     async def gather_facts() -> Facts:
         async with said.connection.open() as client:

@@ -25,9 +25,9 @@ from penstock.local.process_log import log_path
 from penstock.local.statefile import ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
-from penstock.operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
-from penstock.planner.core.state import PlannerPhase
 from penstock.runtimes import PLANNER_ROLE
+from penstock_operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock_planner.core.state import PlannerPhase
 
 _COMMAND_CHARACTERS: Final = 120
 

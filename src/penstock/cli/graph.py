@@ -23,9 +23,9 @@ from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
-from penstock.operator.resources import BuildContext, adapter, children
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 from penstock.runtimes.dynamo.importer import import_dgd
+from penstock_operator.resources import BuildContext, adapter, children
 
 _EXIT_INVALID = 2
 

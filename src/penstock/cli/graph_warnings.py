@@ -12,8 +12,8 @@ from pydantic.alias_generators import to_camel
 from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.core.errors import Problem
-from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock.runtimes.build import missing_extras
+from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:

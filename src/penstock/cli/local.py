@@ -32,7 +32,7 @@ from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
 from penstock.local.up import StartedGraph
 from penstock.local.up import up as start_graph
-from penstock.planner.options import FLAGS
+from penstock_planner.options import FLAGS
 
 _PLANNER = "planner_"
 """Before the names of the planner's options among those of `up`."""

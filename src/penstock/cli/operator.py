@@ -11,7 +11,7 @@ from penstock.cli import option
 from penstock.cli.cluster import require_packages
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
-from penstock.operator.settings import OperatorSettings, settings_of
+from penstock_operator.settings import OperatorSettings, settings_of
 
 _SWITCHES = {
     "all_namespaces": "--all-namespaces/--one-namespace",
@@ -49,6 +49,6 @@ def run(*, dry_run: bool, **given: Any) -> None:
         option.echo_json(settings.model_dump(mode="json"))
         return
     require_packages("penstock operator", "kopf", "kubernetes")
-    from penstock.operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
+    from penstock_operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
 
     loop.run(OperatorService(settings).run)

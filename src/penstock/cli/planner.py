@@ -27,19 +27,19 @@ from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
 from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner import decision_input, learnt
-from penstock.planner import explain as explaining
-from penstock.planner import replay as replaying
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.pipeline import decide as decide_once
-from penstock.planner.learnt import LEARNING, start_from
-from penstock.planner.ledger import read_ledger
-from penstock.planner.options import PlannerOptions, join, stated
-from penstock.planner.service import PlannerService, run_until_stopped
-from penstock.planner.sources.prometheus import require_client
+from penstock_planner import decision_input, learnt
+from penstock_planner import explain as explaining
+from penstock_planner import replay as replaying
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.pipeline import decide as decide_once
+from penstock_planner.learnt import LEARNING, start_from
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import PlannerOptions, join, stated
+from penstock_planner.service import PlannerService, run_until_stopped
+from penstock_planner.sources.prometheus import require_client
 
 EXAMPLES = ("load", "sla")
-"""Modes that have an example, a file below ``penstock/planner/examples``."""
+"""Modes that have an example, a file below ``penstock_planner/examples``."""
 UNSCHEDULABLE_S = 15.0
 """Default of --unschedulable-after; seconds."""
 
@@ -104,7 +104,7 @@ def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any
         return
     require_packages("--environment kubernetes", "kubernetes")
     from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
-    from penstock.planner.cluster.service import ClusterService, run_until_stopped  # noqa: PLC0415 - optional extra
+    from penstock_planner.cluster.service import ClusterService, run_until_stopped  # noqa: PLC0415 - optional extra
 
     folder = said.get("log-dir")
     service = ClusterService(
@@ -176,7 +176,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     """
     if example:
         file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
-        folder = resources.files("penstock.planner").joinpath("examples")
+        folder = resources.files("penstock_planner").joinpath("examples")
         click.echo(folder.joinpath(file_name).read_text("utf-8"), nl=False)
         return
     if mode is not None:

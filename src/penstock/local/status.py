@@ -21,8 +21,8 @@ from penstock.local import liveness
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
-from penstock.planner.ledger import FILE_NAME
 from penstock.runtimes import PLANNER_ROLE
+from penstock_planner.ledger import FILE_NAME
 
 
 class LineFollower:

@@ -15,8 +15,8 @@ from penstock.core.local_state import EntryState
 from penstock.local.probes import NoAnswer, Probes, frontend_of
 from penstock.local.statefile import ProcessEntry, ScaleOutcome, StateFile, scale, template
 from penstock.local.store import StateStore
-from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.targets.base import Endpoint, TargetState
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.targets.base import Endpoint, TargetState
 
 _log = logs.get_logger(__name__)
 
@@ -63,7 +63,7 @@ def _is_adjusting(entry: ProcessEntry) -> bool:
 
 
 class LocalTarget:
-    """Implements `penstock.planner.targets.base.Target` on one namespace's statefile."""
+    """Implements `penstock_planner.targets.base.Target` on one namespace's statefile."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store

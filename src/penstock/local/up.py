@@ -29,10 +29,10 @@ from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile, to_json
 from penstock.local.store import FILE_MODE, StateStore, log_root, make_folder
-from penstock.planner.learnt import start_from
-from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
 from penstock.runtimes.build import missing_extras
+from penstock_planner.learnt import start_from
+from penstock_planner.options import join
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 
 from penstock.api import Role
-from penstock.planner.decide.config import Mode
-from penstock.planner.decision_steps import ProfileReading
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.series import COMPARED_S, kept, tokens_around
 from penstock.workload.record import RequestResult
 from penstock.workload.statistics import pooled_gaps
+from penstock_planner.decide.config import Mode
+from penstock_planner.decision_steps import ProfileReading
 
 _HOUR_S = 3600.0
 

@@ -13,13 +13,13 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
-from penstock.planner.core.state import MALFORMED, Record
-from penstock.planner.decide.bounds import existing_gpus
-from penstock.planner.decide.codec import from_plain
-from penstock.planner.decide.config import DecideConfig, config_from
-from penstock.planner.decide.observation import Pull
-from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
-from penstock.planner.ledger import read_ledger
+from penstock_planner.core.state import MALFORMED, Record
+from penstock_planner.decide.bounds import existing_gpus
+from penstock_planner.decide.codec import from_plain
+from penstock_planner.decide.config import DecideConfig, config_from
+from penstock_planner.decide.observation import Pull
+from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
+from penstock_planner.ledger import read_ledger
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""

@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from penstock.api import Role
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Pull
 from penstock.report import series
 from penstock.report.analysis import FACTOR_NAMES
 from penstock.report.drawing import (
@@ -30,6 +28,8 @@ from penstock.report.drawing import (
 )
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Pull
 
 Points = Sequence[tuple[float, float | None]]
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.planner.decide.observation import Pull
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import percentiles
+from penstock_planner.decide.observation import Pull
 
 Floats = NDArray[np.float64]
 

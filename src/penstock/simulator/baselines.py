@@ -11,10 +11,10 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.decide.config import BaselineSettings, DecideConfig
-from penstock.planner.decide.policy import policy_names, policy_of
-from penstock.planner.options import join
 from penstock.simulator.scenario import PoolSpec, ProfiledModel
+from penstock_planner.decide.config import BaselineSettings, DecideConfig
+from penstock_planner.decide.policy import policy_names, policy_of
+from penstock_planner.options import join
 
 
 def configured(

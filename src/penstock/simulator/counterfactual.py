@@ -17,8 +17,6 @@ import numpy as np
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.options import join
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
@@ -29,6 +27,8 @@ from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, graph
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
 from penstock.workload.traces import TraceFormat, TraceRequest
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.options import join
 
 
 def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:

@@ -11,10 +11,10 @@ from enum import StrEnum
 from penstock.api import Role
 from penstock.core.errors import PenstockError
 from penstock.engine.core.request_slots import RequestSlots
-from penstock.planner.decide.observation import PoolCounts
 from penstock.simulator.jobs import Job
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.servers import Server
+from penstock_planner.decide.observation import PoolCounts
 
 
 class BudgetExceededError(PenstockError):

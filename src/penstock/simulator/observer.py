@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api import Role
-from penstock.planner.decide.decision import Action, Decision
 from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.state import SimulationState
+from penstock_planner.decide.decision import Action, Decision
 
 Floats = NDArray[np.float64]
 

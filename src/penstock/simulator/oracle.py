@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from penstock.api import Role
 from penstock.engine import profiles
 from penstock.engine.core.latency import LatencyModel
-from penstock.planner.decide.config import Sizes
 from penstock.simulator.observer import Floats
 from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.config import Sizes
 
 AFTER_S = 600.0
 """Chosen: needs, and so schedules, end this long after the last arrival."""

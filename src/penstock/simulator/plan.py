@@ -11,8 +11,6 @@ from penstock.api import GraphDeployment, QueueOrder, Role, RouterConfig
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.policy import policy_names as planner_names
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config
@@ -37,6 +35,8 @@ from penstock.simulator.scenario import (
 from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, map_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.policy import policy_names as planner_names
 
 
 def _resize(text: str) -> Resize:

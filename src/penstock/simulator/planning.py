@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock.planner.core.planner import Answer, PlannerCore
-from penstock.planner.core.state import (
+from penstock.simulator.fleet import State
+from penstock.simulator.kernel import Order
+from penstock.simulator.scenario import Fault
+from penstock.simulator.state import SimulationState
+from penstock_planner.core.planner import Answer, PlannerCore
+from penstock_planner.core.state import (
     Change,
     Effect,
     Notify,
@@ -20,16 +24,12 @@ from penstock.planner.core.state import (
     RecordDecision,
     Scale,
 )
-from penstock.planner.decide.by_demand import carried, resumed
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision, Memory
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, summarise
-from penstock.planner.decide.reading import Reading, assess
-from penstock.planner.targets.base import TargetState
-from penstock.simulator.fleet import State
-from penstock.simulator.kernel import Order
-from penstock.simulator.scenario import Fault
-from penstock.simulator.state import SimulationState
+from penstock_planner.decide.by_demand import carried, resumed
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, summarise
+from penstock_planner.decide.reading import Reading, assess
+from penstock_planner.targets.base import TargetState
 
 _SOURCE = "simulator"
 _TIMELINE = "simulated"

@@ -15,11 +15,11 @@ from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.profiles import performance
 from penstock.engine.serve.settings import PreemptionFlag
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Memory
 from penstock.router.core.worker import WorkerSize
 from penstock.runtimes.engine_flags import preemption_config
 from penstock.workload.traces import BLOCK_TOKENS
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Memory
 
 MAX_WAITING: Final = 1_000_000
 """Most that a router section allows."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from penstock.planner.decide.config import Mode
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
+from penstock_planner.decide.config import Mode
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from penstock.cli.doctor_local import Gpu, gpu_findings, graph_findings, machine
 from penstock.core.errors import ConfigError
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
-from penstock.operator.doctor.facts import Severity
+from penstock_operator.doctor.facts import Severity
 
 
 def process(name, role, state="ready", **changes):

@@ -10,9 +10,9 @@ import pytest
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import DRAIN_FINALIZER
-from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.service import Operator
-from penstock.operator.settings import OperatorSettings
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.service import Operator
+from penstock_operator.settings import OperatorSettings
 
 KEY = ("ns", "g")
 GATE = {"name": "penstock.dev/gpu-budget"}

@@ -10,8 +10,8 @@ from graph_harness import graph, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
 from penstock.kube.kinds import LEADER_WORKER_SET
-from penstock.operator import cluster as cluster_module
-from penstock.operator.cluster import Cluster
+from penstock_operator import cluster as cluster_module
+from penstock_operator.cluster import Cluster
 
 KEY = ("ns", "g")
 

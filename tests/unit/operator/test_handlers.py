@@ -10,8 +10,8 @@ import yaml
 
 from penstock.core.http.server import HttpServer
 from penstock.kube.client import KubeClient
-from penstock.operator import handlers as handlers_module
-from penstock.operator.handlers import KopfOperator
+from penstock_operator import handlers as handlers_module
+from penstock_operator.handlers import KopfOperator
 
 GROUP = "/apis/penstock.dev/v1alpha1"
 KINDS = {"graphdeployments": "GraphDeployment", "profilerequests": "ProfileRequest"}

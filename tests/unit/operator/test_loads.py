@@ -9,9 +9,9 @@ from graph_harness import Clock
 
 from penstock.core.errors import UpstreamConnectError
 from penstock.core.http.client import Response
-from penstock.operator.loads import MetricsReader
-from penstock.operator.plan.drain import Load
-from penstock.operator.plan.pods import PodView
+from penstock_operator.loads import MetricsReader
+from penstock_operator.plan.drain import Load
+from penstock_operator.plan.pods import PodView
 
 BUSY = (
     b'vllm:num_requests_running{e="0"} 2\nvllm:num_requests_running{e="1"} 1\nvllm:num_requests_waiting 4\n'

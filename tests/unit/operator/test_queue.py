@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ClusterError
-from penstock.operator.queue import RateLimits, WorkQueue, serve
+from penstock_operator.queue import RateLimits, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 

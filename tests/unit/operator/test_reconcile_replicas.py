@@ -9,7 +9,7 @@ from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, s
 
 from penstock.core.errors import UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.operator.plan.drain import Load
+from penstock_operator.plan.drain import Load
 
 
 async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):

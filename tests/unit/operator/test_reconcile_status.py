@@ -5,8 +5,8 @@ from __future__ import annotations
 from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.drain import Load
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.drain import Load
 
 
 async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):

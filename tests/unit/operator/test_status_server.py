@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.core.http.client import ConnectionPool
-from penstock.operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.metrics import OperatorMetrics, StatusServer
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
-from penstock.planner.core.state import PlannerSettings
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision, Memory
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
-from penstock.planner.decide.reading import Reading, assess, missing
-from penstock.planner.figures import Observer, Observers, View
-from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import PlannerLoop
-from penstock.planner.sources.base import Buckets, Query, Readings
-from penstock.planner.targets.base import Endpoint, TargetState
+from penstock_planner.core.state import PlannerSettings
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.figures import Observer, Observers, View
+from penstock_planner.ledger import Ledger, read_ledger
+from penstock_planner.loop import PlannerLoop
+from penstock_planner.sources.base import Buckets, Query, Readings
+from penstock_planner.targets.base import Endpoint, TargetState
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from penstock.api import Role
 from penstock.core.http.server import HttpServer
-from penstock.planner.sources.base import Query
-from penstock.planner.targets.base import Endpoint
+from penstock_planner.sources.base import Query
+from penstock_planner.targets.base import Endpoint
 
 HANG = "hang"
 """In place of a page: no answer ever comes."""

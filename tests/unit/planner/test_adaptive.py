@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
-from penstock.planner.decide.adaptive.signals import LightDecoding, Trend
-from penstock.planner.decide.codec import from_plain, to_plain
-from penstock.planner.decide.config import DecideConfig, Mode, config_from
-from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
-from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.reading import assess
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock_planner.decide.adaptive.signals import LightDecoding, Trend
+from penstock_planner.decide.codec import from_plain, to_plain
+from penstock_planner.decide.config import DecideConfig, Mode, config_from
+from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.observation import Demand, PoolCounts, Window, summarise
+from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.reading import assess
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000

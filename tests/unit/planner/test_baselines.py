@@ -11,13 +11,13 @@ from penstock_baselines.dynamo_throughput import IntervalLoad
 
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
-from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.config import BaselineSettings, DecideConfig, Mode, config_from
-from penstock.planner.decide.decision import Action, PlannerState, Reason
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import Quality, Reading, missing
+from penstock_planner.decide.baselines import hpa
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import BaselineSettings, DecideConfig, Mode, config_from
+from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import Quality, Reading, missing
 
 FRESH = {"age_s": 0.0, "source": "test"}
 

@@ -4,7 +4,7 @@ import pytest
 from autoscaler_conformance.run import play
 from autoscaler_conformance.scenarios import SCENARIOS
 
-from penstock.planner.decide.config import Mode
+from penstock_planner.decide.config import Mode
 
 MISSED = {
     Mode.LOAD: frozenset(

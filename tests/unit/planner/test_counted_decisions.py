@@ -11,12 +11,12 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Demand
-from penstock.planner.explain import select
-from penstock.planner.ledger import read_ledger
-from penstock.planner.loop import HELD_MOST
-from penstock.planner.replay import replay
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.explain import select
+from penstock_planner.ledger import read_ledger
+from penstock_planner.loop import HELD_MOST
+from penstock_planner.replay import replay
 
 
 def _written(folder):

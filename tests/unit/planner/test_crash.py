@@ -9,10 +9,10 @@ import pytest
 from sla_load import FEW_POINTS
 
 from penstock.api import Role
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Demand
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 HORIZON_S = 260.0

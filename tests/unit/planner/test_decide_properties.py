@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.planner.decide.codec import from_plain, to_plain, to_short
-from penstock.planner.decide.config import DecideConfig, config_from
-from penstock.planner.decide.decision import Action, PlannerState, RoleState
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import assess
+from penstock_planner.decide.codec import from_plain, to_plain, to_short
+from penstock_planner.decide.config import DecideConfig, config_from
+from penstock_planner.decide.decision import Action, PlannerState, RoleState
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import assess
 
 counts = st.integers(0, 6)
 pools = st.builds(

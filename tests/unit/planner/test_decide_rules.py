@@ -6,13 +6,13 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.config import DecideConfig, Mode, config_from
-from penstock.planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
-from penstock.planner.decide.load import against
-from penstock.planner.decide.observation import Demand, PoolCounts, WorkerSummary
-from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import DecideConfig, Mode, config_from
+from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
+from penstock_planner.decide.load import against
+from penstock_planner.decide.observation import Demand, PoolCounts, WorkerSummary
+from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.policy import PlannerPolicy
 
 CONFIG = DecideConfig()
 
@@ -397,7 +397,7 @@ def test_a_larger_step_is_cut_to_step_budget_and_floor(  # noqa: PLR0917 - one t
     bounds = {"max_gpu_budget": 6 + free, "max_step": max_step, "min_replicas": {Role.DECODE: 2}}
     asks = {Role.PREFILL: 0, Role.DECODE: amount}
     asking = PlannerPolicy(lambda seen, _state, _config: _asking(seen, asks))
-    monkeypatch.setattr("penstock.planner.decide.config.policy_of", lambda _mode: asking)
+    monkeypatch.setattr("penstock_planner.decide.config.policy_of", lambda _mode: asking)
     decision, state = decide(window, PlannerState(), replace(CONFIG, **bounds))
     assert _outcome(decision, Role.DECODE)[2] == expected
     assert decision.gpus_after == decision.gpus + max(0, expected)

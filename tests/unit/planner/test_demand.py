@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from penstock.api import Role, RouterConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.exposition import parse_samples
-from penstock.planner.decide.observation import Demand
-from penstock.planner.sources.router import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.router.admission import Admission
 from penstock.router.context import RouterContext
 from penstock.router.core.build import SPLIT, build_router
@@ -21,6 +19,8 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.policy.arrival import Arrival, PromptTokenCounts
 from penstock.router.settings import RouterSettings
+from penstock_planner.decide.observation import Demand
+from penstock_planner.sources.router import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 
 COUNTERS = (
     "arrivals",

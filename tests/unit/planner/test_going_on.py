@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.core.state import PlannerPhase
-from penstock.planner.decide.config import Mode
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import Mode
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.decide.adaptive import hindsight
-from penstock.planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
+from penstock_planner.decide.adaptive import hindsight
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)

@@ -12,12 +12,12 @@ import pytest
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
-from penstock.planner.cluster import fleet as fleet_module
-from penstock.planner.cluster.fleet import Fleet, parse, plan_of
-from penstock.planner.cluster.profiles import ConfigMapProfiles
-from penstock.planner.cluster.service import ClusterService
-from penstock.planner.cluster.status import PlannerReason
-from penstock.planner.cluster.watch import Watch
+from penstock_planner.cluster import fleet as fleet_module
+from penstock_planner.cluster.fleet import Fleet, parse, plan_of
+from penstock_planner.cluster.profiles import ConfigMapProfiles
+from penstock_planner.cluster.service import ClusterService
+from penstock_planner.cluster.status import PlannerReason
+from penstock_planner.cluster.watch import Watch
 
 A, B = ("serving", "a"), ("serving", "b")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.api import Role
-from penstock.planner.targets.base import Endpoint
-from penstock.planner.targets.pods import PodFacts, count, pod_facts
+from penstock_planner.targets.base import Endpoint
+from penstock_planner.targets.pods import PodFacts, count, pod_facts
 
 D = Role.DECODE
 

@@ -11,9 +11,9 @@ from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.stamps import seconds
 from penstock.kube.events import EventMessage
-from penstock.planner.cluster import status as status_module
-from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.status import (
+from penstock_planner.cluster import status as status_module
+from penstock_planner.cluster.fleet import last_report
+from penstock_planner.cluster.status import (
     DecisionEventWriter,
     EventListener,
     PlannerReason,
@@ -22,9 +22,9 @@ from penstock.planner.cluster.status import (
     StatusWriter,
     is_said,
 )
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
-from penstock.planner.decide.observation import Demand
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
+from penstock_planner.decide.observation import Demand
 
 KEY = ("serving", "llama")
 D = Role.DECODE

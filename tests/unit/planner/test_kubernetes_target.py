@@ -9,12 +9,12 @@ import pytest
 
 from penstock.api import GraphDeployment, ManagedBy, Role
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError
-from penstock.planner.cluster.status import EventListener
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
-from penstock.planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
-from penstock.planner.targets.pods import PodFacts
+from penstock_planner.cluster.status import EventListener
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
+from penstock_planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
+from penstock_planner.targets.pods import PodFacts
 
 D, P = Role.DECODE, Role.PREFILL
 

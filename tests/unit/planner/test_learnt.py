@@ -15,15 +15,15 @@ from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
-from penstock.planner.cluster.profiles import memory_of
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Demand
-from penstock.planner.explain import in_words
-from penstock.planner.learnt import start_from
-from penstock.planner.ledger import read_ledger
-from penstock.planner.options import PlannerOptions
-from penstock.planner.replay import replay
+from penstock_planner.cluster.profiles import memory_of
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.explain import in_words
+from penstock_planner.learnt import start_from
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import PlannerOptions
+from penstock_planner.replay import replay
 
 P = Role.PREFILL
 GRAPH = Path(__file__).parents[3] / "manifests/samples/disaggregated.yaml"

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from penstock.core.errors import ConfigError, LedgerError
-from penstock.planner.ledger import SCHEMA, Ledger, read_ledger
+from penstock_planner.ledger import SCHEMA, Ledger, read_ledger
 
 ANCHORS = frozenset({"decision"})
 
@@ -154,8 +154,8 @@ def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):
 
 async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
     """Same decisions, ids and states; each file can be replayed, both as one, and the new one resumed."""
-    from penstock.planner.explain import select
-    from penstock.planner.replay import replay
+    from penstock_planner.explain import select
+    from penstock_planner.replay import replay
 
     def build():
         world = new_world()

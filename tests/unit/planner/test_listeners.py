@@ -26,14 +26,14 @@ from penstock.core.histogram import (
 )
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
-from penstock.planner.dashboard import Dashboard
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand
-from penstock.planner.decision_steps import Forecast, forecast_of
-from penstock.planner.figures import Figures
-from penstock.planner.files import SnapshotWriter
-from penstock.planner.metrics import PlannerMetrics, serve
-from penstock.planner.series import points
+from penstock_planner.dashboard import Dashboard
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.decision_steps import Forecast, forecast_of
+from penstock_planner.figures import Figures
+from penstock_planner.files import SnapshotWriter
+from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.series import points
 
 D, P = Role.DECODE, Role.PREFILL
 

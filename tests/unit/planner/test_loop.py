@@ -5,10 +5,10 @@ import os
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.core.state import PlannerPhase
-from penstock.planner.decide.decision import Action, Reason
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -7,8 +7,8 @@ from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError
-from penstock.planner.decide.config import Mode
-from penstock.planner.options import SETTINGS, PlannerOptions, join
+from penstock_planner.decide.config import Mode
+from penstock_planner.options import SETTINGS, PlannerOptions, join
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1

@@ -14,11 +14,11 @@ from penstock.api.manifests import parse_manifests
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import registered
-from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.policy import policy_of
-from penstock.planner.ledger import read_ledger
-from penstock.planner.options import join
-from penstock.planner.replay import replay
+from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.policy import policy_of
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import join
+from penstock_planner.replay import replay
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs" / "add-a-planner-policy.md"

@@ -10,9 +10,9 @@ from served import QUERY, decode, prefill, served
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
-from penstock.planner.decide.reading import Quality
-from penstock.planner.sources.base import Query
-from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock_planner.decide.reading import Quality
+from penstock_planner.sources.base import Query
+from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 
 MATCHER = re.compile(r'(\w+)(=~|=)"((?:[^"\\]|\\.)*)"')
 

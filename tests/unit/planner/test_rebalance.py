@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.ledger import read_ledger
-from penstock.planner.replay import replay
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 FULL = DecideConfig(max_gpu_budget=4)

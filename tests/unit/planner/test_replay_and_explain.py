@@ -9,13 +9,13 @@ from click.testing import CliRunner
 
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError
-from penstock.planner import decision_input
-from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.explain import held_in_words, in_words, select
-from penstock.planner.ledger import LedgerFile, read_ledger
-from penstock.planner.replay import replay, settings, what_if
+from penstock_planner import decision_input
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.explain import held_in_words, in_words, select
+from penstock_planner.ledger import LedgerFile, read_ledger
+from penstock_planner.replay import replay, settings, what_if
 
 
 def _no_profile(named):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sla_load import FEW_POINTS
 
 from penstock.api import Role
-from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.state import BeginLedger, History, PlannerSettings, Schedule
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory
-from penstock.planner.decide.by_demand import resumed
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import PlannerState
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock.planner.decide.pipeline import decide
+from penstock_planner.core.planner import PlannerCore
+from penstock_planner.core.state import BeginLedger, History, PlannerSettings, Schedule
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.by_demand import resumed
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import PlannerState
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.pipeline import decide
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -10,12 +10,12 @@ from served import HANG, served
 
 from penstock.api import Role
 from penstock.core.http.client import ConnectionPool
-from penstock.planner.decide.reading import Quality
-from penstock.planner.sources import scrape
-from penstock.planner.sources.base import Query
-from penstock.planner.sources.router import RouterSource
-from penstock.planner.sources.scrape import MetricsPages
-from penstock.planner.targets.base import Endpoint
+from penstock_planner.decide.reading import Quality
+from penstock_planner.sources import scrape
+from penstock_planner.sources.base import Query
+from penstock_planner.sources.router import RouterSource
+from penstock_planner.sources.scrape import MetricsPages
+from penstock_planner.targets.base import Endpoint
 
 QUERY = Query(
     (

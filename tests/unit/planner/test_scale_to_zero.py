@@ -8,12 +8,12 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.codec import from_plain, to_plain
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, PlannerState, Reason
-from penstock.planner.decide.observation import Demand, PoolCounts, Window, summarise
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import assess, missing
+from penstock_planner.decide.codec import from_plain, to_plain
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.observation import Demand, PoolCounts, Window, summarise
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import assess, missing
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 AFTER_S = 120.0

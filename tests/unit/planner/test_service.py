@@ -14,14 +14,14 @@ from served import served
 from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.planner import files
-from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.figures import Figures
-from penstock.planner.ledger import read_ledger
-from penstock.planner.options import join
-from penstock.planner.replay import replay
-from penstock.planner.service import PlannerService, run_until_stopped
-from penstock.planner.targets.base import Endpoint, TargetState
+from penstock_planner import files
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.figures import Figures
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import join
+from penstock_planner.replay import replay
+from penstock_planner.service import PlannerService, run_until_stopped
+from penstock_planner.targets.base import Endpoint, TargetState
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sla_load import CONFIG, decided_after, step_of
 
 from penstock.api import Role
-from penstock.planner.decide.decision import Action, PlannerState, Reason
-from penstock.planner.decide.sla.limits import RoleNeed, coverage, gpus_of, shared
+from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.sla.limits import RoleNeed, coverage, gpus_of, shared
 
 D, P = Role.DECODE, Role.PREFILL
 OVERLOAD = {"rate": 60.0, "running": 150.0, "kv": 0.05}

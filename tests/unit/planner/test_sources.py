@@ -5,12 +5,12 @@ from served import HANG, QUERY, decode, prefill, served
 
 from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
-from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, assess
-from penstock.planner.sources import scrape
-from penstock.planner.sources.base import Query, Readings, SourceChain
-from penstock.planner.sources.router import RouterSource, at
-from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
+from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.reading import Quality, assess
+from penstock_planner.sources import scrape
+from penstock_planner.sources.base import Query, Readings, SourceChain
+from penstock_planner.sources.router import RouterSource, at
+from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 
 
 @pytest.fixture(name="pool")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.pipeline import decide
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.pipeline import decide
 
 D, P = Role.DECODE, Role.PREFILL
 CALM = DecideConfig(min_total_gpus=4)

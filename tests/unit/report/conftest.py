@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from penstock.api import Role
-from penstock.planner.core import state as records
-from penstock.planner.core.state import Change, DecisionKind, Outcome
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import Quality, Reading
-from penstock.planner.ledger import Ledger, read_ledger
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
+from penstock_planner.core import state as records
+from penstock_planner.core.state import Change, DecisionKind, Outcome
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import Quality, Reading
+from penstock_planner.ledger import Ledger, read_ledger
 
 ZERO_MODEL_S = 100_000.0
 ZERO_UNIX_S = 1_700_000_000.0

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report import series
 from penstock.report.analysis import GpuUse, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual, FleetKind, sentences, served_outcome
@@ -24,6 +22,8 @@ from penstock.report.ledger_view import (
 )
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import LoadRun
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 
 
 def _pull(at_s, prefill=1, decode=1, draining=0):

@@ -11,15 +11,15 @@ from rich.console import Console
 from penstock.api import Role
 from penstock.cli.report import report as report_command
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import NO_WORKERS, Demand, Pull
-from penstock.planner.decision_steps import Forecast, ProfileReading
 from penstock.report.analysis import demand_summary, targets_summary
 from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, PlannerRun, RoleChange
 from penstock.report.series import demand_bins, kept
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
+from penstock_planner.decision_steps import Forecast, ProfileReading
 
 CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
 ENGINE = PerformanceProfile(

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock.api import GraphDeployment
-from penstock.operator.resources.router_config import config_digest, router_manifest
+from penstock_operator.resources.router_config import config_digest, router_manifest
 
 
 def graph(*, tiers=None, **admission):

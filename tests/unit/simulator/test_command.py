@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
-from penstock.planner.decide import policy as registry
+from penstock_planner.decide import policy as registry
 
 FAST = ("--limit", "60", "--jobs", "1")
 SAMPLES = Path(__file__).resolve().parents[3] / "manifests" / "samples"

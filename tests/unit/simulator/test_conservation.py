@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.scenario import (
@@ -23,6 +22,7 @@ from penstock.simulator.scenario import (
 )
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock_planner.decide.config import DecideConfig
 
 SMALL = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
 """A cache that three of the prompts below fill."""

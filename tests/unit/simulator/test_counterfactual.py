@@ -9,8 +9,6 @@ from click.testing import CliRunner
 from penstock.api import GraphDeployment, Role, Tier
 from penstock.cli.report import report as report_command
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report.analysis import GpuUse, violations
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
@@ -19,6 +17,8 @@ from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
 from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 
 P, D = Role.PREFILL, Role.DECODE
 DURATION_S = 62.0

@@ -7,12 +7,12 @@ import pytest
 
 from penstock.api.manifests import load_graph
 from penstock.cli.demo import DAYS
-from penstock.planner.options import join
 from penstock.simulator.baselines import configured
 from penstock.simulator.scenario import Scenario, graph_pools
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock_planner.options import join
 
 START_UP_S = 6.5
 """A simulated worker's process takes 0.7 real seconds to start on an idle machine, at speed 9."""

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Reason
-from penstock.planner.decide.policy import policy_names
 from penstock.simulator.baselines import configured
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import BudgetChange, Fault, FaultPeriod, Faults, Resize, WorkerFailure
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Reason
+from penstock_planner.decide.policy import policy_names
 
 BUSY = "poisson:rate=4,duration_s=200,input_tokens=8000,output_tokens=100,length_cv=0"
 

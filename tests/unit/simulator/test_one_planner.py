@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
-from penstock.planner.core.state import PlannerSettings
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.decision import Reason
-from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.planner.decide.reading import assess
-from penstock.planner.figures import Observers
-from penstock.planner.ledger import Ledger, read_ledger
-from penstock.planner.loop import PlannerLoop
-from penstock.planner.replay import replay
-from penstock.planner.sources.base import Readings
-from penstock.planner.targets.base import Endpoint, TargetState
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
+from penstock_planner.core.state import PlannerSettings
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Reason
+from penstock_planner.decide.observation import Demand, PoolCounts
+from penstock_planner.decide.reading import assess
+from penstock_planner.figures import Observers
+from penstock_planner.ledger import Ledger, read_ledger
+from penstock_planner.loop import PlannerLoop
+from penstock_planner.replay import replay
+from penstock_planner.sources.base import Readings
+from penstock_planner.targets.base import Endpoint, TargetState
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED
 PIECE_S = 40.0

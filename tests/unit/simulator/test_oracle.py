@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.baselines.oracle import size_at
-from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 from penstock.simulator.baselines import configured
 from penstock.simulator.oracle import (
     ScheduleTarget,
@@ -25,6 +23,8 @@ from penstock.simulator.oracle_search import foreseen, search, with_schedule
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock_planner.decide.baselines.oracle import size_at
+from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 
 AT = Utilisation(0.8, 0.9)
 AIM = ScheduleTarget(0.75, 0.8)

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.api import Role, RouterConfig, Tier
 from penstock.engine.serve.settings import PreemptionFlag
-from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterGroup, Scenario, unbounded_router
@@ -18,6 +17,7 @@ from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import Workload
 from penstock.workload.arrivals import Spread
 from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.config import DecideConfig, Mode
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", request_queue=2)
 OK, REJECTED = JobOutcome.OK, JobOutcome.REJECTED

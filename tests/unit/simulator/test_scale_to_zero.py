@@ -3,7 +3,6 @@
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.baselines import configured
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import (
@@ -16,6 +15,7 @@ from penstock.simulator.scenario import (
     unbounded_router,
 )
 from penstock.simulator.simulation import Simulation
+from penstock_planner.decide.config import DecideConfig, Mode
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")
 COLD_START_S = 40.0

@@ -8,10 +8,10 @@ from itertools import pairwise
 from autoscaler_conformance.plant import Plant, Situation, performance_of
 
 from penstock.api import Role
-from penstock.planner.core.state import Change
-from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.scenario import Fault
+from penstock_planner.core.state import Change
+from penstock_planner.decide.config import DecideConfig, Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ Source: the planner of ai-dynamo 1.6.1: its load-based scaling, consolidation gu
 from __future__ import annotations
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
-from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.policy import PlannerPolicy
 
 TICK_S = 5.0
 """The load interval."""

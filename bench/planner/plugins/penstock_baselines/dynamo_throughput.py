@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import DecodeTable, PerformanceProfile
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, proposed
-from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, proposed
+from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.policy import PlannerPolicy
 
 INTERVAL_S = 180.0
 """``throughput_adjustment_interval``."""

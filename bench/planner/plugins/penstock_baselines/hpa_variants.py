@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.api import Role
-from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
-from penstock.planner.decide.observation import Pull, Window, turned_away
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.baselines import hpa
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.observation import Pull, Window, turned_away
+from penstock_planner.decide.policy import PlannerPolicy
 
 PEAK_SHARE = 0.4
 """Chosen from the 0.3 to 0.5 that engines with a TTFT target are run at: the share of a replica's peak tokens/s."""

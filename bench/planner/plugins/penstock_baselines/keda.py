@@ -10,12 +10,12 @@ Source: llm-d-autoscaling's guide for P/D, and KEDA 2.18's Prometheus scaler.
 from __future__ import annotations
 
 from penstock.api import Role
-from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed
-from penstock.planner.decide.observation import Window
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.baselines import hpa
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed
+from penstock_planner.decide.observation import Window
+from penstock_planner.decide.policy import PlannerPolicy
 
 KV_TARGET = 0.8
 """llm-d's."""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
-from penstock.planner.decide.observation import Pull, Window
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.policy import PlannerPolicy
 
 TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}
 """KV usage of a decode replica, Knative's target utilisation; requests of a prefill replica, one that runs and one that

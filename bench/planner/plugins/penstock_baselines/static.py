@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import PlannerState, Proposal, Step
-from penstock.planner.decide.drafting import drafted, proposed
-from penstock.planner.decide.observation import Window
-from penstock.planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.drafting import drafted, proposed
+from penstock_planner.decide.observation import Window
+from penstock_planner.decide.policy import PlannerPolicy
 
 
 def static(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 from penstock.api.crd import definitions
-from penstock.operator.doctor.facts import (
+from penstock_operator.doctor.facts import (
     Facts,
     GraphFacts,
     LeaseFact,

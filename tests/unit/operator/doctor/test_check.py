@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
-from penstock.operator.doctor.check import check
-from penstock.operator.doctor.facts import (
+from penstock_operator.doctor.check import check
+from penstock_operator.doctor.facts import (
     LeaseFact,
     Right,
     RightsFact,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.budget import (
+from penstock_operator.plan.budget import (
     KEEP_S,
     OVERDUE_S,
     Holding,
@@ -21,7 +21,7 @@ from penstock.operator.plan.budget import (
     released,
     releases,
 )
-from penstock.operator.plan.pods import PodView
+from penstock_operator.plan.pods import PodView
 
 
 def worker(name, *, gpus=1, role="decode", **more):

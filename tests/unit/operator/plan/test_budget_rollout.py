@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.budget import blocked, holdings, releases
-from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.rollout import unavailable
+from penstock_operator.plan.budget import blocked, holdings, releases
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.rollout import unavailable
 
 
 class Rollout:

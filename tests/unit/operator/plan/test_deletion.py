@@ -1,9 +1,9 @@
 """The order in which a graph goes."""
 
 from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
-from penstock.operator.plan.deletion import DeletionStep, next_step
-from penstock.operator.plan.pods import PodView
-from penstock.operator.workloads import WORKLOADS
+from penstock_operator.plan.deletion import DeletionStep, next_step
+from penstock_operator.plan.pods import PodView
+from penstock_operator.workloads import WORKLOADS
 
 
 def child(kind, name, service="", role=""):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.core.stamps import stamp
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.diagnose import Category, Diagnosis, diagnose, refusal, worst
-from penstock.operator.plan.pods import pod_view
+from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, refusal, worst
+from penstock_operator.plan.pods import pod_view
 
 NOW = 10_000.0
 

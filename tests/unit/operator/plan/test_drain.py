@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.api import ServiceSpec
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock.operator.plan.drain import (
+from penstock_operator.plan.drain import (
     DRAINING_COST,
     LEAVING_COST,
     Bounded,
@@ -19,7 +19,7 @@ from penstock.operator.plan.drain import (
     bounded,
     plan_scale,
 )
-from penstock.operator.plan.pods import ContainerView, PodView
+from penstock_operator.plan.pods import ContainerView, PodView
 
 SCALED = ServiceSpec.model_validate(
     {"role": "decode", "replicas": 2, "gpusPerReplica": 2, "scaling": {"minReplicas": 1, "maxReplicas": 6}}

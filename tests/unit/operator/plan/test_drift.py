@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import APPLIED_ANNOTATION
-from penstock.operator.plan.drift import differences, quantity, stamped
+from penstock_operator.plan.drift import differences, quantity, stamped
 
 
 def drifted(desired, live):

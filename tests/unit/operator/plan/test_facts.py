@@ -7,14 +7,14 @@ import pytest
 from penstock.api import GraphSpec, Role
 from penstock.kube.kinds import DYNAMO_WORKER_METADATA, INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock.operator.plan.facts import (
+from penstock_operator.plan.facts import (
     Replicas,
     ServiceFacts,
     count,
     missing_definition,
     observed_facts,
 )
-from penstock.operator.plan.pods import PodView
+from penstock_operator.plan.pods import PodView
 
 
 def pod(name, **more):

@@ -13,7 +13,7 @@ from penstock.kube.objects.names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock.operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view
+from penstock_operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view
 
 RUNNING = {
     "metadata": {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.api import ProfilePhase
-from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.profile import last_words, outcome, request_status
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.plan.profile import last_words, outcome, request_status
 
 NOW_S = 1_000_000_000.0
 LINES = (

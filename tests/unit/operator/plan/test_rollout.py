@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.api import Role
-from penstock.operator.plan.rollout import RolloutView, held_rollouts, rollout_view, unavailable
+from penstock_operator.plan.rollout import RolloutView, held_rollouts, rollout_view, unavailable
 
 
 @pytest.mark.parametrize(

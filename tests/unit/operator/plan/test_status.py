@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.api.status import AdapterStatus, GraphStatus
-from penstock.operator.plan.budget import Waiting
-from penstock.operator.plan.diagnose import Category, Diagnosis
-from penstock.operator.plan.drain import Bounded
-from penstock.operator.plan.facts import ConditionFacts, Failure, Replicas, ServiceFacts
-from penstock.operator.plan.status import (
+from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.diagnose import Category, Diagnosis
+from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.facts import ConditionFacts, Failure, Replicas, ServiceFacts
+from penstock_operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
     MESSAGE_LIMIT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.kube.kinds import LEADER_WORKER_SET
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.resources import BuildContext, children
 
 
 @pytest.fixture

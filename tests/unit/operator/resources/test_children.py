@@ -9,9 +9,9 @@ import pytest
 
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
-from penstock.operator.resources import adapter, children
-from penstock.operator.resources.metadata import inherit
-from penstock.operator.resources.router_config import router_manifest
+from penstock_operator.resources import adapter, children
+from penstock_operator.resources.metadata import inherit
+from penstock_operator.resources.router_config import router_manifest
 
 GRAPH_LABELS = {
     "penstock.dev/graph": "llama",

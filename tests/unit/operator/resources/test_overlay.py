@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidSpecError
-from penstock.operator.resources.overlay import overlay
+from penstock_operator.resources.overlay import overlay
 
 BASE = {
     "metadata": {"labels": {"a": "1"}},

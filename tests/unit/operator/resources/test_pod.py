@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from penstock.core.errors import InvalidSpecError
-from penstock.operator.resources.pod import lifecycle
+from penstock_operator.resources.pod import lifecycle
 
 POOLS = {
     "a100": {

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api import ProfileRequest
 from penstock.core.errors import InvalidSpecError
-from penstock.operator.resources.profile import profile_objects
+from penstock_operator.resources.profile import profile_objects
 
 POOLS = {
     "a100": {

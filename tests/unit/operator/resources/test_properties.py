@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock.api import GraphDeployment
 from penstock.core.errors import InvalidSpecError
 from penstock.kube.kinds import LEADER_WORKER_SET
-from penstock.operator.resources import BuildContext, children
+from penstock_operator.resources import BuildContext, children
 
 CONTEXT = BuildContext(owner_uid="uid-1", namespace="serving", kinds=frozenset({LEADER_WORKER_SET}))
 names = st.from_regex(r"\A[a-z]([-a-z0-9]{0,20}[a-z0-9])?\Z").filter(lambda name: name != "planner")

@@ -1,0 +1,349 @@
+"""What the cluster looks like now, from watches alone: every graph with its children, adapters and pods.
+
+Kopf's handlers report GraphDeployments; children, ScalingAdapters among them, and pods have informers, narrowed to
+what carries `managed-by: penstock`. Objects are trimmed to what the plans read. Changes enqueue the graph they belong
+to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError, UnavailableError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer, key_of
+from penstock.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    GRAPH_DEPLOYMENT,
+    INFERENCE_POOL,
+    LEADER_WORKER_SET,
+    NETWORK_POLICY,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    ROLE,
+    ROLE_BINDING,
+    SCALING_ADAPTER,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    kind_of,
+)
+from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from penstock_operator.memory import LruCache
+from penstock_operator.plan.pods import PodView
+from penstock_operator.queue import Key
+from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
+
+CHILD_KINDS: Final = (
+    SCALING_ADAPTER,
+    DEPLOYMENT,
+    SERVICE,
+    CONFIG_MAP,
+    SERVICE_ACCOUNT,
+    ROLE,
+    ROLE_BINDING,
+    POD_DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+)
+"""Kinds of children with informers that every cluster knows."""
+
+OPTIONAL_KINDS: Final = (LEADER_WORKER_SET, INFERENCE_POOL)
+"""Kinds of children that are watched where there are any at the start, and else once a graph needs them."""
+
+CONFIRM_S: Final = 30.0
+"""How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
+
+LIST_S: Final = 5.0
+"""Longest wait for the first list of an optional kind, and the pause before the next try; real seconds, chosen: a
+graph that needs them tries again."""
+
+MAX_TOMBSTONES: Final = 10_000
+"""Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
+
+Trim = Callable[[Object], Object]
+
+_OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
+"""Kinds whose specification only users and autoscalers change."""
+
+Enqueue = Callable[[Key, bool], None]
+"""Enqueues a graph; the flag says that a user changed it."""
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class GraphSnapshot:
+    """All that is known of one graph, trimmed, by kind's name and object's name; children are ScalingAdapters, too.
+
+    Objects are shared with the informers and must not be changed.
+    """
+
+    graphs: dict[tuple[str, str], Object] = field(default_factory=dict)
+    children: dict[tuple[str, str], Object] = field(default_factory=dict)
+    pods: dict[tuple[str, str], Object] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Object | None:
+        """The GraphDeployment; None if there is none."""
+        return next(iter(self.graphs.values()), None)
+
+    def of(self, kind: Kind) -> dict[tuple[str, str], Object]:
+        """Return where objects of a kind are kept."""
+        return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
+
+    def views(self) -> list[PodView]:
+        """Return its pods as the plans read them."""
+        return [each["view"] for each in self.pods.values()]
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return a value that changes whenever any object of the graph does."""
+        versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
+        graph = None if self.graph is None else self.graph[VERSION]
+        return (graph, len(self.children), len(self.pods), *sorted(versions))
+
+
+class Cluster:
+    """The operator's view of one namespace, or of all."""
+
+    def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._enqueue = enqueue
+        self._snapshots: dict[Key, GraphSnapshot] = {}
+        self._owners: dict[tuple[str, str, str], Key] = {}
+        self._noted: dict[tuple[str, str, str], float] = {}
+        self._reported: set[tuple[str, str, str]] = set()
+        self._tombstones: LruCache[tuple[str, str, str], int] = LruCache(MAX_TOMBSTONES)
+        self._trims: dict[Kind, Trim] = {
+            GRAPH_DEPLOYMENT: trim_graph,
+            **dict.fromkeys((*CHILD_KINDS, *OPTIONAL_KINDS), trim_child),
+            POD: trim_pod,
+        }
+        self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
+        self._group = asyncio.TaskGroup()
+        self._optional_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
+        async with self._group as group:
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+
+    async def synced(self) -> None:
+        """Wait until everything has been listed once."""
+        await self._listed()
+        for kind in OPTIONAL_KINDS:
+            if await self._has_any(kind):
+                self._watch(kind)
+        await self._listed()
+
+    async def _listed(self) -> None:
+        for informer in tuple(self._informers.values()):
+            await informer.synced.wait()
+
+    async def _has_any(self, kind: Kind) -> bool:
+        """Return whether there are children of an optional kind; their services may need none any more."""
+        while True:
+            try:
+                found = await self._client.list(
+                    kind, namespace=self._namespace, labels={MANAGED_BY_LABEL: MANAGED_BY}
+                )
+            except (NotFoundError, ForbiddenError):
+                return False
+            except ClusterError as exc:
+                log.warning("kind not listed", kind=kind.kind, error=str(exc), retry_s=LIST_S)
+                await asyncio.sleep(LIST_S)
+            else:
+                return bool(found.items)
+
+    def problem(self) -> str | None:
+        """Return why the view may be old or incomplete; None while all watches work."""
+        for kind, informer in self._informers.items():
+            if informer.problem is not None:
+                return f"{kind.plural}: {informer.problem}"
+            if not informer.synced.is_set():
+                return f"{kind.plural}: not listed yet"
+        return None
+
+    def known(self) -> list[Key]:
+        """Return every graph of which any object exists."""
+        return list(self._snapshots)
+
+    def snapshot(self, key: Key) -> GraphSnapshot:
+        """Return the current state of a graph."""
+        return self._snapshots.get(key, GraphSnapshot())
+
+    async def serves(self, kind: Kind) -> bool:
+        """Return whether the cluster knows a kind of another's; objects of `OPTIONAL_KINDS` are watched from then on."""
+        if kind not in OPTIONAL_KINDS:
+            return await self.knows(kind)
+        async with self._optional_lock:
+            if kind not in self._informers:
+                if not await self.knows(kind):
+                    return False
+                self._watch(kind)
+            informer = self._informers[kind]
+            try:
+                async with asyncio.timeout(LIST_S):
+                    await informer.synced.wait()
+            except TimeoutError as exc:
+                # Other graphs need neither these objects nor the worker that would wait for them here.
+                why = informer.problem or "not listed yet"
+                raise UnavailableError(f"{kind.plural}: {why}") from exc
+            return True
+
+    async def knows(self, kind: Kind) -> bool:
+        """Return whether the API server serves a kind of another's CustomResourceDefinition now."""
+        try:
+            found = await self._client.raw_get(f"/apis/{kind.api_version}")
+        except NotFoundError:
+            return False
+        return any(each.get("name") == kind.plural for each in found.get("resources", ()))
+
+    def report(self, graph: Object) -> None:
+        """Take over a GraphDeployment as the API server gave it."""
+        obj = trim_graph(graph)
+        held = self.snapshot(key_of(obj)).graph
+        if held is None or held[VERSION] <= obj[VERSION]:
+            self._changed(GRAPH_DEPLOYMENT, "MODIFIED", obj)
+
+    def remove(self, graph: Object) -> None:
+        """Take over that a GraphDeployment is gone; one that was made since under its name stays."""
+        obj = trim_graph(graph)
+        held = self.snapshot(key_of(obj)).graph
+        if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:
+            self._changed(GRAPH_DEPLOYMENT, "DELETED", obj)
+
+    def _watch(self, kind: Kind) -> None:
+        """Watch an optional kind from now on."""
+        self._informers[kind] = self._informer(kind)
+        self._group.create_task(self._informers[kind].run())
+        log.info("watched from now on", kind=kind.kind)
+
+    def _informer(self, kind: Kind) -> Informer:
+        return Informer(
+            self._client,
+            kind,
+            namespace=self._namespace,
+            labels={MANAGED_BY_LABEL: MANAGED_BY},
+            trim=self._trims[kind],
+            on_change=partial(self._changed, kind),
+        )
+
+    def note(self, written: Object) -> None:
+        """Take over an object as the API server answered a write, before the watch shows it.
+
+        So the next reconcile does not repeat the write. The answer may also hold what another writer changed just
+        before, which the watch then does not show as a change any more; that enqueues the graph here. What the
+        watch does not confirm within `CONFIRM_S` is dropped again.
+        """
+        kind = kind_of(written)
+        if kind not in self._trims or written["metadata"].get("resourceVersion") is None:
+            return
+        obj = self._trims[kind](written)
+        metadata = obj["metadata"]
+        identity = (kind.kind, metadata["namespace"], metadata["name"])
+        deleted_at = self._tombstones.get(identity)
+        if deleted_at is not None and deleted_at >= obj[VERSION]:
+            return
+        old = self._held(kind, identity[2], self._owners.get(identity))
+        if old is not None and old[VERSION] >= obj[VERSION]:
+            return  # the watch was quicker; its copy is the one that the informer keeps anyway
+        owner = self._take_over(kind, identity, obj)
+        self._noted[identity] = time.monotonic()
+        if owner is not None and old is not None and _shows_other_changes(kind, old, obj):
+            self._enqueue(owner, kind in _OF_USERS)
+        if identity not in self._reported:
+            asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
+
+    def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
+        owner = self._owners.get(identity)
+        if owner is None or identity in self._reported:
+            return
+        if self._held(kind, identity[2], owner) is obj:
+            self._remove(kind, identity)
+            self._enqueue(owner, False)
+
+    def _changed(self, kind: Kind, change: str, obj: Object) -> None:
+        metadata = obj["metadata"]
+        identity = (kind.kind, metadata["namespace"], metadata["name"])
+        owner = self._owners.get(identity)
+        if change == "DELETED":
+            self._reported.discard(identity)
+            self._tombstones.put(identity, obj[VERSION])
+            if owner is not None:
+                self._remove(kind, identity)
+                self._enqueue(owner, False)
+            return
+        self._reported.add(identity)
+        old = self._held(kind, metadata["name"], owner)
+        noted_s = self._noted.pop(identity, None)
+        is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S
+        if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
+            self._noted[identity] = noted_s
+            return  # the answer to a write of ours was newer
+        new_owner = self._take_over(kind, identity, obj)
+        if owner is not None and owner != new_owner:
+            self._enqueue(owner, False)
+        if new_owner is not None and (owner != new_owner or old is None or not same(old, obj)):
+            self._enqueue(new_owner, kind in _OF_USERS and _generation(old) != _generation(obj))
+
+    def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
+        """Keep an object where it belongs now; return that graph."""
+        owner = _owning_graph(kind, obj)
+        if self._owners.get(identity) not in {None, owner}:
+            self._remove(kind, identity)
+        if owner is not None:
+            self._owners[identity] = owner
+            self._snapshots.setdefault(owner, GraphSnapshot()).of(kind)[kind.kind, identity[2]] = obj
+        return owner
+
+    def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
+        return None if owner is None else self.snapshot(owner).of(kind).get((kind.kind, name))
+
+    def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
+        self._noted.pop(identity, None)
+        owner = self._owners.pop(identity, None)
+        if owner is None:
+            return
+        snapshot = self.snapshot(owner)
+        snapshot.of(kind).pop((kind.kind, identity[2]), None)
+        if not (snapshot.graphs or snapshot.children or snapshot.pods):
+            self._snapshots.pop(owner, None)
+
+
+def _owning_graph(kind: Kind, obj: Object) -> Key | None:
+    """Return the graph that an object belongs to; None if it names none."""
+    metadata = obj["metadata"]
+    name = metadata["name"] if kind is GRAPH_DEPLOYMENT else metadata.get("labels", {}).get(GRAPH_LABEL)
+    return (metadata["namespace"], name) if name else None
+
+
+def _generation(obj: Object | None) -> object:
+    """Return the fields of a graph that only users change."""
+    if obj is None:
+        return None
+    metadata = obj["metadata"]
+    return metadata.get("generation"), metadata.get("deletionTimestamp")
+
+
+def _shows_other_changes(kind: Kind, old: Object, new: Object) -> bool:
+    """Return whether the answer to a write shows more than that write."""
+    if kind is POD:
+        return _without_own_fields(old["view"]) != _without_own_fields(new["view"])
+    if kind in _OF_USERS:
+        return _generation(old) != _generation(new)
+    was, now = ((each.get("status"), each["metadata"].get("deletionTimestamp")) for each in (old, new))
+    return was != now
+
+
+def _without_own_fields(view: PodView) -> PodView:
+    """Return a pod's view without what the operator itself writes on pods."""
+    return replace(view, gates=(), serving="", drain_since_s=None, deletion_cost=0, conditions=())

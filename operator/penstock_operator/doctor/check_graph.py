@@ -1,0 +1,296 @@
+"""One graph's facts to findings: its conditions, its pods, its routers' and workers' metrics. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
+from penstock.core import metric_names as names
+from penstock.core.errors import ObservationError
+from penstock.core.exposition import Sample, parse_samples
+from penstock.kube.objects.names import SERVING
+from penstock_operator.doctor.facts import (
+    REJECTED_SHARE,
+    Finding,
+    GraphFacts,
+    Object,
+    Page,
+    Unreadable,
+    full_name,
+    ok,
+    problem,
+    unknown,
+    warning,
+)
+from penstock_operator.plan.diagnose import diagnose
+from penstock_operator.plan.pods import PodView, pod_view
+
+_DOOR: Final = (
+    names.ROUTER_ARRIVALS + names.COUNTER_SUFFIX,
+    names.ROUTER_REFUSED + names.COUNTER_SUFFIX,
+    names.ROUTER_QUEUE_TIMEOUTS + names.COUNTER_SUFFIX,
+    names.ROUTER_QUEUE_REQUESTS,
+)
+
+MAX_AGE_S: Final = 10.0
+"""Age above which the planner takes no reading; planner.metrics.maxAgeSeconds' default."""
+
+_BAD: Final[Mapping[str, tuple[str, bool]]] = {
+    "Ready": ("False", True),
+    "Schedulable": ("False", True),
+    "BudgetRespected": ("False", True),
+    "Degraded": ("True", False),
+    "PlannerActive": ("False", False),
+}
+"""Status of each condition that is a finding, and whether it is a problem or a warning."""
+
+_STARTING: Final = frozenset({"Pending", "Progressing", ""})
+
+
+def graph_findings(
+    facts: GraphFacts, *, now_s: float, interval_s: float, absence: tuple[str, str] | None = None
+) -> Iterator[Finding]:
+    """Yield what is to be said of one graph at a time of the API server's clock, after looks ``interval_s`` apart.
+
+    An absence is why no operator acts on it, so that its status may be out of date, and what to do.
+    """
+    graph, subject = facts.graph, f"graph {full_name(facts.graph)}"
+    yield from _status(subject, graph, absence)
+    if isinstance(facts.pods, Unreadable):
+        namespace = graph["metadata"]["namespace"]
+        yield unknown(subject, f"pods: {facts.pods.why}", f"kubectl get pods -n {namespace}")
+        return
+    views = [pod_view(each) for each in facts.pods]
+    for view in views:
+        found = diagnose(view, now_s=now_s)
+        if found is not None:
+            report = problem if found.category.is_fault else warning
+            yield report(f"pod {view.namespace}/{view.name}", found.message, found.remedy)
+    frontend = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).frontend
+    if frontend is not None:
+        yield ok(subject, f"runs {frontend.name}'s own frontend, whose metrics Penstock does not judge")
+    else:
+        yield from _routers(subject, facts, views, interval_s)
+    yield from _workers(subject, facts, views)
+    yield from _prometheus(subject, facts)
+
+
+def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Iterator[Finding]:
+    metadata, status = graph["metadata"], graph.get("status") or {}
+    describe = f"kubectl describe -n {metadata['namespace']} gd {metadata['name']}"
+    phase, seen = status.get("phase", ""), status.get("observedGeneration", 0)
+    if metadata.get("deletionTimestamp"):
+        yield _deletion(subject, graph, absence, describe)
+    elif absence is not None:
+        why, remedy = absence
+        shown = f"its status, {phase}, may be out of date" if phase else "none has looked at it"
+        yield problem(subject, f"{why}; {shown}", remedy)
+    elif not seen:
+        logs = "kubectl logs -A -l app.kubernetes.io/component=operator"
+        yield problem(subject, "no operator has looked at it", logs)
+    else:
+        newest = metadata.get("generation", seen)
+        if seen < newest:
+            message = f"its status is of generation {seen}, the newest is {newest}"
+            yield warning(subject, message, f"wait, then {describe}")
+        bad = list(_conditions(subject, status, phase, describe))
+        yield from bad
+        if not bad and phase == "Ready":
+            yield ok(subject, "is Ready")
+        elif not bad:
+            yield warning(subject, f"is {phase or 'without a phase'}", describe)
+
+
+def _deletion(subject: str, graph: Object, absence: tuple[str, str] | None, describe: str) -> Finding:
+    if absence is None:
+        conditions = {each["type"]: each for each in (graph.get("status") or {}).get("conditions", ())}
+        said = conditions.get("Progressing", {}).get("message", "")
+        return warning(subject, f"is being deleted: {said}", describe)
+    metadata, patch = graph["metadata"], '{"metadata":{"finalizers":null}}'
+    where = f"-n {metadata['namespace']} gd {metadata['name']}"
+    give_up = f"give the drain up: kubectl patch {where} --type merge --patch '{patch}'"
+    finalizers = ", ".join(metadata.get("finalizers", ()))
+    message = f"is being deleted and keeps its finalizers {finalizers}: {absence[0]}"
+    return problem(subject, message, f"{absence[1]}; or {give_up}")
+
+
+def _conditions(subject: str, status: Object, phase: str, describe: str) -> Iterator[Finding]:
+    for each in status.get("conditions", ()):
+        bad, is_grave = _BAD.get(each["type"], ("", False))
+        if each["status"] == bad:
+            message = f"{each['type']} is {bad}: {each.get('reason', '')}: {each.get('message', '')}"
+            starting = each["type"] == "Ready" and phase in _STARTING
+            yield (problem if is_grave and not starting else warning)(subject, message.rstrip(": "), describe)
+
+
+def _routers(subject: str, facts: GraphFacts, views: list[PodView], interval_s: float) -> Iterator[Finding]:
+    spec, namespace = facts.graph["spec"], facts.graph["metadata"]["namespace"]
+    routers = [view for view in views if view.role == "router" and view.ready]
+    if not routers and any(each.get("role") == "router" for each in spec["services"].values()):
+        describe = f"kubectl get pods -n {namespace} -l penstock.dev/role=router"
+        yield problem(subject, "no router is ready, so no request is answered", describe)
+    workers = [
+        view
+        for view in views
+        if view.role not in ("router", "")
+        and view.ready
+        and view.serving == SERVING
+        and not view.worker_index
+    ]
+    max_age_s = float(spec.get("planner", {}).get("metrics", {}).get("maxAgeSeconds", MAX_AGE_S))
+    for router in routers:
+        yield _readiness(router, facts.ready.get(router.name))
+        page = facts.pages.get(router.name)
+        if page is not None:
+            yield from _router_page(router, page, workers, max_age_s, interval_s)
+
+
+def _readiness(router: PodView, answer: str | Unreadable | None) -> Finding:
+    subject = f"router {router.namespace}/{router.name}"
+    if answer is None or isinstance(answer, Unreadable):
+        return _unread(subject, "/ready", answer or Unreadable("was not asked"), _logs(router))
+    try:
+        reasons = json.loads(answer).get("reasons", [])
+    except (ValueError, AttributeError):
+        reasons = [f"an answer that cannot be read: {answer[:100]!r}"]
+    if reasons:
+        message = f"serves nothing: {'; '.join(map(str, reasons))}"
+        return problem(subject, message, "see the pods of its workers")
+    return ok(subject, "would serve a request now")
+
+
+def _logs(pod: PodView) -> str:
+    return f"kubectl logs -n {pod.namespace} {pod.name}"
+
+
+def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
+    if found.is_forbidden:
+        return unknown(subject, f"{path}: {found.why}", "ask for the right: get pods/proxy")
+    return problem(subject, f"{path}: {found.why}", remedy)
+
+
+def _looks(
+    subject: str, page: Page, remedy: str, *wanted: str
+) -> tuple[list[Sample], list[Sample]] | Finding:
+    """Return the samples of both looks at a page, or what is wrong with it."""
+    for text in (page.later, page.first):
+        if isinstance(text, Unreadable):
+            return _unread(subject, "/metrics", text, remedy)
+    try:
+        return parse_samples(str(page.first), wanted), parse_samples(str(page.later), wanted)
+    except ObservationError:
+        return problem(subject, "/metrics cannot be read as Prometheus text", remedy)
+
+
+def _router_page(
+    router: PodView, page: Page, workers: list[PodView], max_age_s: float, interval_s: float
+) -> Iterator[Finding]:
+    subject, logs = f"router {router.namespace}/{router.name}", _logs(router)
+    looks = _looks(subject, page, logs, names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
+    if isinstance(looks, Finding):
+        yield looks
+        return
+    faults = {each: _fault(each.name, *looks, max_age_s, interval_s) for each in workers}
+    for worker, said in faults.items():
+        if said is not None:
+            yield problem(subject, f"worker {worker.name}: {said}", f"{_logs(worker)}; {logs}")
+    if workers and not any(faults.values()):
+        ages_s = _by_worker(looks[1], names.ROUTER_WORKER_METRICS_AGE)
+        oldest_s = max(ages_s[worker.name] for worker in workers)
+        yield ok(subject, f"sends to {len(workers)} workers; their metrics are at most {oldest_s:.1f} s old")
+    yield from _rejections(subject, *looks, interval_s)
+
+
+def _fault(
+    name: str, first: list[Sample], later: list[Sample], max_age_s: float, interval_s: float
+) -> str | None:
+    """Return what is wrong between a router and a ready worker; None if nothing is."""
+    ready = _by_worker(later, names.ROUTER_WORKER_READY)
+    before_s, ages_s = (_by_worker(each, names.ROUTER_WORKER_METRICS_AGE) for each in (first, later))
+    age_s = ages_s.get(name)
+    if name not in ready:
+        return "is ready, but the router does not know it; its EndpointSlice may be missing"
+    if ready[name] != 1:
+        return "is ready, but the router sends nothing to it"
+    if age_s is None:
+        return "its metrics have never been read"
+    if age_s > max_age_s:
+        return f"its metrics are {age_s:.0f} s old, above planner.metrics.maxAgeSeconds {max_age_s:g}"
+    # Every scrape resets the age; grown by the full interval, there was none.
+    grown_s = age_s - before_s.get(name, age_s)
+    if grown_s > 0 and grown_s >= 0.9 * interval_s:
+        return f"its metrics were not read again within {interval_s:.0f} s"
+    return None
+
+
+def _rejections(
+    subject: str, first: list[Sample], later: list[Sample], interval_s: float
+) -> Iterator[Finding]:
+    """Say what share of the requests between the two observations was turned away."""
+    came, *lost = (_total(later, name) - _total(first, name) for name in _DOOR[:3])
+    rejected = sum(lost)
+    if rejected <= 0:
+        return
+    waiting = _total(later, names.ROUTER_QUEUE_REQUESTS)
+    message = f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
+    remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
+    # Requests that came before the first observation may be rejected after it.
+    is_overloaded = rejected > REJECTED_SHARE * max(came, rejected)
+    yield (problem if is_overloaded else warning)(subject, message, remedy)
+
+
+def _total(samples: list[Sample], name: str) -> float:
+    return sum(each.value for each in samples if each.name == name)
+
+
+def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
+    return {each.labels.get("worker", ""): each.value for each in samples if each.name == name}
+
+
+def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[Finding]:
+    read = 0
+    for view in views:
+        page = facts.pages.get(view.name)
+        if page is not None and view.role != "router":
+            fault = _worker_page(view, page)
+            read += fault is None
+            if fault is not None:
+                yield fault
+    if read:
+        yield ok(subject, f"the metrics of {read} workers can be read")
+
+
+def _worker_page(worker: PodView, page: Page) -> Finding | None:
+    subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
+    tokens = [
+        each + names.COUNTER_SUFFIX for each in (names.VLLM_GENERATION_TOKENS, names.VLLM_PROMPT_TOKENS)
+    ]
+    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *tokens)
+    if isinstance(looks, Finding):
+        return looks
+    first, later = looks
+    if all(each.name != names.VLLM_RUNNING for each in later):
+        message = f"/metrics holds no {names.VLLM_RUNNING}; is it a vLLM or Penstock worker?"
+        return problem(subject, message, logs)
+    busy = min(_total(each, names.VLLM_RUNNING) for each in looks)
+    if busy > 0 and all(_total(first, each) == _total(later, each) for each in tokens):
+        message = f"has {busy:.0f} requests under way, but its token counters stand still"
+        return problem(subject, message, logs)
+    return None
+
+
+def _prometheus(subject: str, facts: GraphFacts) -> Iterator[Finding]:
+    if facts.prometheus is None:
+        return
+    url = facts.graph["spec"]["planner"]["metrics"]["prometheusUrl"]
+    about = f"Prometheus {url}"
+    if isinstance(facts.prometheus, Unreadable):
+        report = unknown if facts.prometheus.is_forbidden else warning
+        yield report(subject, f"{about}: {facts.prometheus.why}", f"try it from a pod: curl {url}/-/ready")
+    elif facts.prometheus == 0:
+        remedy = "scrape the graphs: helm upgrade … --set monitoring.podMonitor.enabled=true"
+        yield warning(subject, f"{about} holds no series of its workers", remedy)
+    else:
+        yield ok(subject, f"{about} holds series of {facts.prometheus} workers")

@@ -1,0 +1,181 @@
+"""Node pools to findings: is there a node for each service, with the GPUs that it asks for? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
+from penstock_operator.doctor.facts import (
+    Finding,
+    Object,
+    Unreadable,
+    full_name,
+    ok,
+    problem,
+    unknown,
+    warning,
+)
+from penstock_operator.plan.drift import quantity
+from penstock_operator.resources.node_pool import gpu_request
+from penstock_operator.resources.pod import gpu_ceiling
+
+Requested = Mapping[str, Mapping[str, int]] | Unreadable
+"""By node, the extended resources that its pods ask for."""
+
+
+class _Need(NamedTuple):
+    """What one service asks of its nodes: an extended resource (empty: none) and how much of it per pod."""
+
+    service: str
+    spec: ServiceSpec
+    resource: str
+    per_pod: int
+
+
+class _Pool(NamedTuple):
+    """One pool of one graph: its name (None: any node), its specification, who uses it, and the graph's ceiling."""
+
+    subject: str
+    name: str | None
+    spec: NodePool
+    needs: list[_Need]
+    ceiling: int | None
+
+
+def pool_findings(
+    raw: Object, nodes: tuple[Object, ...] | Unreadable, requested: Requested
+) -> Iterator[Finding]:
+    """Yield what is to be said of one graph's pools; nothing if its manifest cannot be read."""
+    try:
+        graph = GraphDeployment.model_validate({**raw, "status": None})
+    except ValueError:
+        return
+    name = full_name(raw)
+    if isinstance(nodes, Unreadable):
+        remedy = "ask for the right: list nodes; or see kubectl get nodes"
+        yield unknown(f"nodes for {name}", nodes.why, remedy)
+        return
+    for pool in (None, *graph.spec.node_pools):
+        needs = [
+            _Need(service, each, *(gpu_request(graph, service) or ("", 0)))
+            for service, each in graph.spec.workers.items()
+            if each.node_pool == pool
+        ]
+        if pool is not None or any(need.resource for need in needs):
+            subject = f"any node of {name}" if pool is None else f"pool {pool} of {name}"
+            spec = NodePool() if pool is None else graph.spec.node_pools[pool]
+            yield from _pool(_Pool(subject, pool, spec, needs, gpu_ceiling(graph)), nodes, requested)
+
+
+def _pool(pool: _Pool, nodes: tuple[Object, ...], requested: Requested) -> Iterator[Finding]:
+    selector = sorted(pool.spec.node_selector.items())
+    labels = [f"{key}={value}" for key, value in selector]
+    matching = [
+        each
+        for each in nodes
+        if all(each["metadata"].get("labels", {}).get(key) == value for key, value in selector)
+    ]
+    if not matching:
+        message = f"no node carries {' and '.join(labels)}" if labels else "there is no node"
+        fix = (
+            f"kubectl label node NODE {' '.join(labels)}, or correct spec.nodePools.{pool.name}.nodeSelector"
+        )
+        yield (problem if pool.needs else warning)(
+            pool.subject, message, fix if labels else "kubectl get nodes"
+        )
+        return
+    usable = [each for each in matching if _is_usable(each)]
+    if not usable:
+        show = f"kubectl get nodes{' -l ' if labels else ''}{','.join(labels)}; kubectl uncordon NODE"
+        yield problem(pool.subject, f"none of its {len(matching)} nodes is ready and schedulable", show)
+        return
+    refused = {each["metadata"]["name"]: _taints(each, pool.spec.tolerations) for each in usable}
+    open_nodes = [each for each in usable if not refused[each["metadata"]["name"]]]
+    taints = [taint for each in refused.values() for taint in each]
+    if taints:
+        names = ", ".join(dict.fromkeys(map(_shown, taints)))
+        message = f"{len(usable) - len(open_nodes)} of {len(usable)} nodes are tainted {names}"
+        where = (
+            "the service's podTemplate" if pool.name is None else f"spec.nodePools.{pool.name}.tolerations"
+        )
+        match = f"value: {taints[0]['value']}" if taints[0].get("value") else "operator: Exists"
+        toleration = f"{{key: {taints[0]['key']}, {match}, effect: {taints[0]['effect']}}}"
+        yield (warning if open_nodes else problem)(pool.subject, message, f"add to {where}: {toleration}")
+    if open_nodes:
+        yield from _gpus(pool, open_nodes, requested)
+
+
+def _is_usable(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", ())
+    ready = next((each["status"] for each in conditions if each["type"] == "Ready"), "Unknown")
+    return ready == "True" and not node.get("spec", {}).get("unschedulable", False)
+
+
+def _taints(node: Object, tolerations: tuple[Toleration, ...]) -> list[Mapping[str, str]]:
+    """Return the taints that keep pods from a node."""
+    return [
+        each
+        for each in node.get("spec", {}).get("taints", ())
+        if each["effect"] != "PreferNoSchedule" and not any(_tolerates(one, each) for one in tolerations)
+    ]
+
+
+def _shown(taint: Mapping[str, str]) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
+def _tolerates(toleration: Toleration, taint: Mapping[str, str]) -> bool:
+    if toleration.effect not in (None, "", taint["effect"]):
+        return False
+    if toleration.key is not None and toleration.key != taint["key"]:
+        return False
+    return toleration.operator == "Exists" or (toleration.value or "") == taint.get("value", "")
+
+
+def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Finding]:
+    asked = [need for need in pool.needs if need.resource]
+    if not asked:
+        yield ok(pool.subject, f"{len(nodes)} nodes; no service asks them for GPUs")
+        return
+    resource = asked[0].resource  # one per pool: the pool names it
+    here = {
+        each["metadata"]["name"]: int(
+            quantity(each.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0
+        )
+        for each in nodes
+    }
+    total = sum(here.values())
+    if not total:
+        remedy = "check the device plugin: kubectl get daemonsets -A; kubectl describe node NODE"
+        yield problem(pool.subject, f"none of its {len(nodes)} nodes offers {resource}", remedy)
+        return
+    yield from _shortages(pool, asked, total, max(here.values()))
+    if isinstance(requested, Unreadable):
+        use = f"; how many are taken is not known: {requested.why}"
+    else:
+        taken = sum(requested.get(node, {}).get(resource, 0) for node in here)
+        use = f": {taken} taken, {total - taken} free"
+    yield ok(pool.subject, f"{len(here)} nodes with {total} {resource}{use}")
+
+
+def _shortages(pool: _Pool, needs: list[_Need], total: int, largest: int) -> Iterator[Finding]:
+    resource, now, most = needs[0].resource, 0, 0
+    for need in needs:
+        now += need.spec.replicas * need.spec.nodes_per_replica * need.per_pod
+        most += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
+        if need.per_pod > largest:
+            message = (
+                f"{need.service} asks for {need.per_pod} {resource} on one node, the largest has {largest}"
+            )
+            remedy = f"lower services.{need.service}.gpusPerReplica, or raise its nodesPerReplica"
+            yield problem(pool.subject, message, remedy)
+    most = most if pool.ceiling is None else min(most, pool.ceiling)
+    has = f"{resource}, the nodes have {total}"
+    if now > total:
+        yield problem(pool.subject, f"its services start with {now} {has}", "add nodes, or lower replicas")
+    elif most > total:
+        remedy = "add nodes, or lower maxReplicas or planner.maxGpuBudget"
+        message = f"its services may grow to {most} {has}; more replicas stay pending"
+        yield warning(pool.subject, message, remedy)

@@ -1,0 +1,353 @@
+"""Reads what `check` evaluates, from the API server and through its proxy; writes nothing.
+
+Everything is bounded: each answer in time, pages and calls in number. Two readings, one interval apart, show
+whether Leases are renewed and metrics are read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+from penstock.api.crd import definitions
+from penstock.core import metric_names as names
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import (
+    ACCESS_REVIEW,
+    CRD,
+    DEPLOYMENT,
+    GRAPH_DEPLOYMENT,
+    LEASE,
+    NODE,
+    POD,
+    PROFILE_REQUEST,
+    SUBJECT_REVIEW,
+    Kind,
+)
+from penstock.kube.objects.names import (
+    FINISHED_PHASES,
+    GRAPH_LABEL,
+    HTTP_PORT,
+    WORKER_PORT,
+    child_name,
+)
+from penstock_operator.doctor.check import component_of, lease_of, scope_of
+from penstock_operator.doctor.check_pools import Requested
+from penstock_operator.doctor.facts import (
+    Facts,
+    GraphFacts,
+    LeaseFact,
+    Object,
+    Page,
+    RightsFact,
+    Unreadable,
+)
+from penstock_operator.plan.drift import quantity
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS, Right
+
+ANSWER_S: Final = 10.0
+"""Chosen: longest wait for one answer; healthy servers need milliseconds."""
+
+MAX_PAGES: Final = 64
+"""Chosen: most pods of one graph whose metrics are read; more would load the API server's proxy."""
+
+MAX_CALLS: Final = 16
+"""Chosen: calls under way at once."""
+
+_PART_OF: Final = {"app.kubernetes.io/part-of": "penstock"}
+_IN_CLUSTER: Final = re.compile(r"^(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)(\.svc(\.[a-z0-9.-]+)?)?$")
+
+_REQUEST: Final = re.compile(r"^[A-Z]+ /\S*: ")
+
+T = TypeVar("T")
+
+LeaseName = tuple[str, str, str]
+"""Component, namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What to look at: graphs of one namespace or (None) all, one graph or all, real seconds between the two looks."""
+
+    namespace: str | None
+    graph: str | None
+    interval_s: float
+    release: str
+
+
+async def gather(client: KubeClient, scope: Scope) -> Facts:
+    """Look twice and return all that was seen; nothing that fails is raised."""
+    return await _Gatherer(client, scope).gather()
+
+
+class _Gatherer:
+    def __init__(self, client: KubeClient, scope: Scope) -> None:
+        self._client = client
+        self._scope = scope
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+
+    async def gather(self) -> Facts:
+        scope = self._scope
+        found = await self._seen(self._client.raw_get("/version"))
+        version = found if isinstance(found, Unreadable) else str(found.get("gitVersion"))
+        facts = Facts(self._client.server, version, time.time(), scope.interval_s, scope.release)
+        if isinstance(version, Unreadable):
+            return facts
+        skew_s = await self._skew_s()
+        crds, deployments, graphs, profiles, (nodes, requested) = await asyncio.gather(
+            self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
+        )
+        wanted = _wanted_leases(deployments)
+        first, seen, rights = await asyncio.gather(
+            self._leases(wanted), self._each(graphs, self._first), self._rights(deployments)
+        )
+        if wanted or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
+            await asyncio.sleep(scope.interval_s)
+        later, graphs = await asyncio.gather(self._leases(wanted), self._each(seen, self._again))
+        return replace(
+            facts,
+            now_s=time.time() - (skew_s or 0.0),
+            skew_s=skew_s,
+            crds=crds,
+            deployments=deployments,
+            leases=tuple(
+                LeaseFact(*name, before, after)
+                for name, before, after in zip(wanted, first, later, strict=True)
+            ),
+            rights=rights,
+            graphs=graphs,
+            profiles=profiles,
+            nodes=nodes,
+            requested=requested,
+        )
+
+    async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
+        """Wait for an answer, bounded; a failure is reported, not raised."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await call
+            except TimeoutError:
+                return Unreadable(f"no answer within {ANSWER_S:.0f} s")
+            except ForbiddenError as exc:
+                return Unreadable(_words(exc), is_forbidden=True)
+            except ClusterError as exc:
+                return Unreadable(_words(exc))
+
+    async def _seen_or_none(self, call: Awaitable[T]) -> T | Unreadable | None:
+        async def found() -> T | None:
+            try:
+                return await call
+            except NotFoundError:
+                return None
+
+        return await self._seen(found())
+
+    async def _skew_s(self) -> float | None:
+        before_s = time.time()
+        server_s = await self._seen(self._client.server_time_s())
+        # Date is cut to whole seconds, so the server's clock stands half a second further on average.
+        return None if isinstance(server_s, Unreadable) else (before_s + time.time()) / 2 - (server_s + 0.5)
+
+    async def _crds(self) -> dict[str, Object | Unreadable | None]:
+        wanted = list(definitions())
+        found = await asyncio.gather(*(self._seen_or_none(self._client.get(CRD, each)) for each in wanted))
+        return dict(zip(wanted, found, strict=True))
+
+    async def _deployments(self) -> tuple[Object, ...] | Unreadable:
+        found = await self._seen(self._client.list(DEPLOYMENT, namespace=None, labels=_PART_OF))
+        if isinstance(found, Unreadable) and found.is_forbidden:
+            own = self._scope.namespace or self._client.namespace
+            found = await self._seen(self._client.list(DEPLOYMENT, namespace=own, labels=_PART_OF))
+        return found if isinstance(found, Unreadable) else tuple(found.items)
+
+    async def _graphs(self) -> tuple[GraphFacts, ...] | Unreadable:
+        found = await self._listed(GRAPH_DEPLOYMENT, lambda each: each["metadata"]["name"])
+        return found if isinstance(found, Unreadable) else tuple(map(GraphFacts, found))
+
+    async def _profiles(self) -> tuple[Object, ...] | Unreadable:
+        return await self._listed(PROFILE_REQUEST, lambda each: each["spec"].get("graph"))
+
+    async def _listed(
+        self, kind: Kind, graph_of: Callable[[Object], str | None]
+    ) -> tuple[Object, ...] | Unreadable:
+        found = await self._seen_or_none(self._client.list(kind, namespace=self._scope.namespace))
+        if isinstance(found, Unreadable):
+            return found
+        items = () if found is None else found.items
+        return tuple(each for each in items if self._scope.graph in (None, graph_of(each)))
+
+    async def _nodes(self) -> tuple[tuple[Object, ...] | Unreadable, Requested]:
+        nodes = await self._seen(self._client.list(NODE, namespace=None))
+        if isinstance(nodes, Unreadable):
+            return nodes, nodes
+        requested: dict[str, dict[str, int]] = {}
+        # A cluster has many pods: each is added up as its page arrives and forgotten.
+        read = self._client.read_pages(
+            POD,
+            namespace=None,
+            selector="",
+            take=lambda pod: _add_requests(requested, pod),
+            restart=requested.clear,
+        )
+        version = await self._seen(read)
+        return tuple(nodes.items), version if isinstance(version, Unreadable) else requested
+
+    async def _leases(self, wanted: Sequence[LeaseName]) -> list[Object | Unreadable | None]:
+        calls = (self._client.get(LEASE, name, namespace=namespace) for _, namespace, name in wanted)
+        return await asyncio.gather(*map(self._seen_or_none, calls))
+
+    async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
+        asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
+        for each in () if isinstance(deployments, Unreadable) else deployments:
+            component = component_of(each)
+            rights = {"operator": OPERATOR_RIGHTS, "planner": PLANNER_RIGHTS}.get(component)
+            if rights is not None:
+                account = each["spec"]["template"]["spec"].get("serviceAccountName", "default")
+                who = f"system:serviceaccount:{each['metadata']['namespace']}:{account}"
+                asked.append(self._rights_of(who, component, scope_of(each), rights))
+        return tuple(await asyncio.gather(*asked))
+
+    async def _rights_of(
+        self, who: str, component: str, namespace: str | None, rights: Sequence[Right]
+    ) -> RightsFact:
+        user = who if component else None
+        answers = await asyncio.gather(*(self._may(user, namespace, each) for each in rights))
+        unseen = next((each for each in answers if isinstance(each, Unreadable)), None)
+        missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
+        return RightsFact(who, component, namespace, len(rights), missing, unseen)
+
+    async def _may(self, user: str | None, namespace: str | None, right: Right) -> bool | Unreadable:
+        resource, _, sub = right.resource.partition("/")
+        attributes = {"group": right.group, "resource": resource, "subresource": sub, "verb": right.verb}
+        spec: dict[str, Any] = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}
+        kind = ACCESS_REVIEW
+        if user is not None:
+            _, _, account_namespace, _ = user.split(":")
+            accounts = "system:serviceaccounts"
+            groups = [accounts, f"{accounts}:{account_namespace}", "system:authenticated"]
+            spec |= {"user": user, "groups": groups}
+            kind = SUBJECT_REVIEW
+        call = self._client.create(kind.of({}, spec=spec), field_manager="penstock-doctor")
+        answer = await self._seen(call)
+        return answer if isinstance(answer, Unreadable) else bool(answer.get("status", {}).get("allowed"))
+
+    async def _each(
+        self,
+        graphs: tuple[GraphFacts, ...] | Unreadable,
+        look: Callable[[GraphFacts], Awaitable[GraphFacts]],
+    ) -> tuple[GraphFacts, ...] | Unreadable:
+        return graphs if isinstance(graphs, Unreadable) else tuple(await asyncio.gather(*map(look, graphs)))
+
+    async def _first(self, facts: GraphFacts) -> GraphFacts:
+        graph = facts.graph
+        namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
+        found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
+        if isinstance(found, Unreadable):
+            return GraphFacts(graph, found)
+        # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
+        views = [(each, pod_view(each)) for each in found.items]
+        read = [(each, view) for each, view in views if view.ready and not view.worker_index][:MAX_PAGES]
+        pages = await self._texts([each for each, _ in read], "/metrics")
+        ready = await self._texts([each for each, view in read if view.role == "router"], "/ready")
+        return GraphFacts(
+            graph,
+            tuple(found.items),
+            ready=ready,
+            pages={name: Page(text, text) for name, text in pages.items()},
+            prometheus=await self._prometheus(graph),
+        )
+
+    async def _again(self, facts: GraphFacts) -> GraphFacts:
+        if isinstance(facts.pods, Unreadable):
+            return facts
+        read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
+        texts = await self._texts(read, "/metrics")
+        return replace(
+            facts, pages={name: Page(facts.pages[name].first, text) for name, text in texts.items()}
+        )
+
+    async def _texts(self, pods: list[Object], path: str) -> dict[str, str | Unreadable]:
+        """Return what pods answer at a path, by their names."""
+        texts = await asyncio.gather(*(self._pod_text(each, path) for each in pods))
+        return {each["metadata"]["name"]: text for each, text in zip(pods, texts, strict=True)}
+
+    async def _pod_text(self, pod: Object, path: str) -> str | Unreadable:
+        metadata = pod["metadata"]
+        proxy = POD.path(metadata["namespace"], f"{metadata['name']}:{_http_port(pod)}", subresource="proxy")
+        return await self._seen(self._client.raw_text(f"{proxy}{path}"))
+
+    async def _prometheus(self, graph: Object) -> int | Unreadable | None:
+        url = graph["spec"].get("planner", {}).get("metrics", {}).get("prometheusUrl")
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        inside = _IN_CLUSTER.match(parts.hostname or "")
+        if inside is None:
+            return Unreadable("is outside the cluster, so it is not asked from here", is_forbidden=True)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{pod_selector(graph)}}}))")
+        service = f"{parts.scheme}:{inside['name']}:{port}"
+        path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
+        answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
+        return answer if isinstance(answer, Unreadable) else _count_of(answer)
+
+
+def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseName]:
+    """Return the Leases of the operators and planners that are not scaled to 0, each once."""
+    found: dict[LeaseName, None] = {}
+    for each in () if isinstance(deployments, Unreadable) else deployments:
+        lease = lease_of(each)
+        if lease is not None and each["spec"].get("replicas", 1):
+            found[component_of(each), *lease] = None
+    return list(found)
+
+
+def pod_selector(graph: Object) -> str:
+    """Return the PromQL matchers of the graph's own pods: those of graph ``chat-2`` are not ``chat``'s."""
+    name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
+    services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
+    return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'
+
+
+def _words(error: ClusterError) -> str:
+    """Return the server's own words, without the request in front of them."""
+    return _REQUEST.sub("", str(error))
+
+
+def _count_of(answer: str) -> int | Unreadable:
+    """Return the number that an instant query of Prometheus gave; no sample counts as 0."""
+    try:
+        result = json.loads(answer)["data"]["result"]
+        return int(float(result[0]["value"][1])) if result else 0
+    except (ValueError, KeyError, TypeError, IndexError):
+        return Unreadable(f"its answer cannot be read: {answer[:100]!r}")
+
+
+def _http_port(pod: Object) -> int:
+    """Return the pod's port named http; every pod of a graph has one."""
+    for container in pod["spec"].get("containers", ()):
+        for port in container.get("ports", ()):
+            if port.get("name") == HTTP_PORT:
+                return int(port["containerPort"])
+    return WORKER_PORT
+
+
+def _add_requests(requested: dict[str, dict[str, int]], pod: Object) -> None:
+    """Add a pod's extended resources to those of its node; finished pods hold none."""
+    node = pod.get("spec", {}).get("nodeName")
+    if not node or pod.get("status", {}).get("phase") in FINISHED_PHASES:
+        return
+    here = requested.setdefault(node, {})
+    for container in pod["spec"].get("containers", ()):
+        for resource, amount in container.get("resources", {}).get("requests", {}).items():
+            if "/" in resource:
+                here[resource] = here.get(resource, 0) + int(quantity(amount) or 0)

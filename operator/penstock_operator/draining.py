@@ -1,0 +1,157 @@
+"""Scales worker services down, and takes graphs away, in order: drained first, deleted afterwards.
+
+The plans are pure (`plan.drain`, `plan.deletion`); replicas are written with the workload, after this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.core.errors import ForbiddenError, NotFoundError
+from penstock.core.stamps import stamp
+from penstock.kube.kinds import LEADER_WORKER_SET, POD
+from penstock.kube.objects.names import (
+    DELETION_COST_ANNOTATION,
+    DRAIN_ANNOTATION,
+    DRAINING,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    SERVING,
+    SERVING_LABEL,
+)
+from penstock_operator.apply import Applier
+from penstock_operator.cluster import GraphSnapshot
+from penstock_operator.loads import MetricsReader
+from penstock_operator.plan.deletion import DeletionStep, next_step
+from penstock_operator.plan.drain import ScalePlan, WorkerPool, is_idle, plan_scale, pods_to_ask
+from penstock_operator.plan.pods import PodView
+from penstock_operator.trim import Object
+from penstock_operator.workloads import WORKLOADS, is_own, known_replicas, label_of, replicas_of
+
+IDLE_END_S: Final = 1
+"""Grace of an idle worker of a graph that goes; real seconds, the shortest that still sends SIGTERM."""
+
+
+class Drains:
+    """Takes the next step of every service's scaling, and of every deletion; every step may be taken again.
+
+    Its methods raise ClusterError where the API server does not answer or refuses.
+    """
+
+    def __init__(self, applier: Applier, loads: MetricsReader) -> None:
+        self._applier = applier
+        self._loads = loads
+
+    async def step(self, pool: WorkerPool, *, now_s: float) -> ScalePlan:
+        """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written."""
+        loads = await self._loads.read(pods_to_ask(pool))
+        plan = plan_scale(pool, loads=loads, now_s=now_s)
+        pods = {each.name: each for each in pool.pods}
+        for name, change in _changes(plan, now_s).items():
+            head = {"name": name, "namespace": pods[name].namespace}
+            with suppress(NotFoundError):  # it is gone already; the watch will say so
+                await self._applier.patch(POD.of(head), {"metadata": {**change, "uid": pods[name].uid}})
+        return plan
+
+    async def delete_graph(self, raw: Object, snapshot: GraphSnapshot, *, now_s: float) -> DeletionStep:
+        """Take the next step of a graph's deletion and return it; the finalizer is the caller's."""
+        uid = raw["metadata"]["uid"]
+        own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
+        idle = await self._idle_routers(snapshot.views())
+        step = next_step(own.values(), snapshot.views(), idle=idle)
+        for (kind, _), child in sorted(own.items()):
+            if kind in WORKLOADS and label_of(child, SERVICE_LABEL) in step.drain:
+                plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle))
+                if not plan.spec_replicas:
+                    await self._end(_pods_of(child, snapshot), plan, now_s)
+        for gone in step.delete:
+            await self._applier.delete(gone)
+        return step
+
+    async def retire(self, workload: Object, snapshot: GraphSnapshot, *, now_s: float) -> None:
+        """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it."""
+        if workload["metadata"].get("deletionTimestamp"):
+            return
+        is_router = label_of(workload, ROLE_LABEL) == Role.ROUTER
+        if is_router or not any(each.alive for each in _pods_of(workload, snapshot)):
+            await self._applier.delete(workload)
+        else:
+            await self._drain(workload, snapshot, now_s, has_senders=True)
+
+    async def _drain(
+        self, workload: Object, snapshot: GraphSnapshot, now_s: float, *, has_senders: bool
+    ) -> ScalePlan:
+        pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
+        pool = WorkerPool(
+            pods=pods,
+            desired=0,
+            spec_replicas=number,
+            grace_s=max((each.grace_s for each in pods), default=0.0),
+            has_senders=has_senders,
+            known_replicas=known_replicas(workload),
+        )
+        plan = await self.step(pool, now_s=now_s)
+        if plan.spec_replicas != number:
+            await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})
+        return plan
+
+    async def _idle_routers(self, views: Sequence[PodView]) -> frozenset[str]:
+        """Return the routers once all leave and nothing is under way, at them or at workers.
+
+        Both are queried, because a router may forward requests for another.
+        """
+        pods = [each for each in views if not each.finished]
+        routers = [each for each in pods if each.role == Role.ROUTER]
+        if not routers or not all(each.terminating for each in routers):
+            return frozenset()
+        loads = await self._loads.read(pods)
+        is_under_way = not all(is_idle(loads[each.name]) for each in routers)
+        return frozenset() if is_under_way else frozenset(each.name for each in routers)
+
+    async def _end(self, pods: Sequence[PodView], plan: ScalePlan, now_s: float) -> None:
+        """Delete the idle ones of pods that leave with the shortest grace."""
+        for each in pods:
+            # One that leaves because its grace is over may still stream: it keeps its own end.
+            since_s = now_s if each.drain_since_s is None else each.drain_since_s
+            if each.name in plan.leaving and now_s - since_s < each.grace_s:
+                head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
+                # Rights of an older chart: the pod ends a little later by itself.
+                with suppress(ForbiddenError):
+                    await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
+
+
+def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
+    """Return the text of an Event for what begins now; None if nothing does."""
+    if plan.begin:
+        return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {desired}"
+    if plan.restore:
+        return f"{service}: {_names(plan.restore)} serve again; {desired} replicas are wanted"
+    return None
+
+
+def _changes(plan: ScalePlan, now_s: float) -> dict[str, dict[str, Any]]:
+    """Return the plan's metadata changes by pod, victims first."""
+    serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.begin, (DRAINING, stamp(now_s)))
+    serving |= dict.fromkeys(plan.restore, (SERVING, None))
+    found: dict[str, dict[str, Any]] = {
+        name: {"labels": {SERVING_LABEL: label}, "annotations": {DRAIN_ANNOTATION: since}}
+        for name, (label, since) in serving.items()
+    }
+    for name, cost in plan.deletion_costs.items():
+        annotations = found.setdefault(name, {}).setdefault("annotations", {})
+        annotations[DELETION_COST_ANNOTATION] = None if cost == 0 else str(cost)
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
+    """Return the pods of a workload; a Deployment and a set of the same service are distinguished by groups."""
+    service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
+    return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]

@@ -1,0 +1,308 @@
+"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. The only importer of kopf.
+
+A handler reports its object to the view that the reconciler reads, which enqueues it. Kopf holds the drain finalizer:
+a graph is reported only once it carries it, so no child is made before, and it goes when the reconciler has nothing
+left of a deleted graph. A graph can therefore not vanish while kopf's watch is broken. Of a ProfileRequest, which has
+no finalizer, the reconciler learns that from its next write.
+What kopf has handled it keeps in this process's memory, so that it writes nothing at rest: after a restart every object is
+new to it, which costs one reconcile that changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, cast
+
+import aiohttp
+import kopf
+
+from penstock.core.errors import ClusterError
+from penstock.core.http.loop import reclaim_signals
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import STREAM_S, ObjectKey, key_of
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
+from penstock.kube.objects.names import drain_finalizer, is_of_class
+from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
+from penstock_operator.cluster import Cluster
+from penstock_operator.profiles import Profiles
+
+TOUCH_ANNOTATION: Final = "penstock.dev/touch"
+"""On a graph whose deletion lasts: when kopf came back to it last."""
+
+
+class MemoryDiffBase(kopf.DiffBaseStorage):
+    """The version of every object that its handlers saw; whatever changes an object is an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, kopf.BodyEssence] = {}
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
+        """Return the compared part."""
+        version = body["metadata"]["resourceVersion"]
+        return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Return the last handled state."""
+        return self._seen.get(body["metadata"]["uid"])
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
+        """Remember the state handled now."""
+        self._seen[body["metadata"]["uid"]] = essence
+
+    def forget(self, uid: str) -> None:
+        """Drop an object that is gone."""
+        self._seen.pop(uid, None)
+
+
+class MemoryProgress(kopf.ProgressStorage):
+    """How far each handler of each object is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: dict[tuple[str, str], kopf.ProgressRecord] = {}
+
+    def fetch(self, *, key: str, body: kopf.Body) -> kopf.ProgressRecord | None:
+        """Return a handler's record."""
+        return self._records.get((body["metadata"]["uid"], key))
+
+    def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
+        """Keep a handler's record."""
+        self._records[body["metadata"]["uid"], key] = record
+
+    def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
+        """Drop a handler's record."""
+        self._records.pop((body["metadata"]["uid"], key), None)
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+        """Change the object, so that its event triggers the due retry."""
+        if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
+            patch.metadata.annotations[TOUCH_ANNOTATION] = value
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """Return an essence, which holds no records."""
+        return essence
+
+
+DELETION_S: Final = 30.0
+"""Chosen: how long one call of a deletion's handler waits; each further one costs a write that brings it."""
+
+AGAIN_S: Final = 1.0
+"""Chosen: pause before the next call of a deletion's handler."""
+
+STOP_S: Final = 5.0
+"""Chosen: longest wait for kopf's end. It writes finalizers alone, so a task that stays behind harms nothing."""
+
+PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
+"""Between kopf's tries of one request, for a day: an API server that is away comes back."""
+
+LOGIN_GAP_S: Final = 10.0
+"""Chosen: credentials that are refused sooner than this after they were read will not get better by reading them."""
+
+log = get_logger(__name__)
+
+
+class KopfOperator:
+    """Kopf for one leader."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        graphs: Cluster,
+        requests: Profiles,
+        enqueue: Callable[[ObjectKey], None],
+        deleted: Callable[[str], Awaitable[None]],
+        namespace: str | None,
+        operator_class: str,
+        resync_s: float,
+    ) -> None:
+        """Prepare; `run` starts it.
+
+        A graph is reported again, and enqueued, after ``resync_s`` without a change; ``deleted`` returns once nothing
+        is left of the deleted graph with this UID.
+        """
+        self._client = client
+        self._graphs = graphs
+        self._requests = requests
+        self._enqueue = enqueue
+        self._deleted = deleted
+        self._namespace = namespace
+        self._operator_class = operator_class
+        self._finalizer = drain_finalizer(operator_class)
+        self._resync_s = resync_s
+        self._login_s: float | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._diffbase = MemoryDiffBase()
+        self._reported: dict[str, str] = {}  # newest version of each object, by its UID
+        # Kopf logs every event of every object; what matters of it the reconciler logs itself.
+        for name in ("kopf", "kopf.objects"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+    async def run(self) -> None:
+        """Run kopf until cancelled.
+
+        Raises:
+            ClusterError: kopf ended: its rights or the cluster's definitions are wrong, and a new process may find
+                them right.
+        """
+        # Cancelled between kopf's creation of its tasks and their return, nothing would end them.
+        spawning = asyncio.create_task(self._spawn(), name="kopf")
+        try:
+            tasks = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            await self._stop(await spawning)
+            raise
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._stop(tasks)
+        errors = [repr(each.exception()) for each in done if not each.cancelled() and each.exception()]
+        raise ClusterError(
+            f"kopf ended: {'; '.join(errors) or 'without an error'}; see its log, and penstock doctor"
+        )
+
+    async def _spawn(self) -> Collection[asyncio.Task[None]]:
+        """Start kopf's tasks.
+
+        Not `kopf.operator`: that ends by cancelling every task of the loop that was made since it started.
+        """
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=self._settings(),
+            clusterwide=self._namespace is None,
+            namespaces=() if self._namespace is None else (self._namespace,),
+        )
+        reclaim_signals()
+        return tasks
+
+    async def _stop(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """End kopf's tasks and its connections."""
+        for task in tasks:
+            task.cancel()
+        _, left = await asyncio.wait(tasks, timeout=STOP_S)
+        if left:
+            log.error("kopf does not end", tasks=sorted(each.get_name() for each in left), after_s=STOP_S)
+        if self._session is not None:
+            await self._session.close()
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            return await self._login()
+
+        self._drive(registry, GRAPH_DEPLOYMENT, self._graphs)
+        self._drive(registry, PROFILE_REQUEST, self._requests)
+        graphs = _selector(GRAPH_DEPLOYMENT)
+
+        @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=AGAIN_S)
+        async def delete(body: kopf.Body, **_: Any) -> None:
+            self._graphs.report(dict(body))
+            try:
+                async with asyncio.timeout(DELETION_S):
+                    await self._deleted(body["metadata"]["uid"])
+            except TimeoutError as exc:
+                raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
+
+        @kopf.timer(
+            *graphs,
+            registry=registry,
+            when=self._is_ours,
+            interval=self._resync_s,
+            initial_delay=self._resync_s,
+        )
+        async def resync(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+            if self._finalizer in body["metadata"].get("finalizers", ()):
+                self._graphs.report(dict(body))
+                self._enqueue(key_of(body))
+            else:  # whatever refused the finalizer may take it now
+                patch.fns.append(self._add_finalizer)
+
+        return registry
+
+    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
+        """Register the handler that reports objects of one kind to their view."""
+
+        @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
+        @kopf.on.create(*_selector(kind), registry=registry, when=self._is_ours)
+        @kopf.on.update(*_selector(kind), registry=registry, when=self._is_ours)
+        async def change(body: kopf.Body, **_: Any) -> None:
+            self._report(view, body)
+
+        @kopf.on.event(*_selector(kind), registry=registry, when=self._is_ours)
+        async def seen(body: kopf.Body, **_: Any) -> None:
+            # Kopf skips its handlers while it does not know whether its finalizer was written, and only a further
+            # event would bring them: the answer of that write may be lost.
+            metadata = body["metadata"]
+            if self._finalizer in metadata.get("finalizers", ()) and metadata["uid"] not in self._reported:
+                self._report(view, body)
+
+        @kopf.on.event(*_selector(kind), registry=registry, when=_is_gone)
+        async def gone(body: kopf.Body, **_: Any) -> None:
+            self._diffbase.forget(body["metadata"]["uid"])
+            self._reported.pop(body["metadata"]["uid"], None)
+            view.remove(dict(body))
+
+    def _report(self, view: Cluster | Profiles, body: kopf.Body) -> None:
+        """Report a version of an object once."""
+        metadata = body["metadata"]
+        if self._reported.get(metadata["uid"]) != metadata["resourceVersion"]:
+            self._reported[metadata["uid"]] = metadata["resourceVersion"]
+            view.report(dict(body))
+
+    def _is_ours(self, spec: Mapping[str, Any], **_: Any) -> bool:
+        return is_of_class(spec, self._operator_class)
+
+    def _add_finalizer(self, body: Any) -> None:
+        body["metadata"].setdefault("finalizers", []).append(self._finalizer)
+
+    async def _login(self) -> kopf.AiohttpSession:
+        """Give kopf a session with the client's credentials; a second call says that they were refused."""
+        now_s, transport = time.monotonic(), self._client.transport
+        if self._login_s is not None:
+            if now_s - self._login_s < LOGIN_GAP_S:
+                raise kopf.PermanentError(f"{self._client.server} refuses the credentials")
+            await transport.renew(transport.version)
+        self._login_s = now_s
+        if self._session is not None:
+            await self._session.close()
+        self._session = transport.session()
+        return kopf.AiohttpSession(
+            server=self._client.server,
+            aiohttp_session=self._session,
+            default_namespace=self._client.namespace,
+        )
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.persistence.finalizer = self._finalizer
+        settings.persistence.diffbase_storage = self._diffbase
+        settings.persistence.progress_storage = MemoryProgress()
+        settings.posting.enabled = False
+        settings.peering.standalone = True  # a Lease says who acts: kopf's peering does not fence
+        settings.scanning.disabled = True  # needs rights to list CRDs and namespaces, for nothing used here
+        settings.process.ultimate_exiting_timeout = None  # it would kill the entire process
+        settings.queueing.exit_timeout = 1.0  # a deletion's handler waits for longer than a leader may
+        settings.watching.server_timeout = min(STREAM_S)  # an integer, or the server refuses it
+        settings.watching.connect_timeout = CONNECT_S
+        settings.watching.inactivity_timeout = SILENCE_S
+        settings.watching.chunk_size = 500
+        settings.networking.connect_timeout = CONNECT_S
+        settings.networking.request_timeout = ANSWER_S
+        settings.networking.error_backoffs = PAUSES_S
+        return settings
+
+
+def _selector(kind: Kind) -> tuple[str, str, str]:
+    group, _, version = kind.api_version.partition("/")
+    return group, version, kind.plural
+
+
+def _is_gone(event: Mapping[str, Any], **_: Any) -> bool:
+    return bool(event["type"] == "DELETED")

@@ -1,0 +1,168 @@
+"""The operator's own /metrics, /healthz and /readyz: reconciles, writes, and the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import orjson
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.api import GraphPhase
+from penstock.core import metric_names as names
+from penstock.core.http.messages import error_body
+from penstock.core.http.server import HttpServer, Request, Responder
+from penstock_operator.trim import Object
+
+_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Chosen: a look that finds nothing takes a millisecond, one that writes twenty objects tenths of a second."""
+
+
+class _GraphCollector(Collector):
+    """Series of the graphs as the watches show them; those of a deleted one end with it."""
+
+    def __init__(self) -> None:
+        self.graphs: Callable[[], Iterable[Object]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        labels = ["namespace", "graph"]
+        ready = GaugeMetricFamily(
+            names.OPERATOR_READY_REPLICAS,
+            "Ready replicas by graph and role; 0 also while there is no pod.",
+            labels=[*labels, "role"],
+        )
+        target = GaugeMetricFamily(
+            names.OPERATOR_TARGET_REPLICAS,
+            "Wanted replicas by graph and role, the desired number within its bounds.",
+            labels=[*labels, "role"],
+        )
+        planned = GaugeMetricFamily(
+            names.OPERATOR_PLANNED, "1 for each graph that a planner is to plan.", labels=labels
+        )
+        phases = GaugeMetricFamily(names.OPERATOR_GRAPHS, "Graphs by phase.", labels=["phase"])
+        found = dict.fromkeys((each.value for each in GraphPhase), 0)
+        for graph in self.graphs():
+            metadata, status = graph["metadata"], graph.get("status") or {}
+            phase = status.get("phase") or GraphPhase.PENDING.value
+            found[phase] = found.get(phase, 0) + 1
+            if "deletionTimestamp" in metadata:
+                continue
+            of_graph = [metadata["namespace"], metadata["name"]]
+            for role, (count, wanted) in _replicas(graph["spec"], status.get("services") or {}).items():
+                ready.add_metric([*of_graph, role], count)
+                if wanted is not None:
+                    target.add_metric([*of_graph, role], wanted)
+            if (graph["spec"].get("planner") or {}).get("enabled", True):
+                planned.add_metric(of_graph, 1)
+        for phase, count in found.items():
+            phases.add_metric([phase], count)
+        yield from (ready, target, planned, phases)
+
+
+def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
+    """Return the ready and the wanted replicas of every declared role; None: the status does not say."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, service in spec.get("services", {}).items():
+        ready, target = found.get(service["role"], (0, None))
+        said = shown.get(name) or {}
+        wanted = said.get("target")
+        target = target if wanted is None else (target or 0) + wanted
+        found[service["role"]] = ready + said.get("ready", 0), target
+    return found
+
+
+class OperatorMetrics:
+    """Counters and gauges of one process."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.durations = Histogram(
+            names.OPERATOR_RECONCILE_DURATION,
+            "Seconds of one reconcile of one graph, writes included.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.reconciles = Counter(
+            names.OPERATOR_RECONCILES,
+            "Reconciles by result: unchanged, changed, waiting, invalid, conflict, error.",
+            ["result"],
+            registry=registry,
+        )
+        self.writes = Counter(
+            names.OPERATOR_WRITES,
+            "Writes that the API server took, by kind and verb.",
+            ["kind", "verb"],
+            registry=registry,
+        )
+        self.write_errors = Counter(
+            names.OPERATOR_WRITE_ERRORS,
+            "Writes that failed, by kind and error.",
+            ["kind", "error"],
+            registry=registry,
+        )
+        self.events_dropped = Counter(
+            names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
+        )
+        self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
+        self.leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
+        self._depth.set_function(lambda: 0)
+        self._by_graph = _GraphCollector()
+        registry.register(self._by_graph)
+
+    def watch(self, *, depth: Callable[[], float], graphs: Callable[[], Iterable[Object]]) -> None:
+        """Read the queue's depth and the GraphDeployments, trimmed, at every scrape."""
+        self._depth.set_function(depth)
+        self._by_graph.graphs = graphs
+
+    def page(self) -> bytes:
+        """Return the exposition."""
+        return generate_latest(self._registry)
+
+
+class StatusServer(HttpServer):
+    """Answers /metrics, /healthz (the process lives) and /readyz (it knows the cluster and acts or stands by)."""
+
+    def __init__(
+        self,
+        metrics: OperatorMetrics,
+        *,
+        unready: Callable[[], str | None],
+        standing: Callable[[], str] = lambda: "",
+        fault: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Prepare; functions return in words why it is not ready, what it does, and why only a restart helps (/healthz)."""
+        self._metrics = metrics
+        self._unready = unready
+        self._standing = standing
+        self._fault = fault
+        super().__init__(self._answer)
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        if request.path == "/metrics":
+            responder.send(200, self._metrics.page(), content_type=CONTENT_TYPE_LATEST)
+        elif request.path == "/healthz":
+            if (fault := self._fault()) is None:
+                responder.send(200, b'{"status":"ok"}')
+            else:
+                responder.send(503, error_body(fault, kind="server_error", code="unhealthy"))
+        elif request.path == "/readyz":
+            why = self._unready()
+            if why is None:
+                standing = self._standing()
+                said = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
+                responder.send(200, orjson.dumps(said))
+            else:
+                responder.send(503, error_body(why, code="not_ready"))
+        else:
+            message = "path: only /metrics, /healthz and /readyz are here"
+            responder.send(404, error_body(message, code="not_found"))

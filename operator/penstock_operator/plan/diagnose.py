@@ -1,0 +1,286 @@
+"""Why a pod does not serve, in words, with the remedy.
+
+Pure. Messages say the same for the same state: no counters and no elapsed times in them, so that a status
+that carries one is not written again and again while nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from penstock.kube.objects.names import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS, REPLICA_FAILURE
+from penstock_operator.plan.pods import ContainerView, PodView
+
+SLOW_START_S: Final = 300.0
+"""A worker that loads its model longer than this is worth a word. Chosen: 8B models load in 30 to 120 s."""
+
+NOT_READY_S: Final = 30.0
+"""A started container that is not ready for longer than this fails its probe. Chosen: three probe periods."""
+
+STUCK_S: Final = 60.0
+"""A terminating pod this long past its grace does not go by itself. Chosen: the kubelet needs seconds."""
+
+
+class Category(StrEnum):
+    """What is wrong, worst first; names are a contract (condition reasons, metrics, alerts)."""
+
+    REFUSED = "FailedCreate"
+    IMAGE_PULL = "ImagePull"
+    CONFIG = "CreateContainerConfigError"
+    OUT_OF_MEMORY = "OutOfMemory"
+    CRASH_LOOP = "CrashLoop"
+    NODE_LOST = "NodeLost"
+    EVICTED = "Evicted"
+    FAILED = "PodFailed"
+    UNSCHEDULABLE = "Unschedulable"
+    PROBE_FAILING = "ProbeFailing"
+    TERMINATING_STUCK = "TerminatingStuck"
+    STARTING_SLOWLY = "StartingSlowly"
+    WAITING_FOR_BUDGET = "WaitingForBudget"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is broken; a pod that waits for GPUs of the budget is not."""
+        return self is not Category.WAITING_FOR_BUDGET
+
+    @property
+    def is_unplaced(self) -> bool:
+        """Whether a replica has no node because none fits, or because its pod may not even exist."""
+        return self in {Category.UNSCHEDULABLE, Category.REFUSED}
+
+
+_SEVERITY: Final = {category: rank for rank, category in enumerate(Category)}
+
+_REMEDIES: Final[Mapping[Category, str]] = {
+    Category.IMAGE_PULL: "correct the image, or add imagePullSecrets in podTemplate",
+    Category.CONFIG: "correct env, envFrom or podTemplate of the service",
+    Category.OUT_OF_MEMORY: "raise its memory limit in podTemplate or lower model.contextTokens",
+    Category.CRASH_LOOP: "see kubectl logs --previous -c {container}",
+    Category.NODE_LOST: "check the node; delete it if it is gone for good",
+    Category.EVICTED: "free that resource on the node or raise the pod's requests",
+    Category.FAILED: "see kubectl describe pod; it is replaced by itself",
+    Category.PROBE_FAILING: "see kubectl logs {pod} -c {container}",
+    Category.TERMINATING_STUCK: "check the node and the pod's finalizers, then kubectl delete --force",
+    Category.STARTING_SLOWLY: "see kubectl describe pod {pod} and its logs",
+    Category.WAITING_FOR_BUDGET: "raise planner.maxGpuBudget or scale another service down",
+}
+"""What a person can do, where the words of the cluster do not say more."""
+
+_PLACEMENTS: Final = (
+    (r"Insufficient \S*(gpu|gaudi|tpu)", "add GPU nodes to the pool, or lower replicas or gpusPerReplica"),
+    ("Insufficient", "add nodes, or lower the requests in podTemplate"),
+    ("taint", "add the taint to the node pool's tolerations"),
+    ("affinity|selector", "label the nodes as the node pool's nodeSelector says, or correct it"),
+    ("persistentvolumeclaim|volume", "create the claim, or give it a storage class that can bind it"),
+    ("", "see kubectl describe pod"),
+)
+"""Words of the scheduler, and the remedy."""
+
+_CONFIGS: Final = (
+    (r'secret "([^"]+)" not found', r"create Secret \1 in the graph's namespace"),
+    (r'configmap "([^"]+)" not found', r"create ConfigMap \1 in the graph's namespace"),
+    (r"couldn't find key (\S+) in (Secret|ConfigMap) \S+?/([^\s/]+)", r"add key \1 to \2 \3"),
+)
+"""Words of the kubelet about variables, and the remedy."""
+
+_REFUSALS: Final = (
+    (r"exceeded quota: ([^,]+)", r"raise ResourceQuota \1 of the namespace, or lower replicas"),
+    (
+        "violates PodSecurity",
+        "change podTemplate or cacheMount to what the namespace's pod security level allows",
+    ),
+    (r'webhook "([^"]+)"', r"ask who runs admission webhook \1, or change podTemplate"),
+    ("minimum|maximum", "set resources in podTemplate within the namespace's LimitRange"),
+    ("", "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"),
+)
+"""Words of the API server that refuses pods, and the remedy."""
+
+_NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
+
+
+def _remedy(words: str, table: Iterable[tuple[str, str]]) -> str | None:
+    """Return the remedy of the first row whose pattern is in the words."""
+    found = ((re.search(pattern, words), remedy) for pattern, remedy in table)
+    return next((match.expand(remedy) for match, remedy in found if match is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One pod's trouble, or that of a workload whose pods cannot be created: what is wrong and what a person can do."""
+
+    category: Category
+    pod: str
+    service: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.pod}: {self.message}; {self.remedy}"
+
+
+def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
+    """Return the gravest of ``diagnoses``, of equals the first by pod; None if there are none."""
+    return min(diagnoses, key=lambda each: (_SEVERITY[each.category], each.pod), default=None)
+
+
+class _Trouble(NamedTuple):
+    """What is wrong; a remedy where it is not the category's, and the container that it is about."""
+
+    category: Category
+    message: str
+    remedy: str | None = None
+    container: str = ""
+
+
+def diagnose(
+    pod: PodView,
+    *,
+    now_s: float,
+    budget_reason: str = "",
+    slow_start_s: float = SLOW_START_S,
+) -> Diagnosis | None:
+    """Return what keeps a pod from serving; None if nothing is known to.
+
+    Args:
+        pod: The pod.
+        now_s: Seconds since the epoch.
+        budget_reason: Why the budget does not release it, from `budget.releases`.
+        slow_start_s: Seconds that a container may take to start before that is reported.
+    """
+    found = _of_the_pod(pod, now_s)
+    if found is None and pod.alive and not pod.ready:
+        found = _of_scheduling(pod, budget_reason) or _of_containers(pod, now_s, slow_start_s)
+    if found is None:
+        return None
+    remedy = found.remedy or _REMEDIES[found.category].format(pod=pod.name, container=found.container)
+    return Diagnosis(found.category, pod.name, pod.service, found.message, remedy)
+
+
+def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
+    target = pod.condition("DisruptionTarget")
+    taken = target is not None and target.status == "True" and target.reason == "DeletionByTaintManager"
+    if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):
+        return _Trouble(Category.NODE_LOST, f"node {pod.node} does not answer")
+    if pod.alive and _is_cut_off(pod):
+        remedy = "check the node; its pods are replaced after five minutes"
+        return _Trouble(Category.NODE_LOST, f"node {pod.node} is not ready", remedy)
+    if pod.phase == "Failed":
+        return _of_failure(pod)
+    if pod.terminating and pod.deleted_s is not None and now_s > pod.deleted_s + STUCK_S:
+        where = f" on node {pod.node}" if pod.bound else ""
+        return _Trouble(Category.TERMINATING_STUCK, f"was deleted{where} and does not go")
+    return None
+
+
+def _is_cut_off(pod: PodView) -> bool:
+    """Return whether the pod is unready by the node controller's word alone.
+
+    That changes Ready and nothing else, as soon as the node stops reporting; the kubelet, which is unreachable,
+    had all containers ready, and a kubelet writes both conditions at once. Five minutes later the pod is deleted.
+    Source: kubernetes/pkg/controller/util/node/controller_utils.go, MarkPodsNotReady.
+    """
+    ready, containers = pod.condition("Ready"), pod.condition("ContainersReady")
+    return (
+        ready is not None
+        and ready.status == "False"
+        and ready.reason != "ReadinessGatesNotReady"
+        and containers is not None
+        and containers.status == "True"
+    )
+
+
+def _of_failure(pod: PodView) -> _Trouble:
+    why = pod.message or pod.reason or "no reason given"
+    if pod.reason == "Evicted":
+        return _Trouble(Category.EVICTED, f"was evicted: {why}")
+    ended = [each for each in pod.containers if each.last_exit is not None and each.last_exit.code != 0]
+    return _of_exit(ended[0]) if ended else _Trouble(Category.FAILED, f"failed: {why}")
+
+
+def _of_scheduling(pod: PodView, budget_reason: str) -> _Trouble | None:
+    if pod.gated:
+        message = f"waits for GPUs of the budget{': ' if budget_reason else ''}{budget_reason}"
+        return _Trouble(Category.WAITING_FOR_BUDGET, message)
+    if pod.gates:
+        message = f"is held by scheduling gate {', '.join(pod.gates)}"
+        return _Trouble(Category.UNSCHEDULABLE, message, "see who set spec.schedulingGates of the pod")
+    scheduled = pod.condition("PodScheduled")
+    if pod.bound or scheduled is None or scheduled.status != "False":
+        return None
+    if scheduled.reason == "SchedulingGated":  # stale until the scheduler's next attempt
+        return None
+    # Without its second half about preemption, which varies between tries.
+    said = scheduled.message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,")
+    message = f"cannot be scheduled: {said or 'the scheduler gave no reason'}"
+    remedy = _remedy(_NODES.sub("", scheduled.message), _PLACEMENTS)
+    return _Trouble(Category.UNSCHEDULABLE, message, remedy)
+
+
+def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Trouble | None:
+    for container in pod.containers:
+        found = _of_waiting(container)
+        if found is not None:
+            return found
+    main = [each for each in pod.containers if not each.init]
+    for container in main:
+        if not container.ready and container.last_exit is not None and container.last_exit.code != 0:
+            return _of_exit(container)
+    ready = pod.condition("Ready")
+    since_s = pod.created_s if ready is None or ready.since_s is None else ready.since_s
+    if main and all(each.started for each in main):
+        unready = [each.name for each in main if not each.ready]
+        begun_s = max([since_s, *(each.running_since_s or since_s for each in main)])
+        if unready and now_s - begun_s > NOT_READY_S:
+            message = f"container {unready[0]} runs and fails its readiness probe"
+            return _Trouble(Category.PROBE_FAILING, message, container=unready[0])
+        return None
+    if pod.bound and now_s - (pod.started_s or pod.created_s) > slow_start_s:
+        loading = any(each.running_since_s is not None for each in main)
+        needs = f" ({', '.join(pod.needs)})" if pod.needs else ""
+        waits = f"still waits for its volumes{needs} or init containers"
+        return _Trouble(Category.STARTING_SLOWLY, "is still loading its model" if loading else waits)
+    return None
+
+
+def _of_waiting(container: ContainerView) -> _Trouble | None:
+    reason, text = container.waiting_reason, container.waiting_message
+    if reason in PULL_REASONS:
+        cause = text.rpartition("ErrImagePull: ")[2].strip()
+        detail = "" if not cause or cause.startswith("Back-off") else f": {cause}"
+        return _Trouble(Category.IMAGE_PULL, f"image {container.image} cannot be pulled{detail}")
+    if reason in CONFIG_REASONS:
+        message = f"container {container.name} cannot be created: {text or reason}"
+        return _Trouble(Category.CONFIG, message, _remedy(text, _CONFIGS))
+    return _of_exit(container) if reason == CRASH_LOOP else None
+
+
+def _of_exit(container: ContainerView) -> _Trouble:
+    name, ended = container.name, container.last_exit
+    if ended is None:
+        return _Trouble(Category.CRASH_LOOP, f"container {name} ends again and again", container=name)
+    if ended.reason == "OOMKilled":
+        return _Trouble(Category.OUT_OF_MEMORY, f"container {name} was killed for want of memory")
+    last = ended.message.splitlines()[-1].strip()[:200] if ended.message.strip() else ""
+    message = f"container {name} ended with exit code {ended.code}{': ' if last else ''}{last}"
+    return _Trouble(Category.CRASH_LOOP, message, container=name)
+
+
+_POD: Final = re.compile(r'^(?:[Pp]ods?) "[^"]*" is (?:forbidden|invalid): ')
+"""The pod's generated name differs from try to try; the message must not."""
+
+
+def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
+    """Return why no further pod of a service's Deployment, with its status, can be created; None if none was refused."""
+    for each in (workload.get("status") or {}).get("conditions") or ():
+        if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
+            words = _POD.sub("", " ".join(str(each.get("message") or "").split()))
+            message = (
+                f"the API server refuses its pods: {words or each.get('reason') or 'it gives no reason'}"
+            )
+            name = workload["metadata"]["name"]
+            return Diagnosis(Category.REFUSED, name, service, message, _remedy(words, _REFUSALS) or "")
+    return None

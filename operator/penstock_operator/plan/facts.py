@@ -1,0 +1,295 @@
+"""What is known of a graph when its status is written, from its pods and from what one reconcile found.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
+from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
+from penstock.runtimes import runtime_of
+from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.diagnose import Diagnosis, diagnose
+from penstock_operator.plan.drain import Bounded, ScalePlan
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.rollout import RolloutView
+from penstock_operator.resources.metadata import selector
+from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
+
+_SLOW_AFTER_STARTUP: float = 0.5
+"""Part of a service's startup timeout after which its start is reported as slow. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one service.
+
+    Attributes:
+        existing: Replicas that neither terminate nor are finished, draining ones included.
+        ready: Of those, replicas whose every pod is ready.
+        serving: The ready ones that may get requests: workers by their serving label, routers always.
+        draining: Replicas that are marked to leave or terminate already.
+        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
+    """
+
+    existing: int
+    ready: int
+    serving: int
+    draining: int
+    gpus: int
+
+
+def count(pods: Iterable[PodView]) -> Replicas:
+    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
+    present = [pod for pod in pods if not pod.finished]
+    replicas: dict[str, list[PodView]] = defaultdict(list)
+    for pod in present:
+        if not pod.terminating:
+            replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
+    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
+    ready = [pods for pods in replicas.values() if _is_ready(pods)]
+    return Replicas(
+        existing=len(replicas),
+        ready=len(ready),
+        serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
+        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
+        gpus=sum(pod.gpus for pod in present if not pod.gated),
+    )
+
+
+def _is_ready(pods: Sequence[PodView]) -> bool:
+    return all(pod.ready for pod in pods) and len(pods) >= max(pod.group_size for pod in pods)
+
+
+def _is_marked(pods: Sequence[PodView]) -> bool:
+    return any(pod.serving == DRAINING for pod in pods)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What is known of one service.
+
+    Attributes:
+        desired: The workload's ``spec.replicas``; 0 while there is no workload.
+        target: Replicas wanted, the desired number within its bounds.
+        updated: Replicas of the newest revision.
+        held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
+            its bounds is no such step: it is settled, and its ScalingAdapter says so.
+        refused: Why the API server refuses its pods; None: it refuses none.
+        bounds: Fewest and most replicas that the graph allows.
+    """
+
+    role: Role
+    replicas: Replicas
+    desired: int
+    target: int
+    updated: int
+    selector: str
+    rolling: bool = False
+    held: str = ""
+    refused: Diagnosis | None = None
+    bounds: tuple[int, int] = (0, 0)
+
+
+class Failure(NamedTuple):
+    """Why the complete graph cannot be reconciled: one word such as ``MissingCRD``, and what to do."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionFacts:
+    """What is known of a graph.
+
+    Attributes:
+        generation: ``metadata.generation`` that was acted on.
+        budget: Most GPUs of workers; None: no ceiling.
+        deleting: What a deletion waits for; empty unless the graph is being deleted.
+        is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
+        paused: What keeps its children as they are; empty: nothing.
+        url: Where clients reach it; empty: nowhere; None: unknown.
+        served_model: Name that clients ask for; None: unknown.
+    """
+
+    generation: int
+    services: Mapping[str, ServiceFacts]
+    budget: int | None = None
+    waiting: Sequence[Waiting] = ()
+    diagnoses: Sequence[Diagnosis] = ()
+    failure: Failure | None = None
+    deleting: str = ""
+    is_woken: bool = False
+    paused: str = ""
+    url: str | None = None
+    served_model: str | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that workers hold."""
+        return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
+
+
+@dataclass(slots=True)
+class ServiceState:
+    """What one reconcile found of a service, and what it does with it.
+
+    Attributes:
+        bounds: Its desired replicas, clamped to its bounds.
+        running: Number that its workload has now; the bounded one while there is no workload.
+        rollout: None while there is no workload.
+        plan: None for routers.
+        held: Why its new pod template waits.
+    """
+
+    spec: ServiceSpec
+    bounds: Bounded
+    running: int
+    rollout: RolloutView | None = None
+    refused: Diagnosis | None = None
+    plan: ScalePlan | None = None
+    held: str = ""
+
+    @property
+    def number(self) -> int:
+        """Replicas that its workload is to have."""
+        return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
+
+
+@dataclass(slots=True)
+class ReconcileState:
+    """What one reconcile found.
+
+    Attributes:
+        paused: What keeps the graph's children as they are; empty: nothing.
+        first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
+        waiting: Pods that the budget holds back.
+        blocked: Replicas of a service that the budget keeps from running.
+        failure: Why the graph cannot be brought about; None if it can.
+    """
+
+    paused: str = ""
+    services: dict[str, ServiceState] = field(default_factory=dict)
+    first_replicas: dict[str, int] = field(default_factory=dict)
+    waiting: Sequence[Waiting] = ()
+    blocked: Mapping[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def graph_facts(
+    graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: ReconcileState, *, now_s: float
+) -> ConditionFacts:
+    """Return the facts of a valid graph with all its pods; times are seconds since the epoch."""
+    by_service: dict[str, list[PodView]] = {name: [] for name in graph.spec.services}
+    for pod in pods:
+        by_service.setdefault(pod.service, []).append(pod)
+    reasons = {each.uid: each.reason for each in seen.waiting}
+    states = sorted(seen.services.items())
+    diagnoses = [each.refused for _, each in states if each.refused is not None]
+    for service, views in by_service.items():
+        spec = graph.spec.services.get(service)
+        slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
+        for view in views:
+            reason = reasons.get(view.uid, "")
+            found = diagnose(view, now_s=now_s, budget_reason=reason, slow_start_s=slow_s)
+            if found is not None:
+                diagnoses.append(found)
+    router, namespace = graph.spec.service(Role.ROUTER), graph.metadata.namespace
+    url = (
+        "" if router is None else f"http://{child_name(graph.name, router[0])}.{namespace}.svc:{WORKER_PORT}"
+    )
+    return ConditionFacts(
+        generation=generation,
+        services={
+            name: _service(graph, name, by_service[name], each) for name, each in seen.services.items()
+        },
+        budget=gpu_ceiling(graph),
+        waiting=seen.waiting,
+        diagnoses=diagnoses,
+        failure=seen.failure,
+        is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,
+        paused=seen.paused,
+        url=url,
+        served_model=graph.spec.served_name,
+    )
+
+
+def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], state: ServiceState) -> ServiceFacts:
+    rollout, plan = state.rollout, state.plan
+    return ServiceFacts(
+        role=state.spec.role,
+        replicas=count(pods),
+        desired=state.running,
+        target=state.bounds.replicas,
+        updated=0 if rollout is None else rollout.updated,
+        selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
+        rolling=rollout is not None and rollout.rolling,
+        held=state.held or (plan.held if plan is not None else ""),
+        refused=state.refused,
+        bounds=state.spec.replica_bounds,
+    )
+
+
+def observed_facts(
+    raw: Mapping[str, Any], pods: Iterable[PodView], *, failure: Failure | None = None, deleting: str = ""
+) -> ConditionFacts:
+    """Return the facts of a graph that is invalid or being deleted: its services are those of its pods, wanted as they are.
+
+    Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
+    revision is not known then; 0 is reported.
+    """
+    by_service: dict[str, list[PodView]] = defaultdict(list)
+    for pod in pods:
+        if pod.service and pod.role in set(Role):
+            by_service[pod.service].append(pod)
+    found: dict[str, ServiceFacts] = {}
+    for name, members in sorted(by_service.items()):
+        replicas = count(members)
+        found[name] = ServiceFacts(
+            role=Role(members[0].role),
+            replicas=replicas,
+            desired=replicas.existing,
+            target=replicas.existing,
+            updated=0,
+            selector=f"{GRAPH_LABEL}={members[0].graph},{SERVICE_LABEL}={name}",
+        )
+    return ConditionFacts(
+        generation=raw["metadata"].get("generation", 0),
+        services=found,
+        budget=stated_gpu_ceiling(raw),
+        failure=failure,
+        deleting=deleting,
+    )
+
+
+def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
+    """Return the kinds of others' definitions that a graph needs, each with what to say where the cluster lacks it."""
+    found: dict[Kind, str] = {}
+    cluster = runtime_of(spec.runtime).cluster
+    if cluster.kind is not None:
+        kind = f"{cluster.kind.kind} of {cluster.kind.group}"
+        found[cluster.kind] = f"runtime {spec.runtime} needs the kind {kind}, {cluster.kind_source}"
+    over_nodes = sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)
+    if over_nodes:
+        found[LEADER_WORKER_SET] = (
+            f"{', '.join(over_nodes)}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
+            "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+    if spec.router.gateway.enabled:
+        found[INFERENCE_POOL] = (
+            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
+            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
+        )
+    return found
+
+
+def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
+    """Return the first needed kind that the cluster does not serve, and its source; None if it serves all."""
+    missing = (message for kind, message in needed_kinds(spec).items() if kind not in served)
+    return next((Failure("MissingCRD", message) for message in missing), None)

@@ -1,0 +1,177 @@
+"""Progress of a ProfileRequest: its phase, its one condition and its recommendation, from what is observed.
+
+Pure. A final phase is never left: the Job's pods go, and so does what they said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from penstock.api import ProfilePhase
+from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
+from penstock_operator.plan.diagnose import diagnose, worst
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.status import ConditionResult, conditions
+
+COMPLETE: Final = "Complete"
+"""Type of the condition."""
+
+LAST_WORDS: Final = 800
+"""Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
+
+SUMMARY_LINES, LINE_CHARS = 16, 400
+"""Most of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
+
+_PROFILING: Final = "Profiling"
+_SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")
+"""Line in which `penstock profile` says which size is best; of Dynamo's planner document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request stands: phase, reason and message of its condition, and the recommendation once there is one."""
+
+    phase: ProfilePhase
+    reason: str
+    message: str
+    recommendation: Mapping[str, Any] | None = None
+
+
+def ended(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the condition with which a Job ended; None while it has not."""
+    for each in (job.get("status") or {}).get("conditions") or ():
+        if each.get("type") in {"Complete", "Failed"} and each.get("status") == "True":
+            found: Mapping[str, Any] = each
+            return found
+    return None
+
+
+def outcome(
+    job: Mapping[str, Any],
+    pods: Sequence[PodView],
+    result: Mapping[str, str] | None,
+    config_map: str,
+    *,
+    now_s: float,
+) -> Outcome:
+    """Return how a request stands whose Job is there; ``now_s`` in seconds since the epoch.
+
+    ``result`` is the data of the ConfigMap of that name; None: there is none.
+    """
+    end = ended(job)
+    if end is None:
+        return _under_way(job, pods, now_s)
+    if end["type"] == "Failed":
+        return _failed(job["metadata"]["name"], pods, end)
+    if result is None or PROFILE_KEY not in result:
+        message = (
+            f"the Job ended, but ConfigMap {config_map} holds no {PROFILE_KEY}; "
+            "delete the request and apply it again"
+        )
+        return Outcome(ProfilePhase.FAILED, "ResultMissing", message)
+    found = recommendation(result)
+    said = "; ".join(found.get("summary", ()))
+    message = f"ConfigMap {config_map} holds the profile. {said}".rstrip()
+    # Without a graph to apply, a target is missed; the last lines say which, and what it takes.
+    reason = "Profiled" if GRAPH_KEY in result else "TargetsMissed"
+    return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
+
+
+def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``status.recommendation`` of a result's ConfigMap; missing keys are left out."""
+    lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
+    summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
+    found = [match for line in summary if (match := _SIZE.match(line))]
+    sizes = {f"{match['role']}TensorParallel": int(match["size"]) for match in found}
+    return {**sizes, "summary": summary} if summary else {}
+
+
+def request_status(
+    found: Outcome,
+    *,
+    generation: int,
+    job: Mapping[str, Any] | None,
+    config_map: str,
+    old: Mapping[str, Any],
+    now: str,
+) -> dict[str, Any]:
+    """Return the status of a request, for server-side apply.
+
+    ``now`` (RFC 3339) is used only where the condition's status changes from the ``old`` one.
+    """
+    is_done = found.phase is ProfilePhase.SUCCEEDED
+    condition = ConditionResult(COMPLETE, status=is_done, reason=found.reason, message=found.message)
+    status: dict[str, Any] = {
+        "observedGeneration": generation,
+        "phase": found.phase.value,
+        "conditions": conditions(
+            [condition], old=old.get("conditions") or (), generation=generation, now=now
+        ),
+    }
+    if job is not None:
+        status["job"] = job["metadata"]["name"]
+        status |= _times(job, found.phase)
+    if is_done:
+        status["configMap"] = config_map
+    if found.recommendation:
+        status["recommendation"] = dict(found.recommendation)
+    return status
+
+
+def _times(job: Mapping[str, Any], phase: ProfilePhase) -> dict[str, str]:
+    said = job.get("status") or {}
+    times = {"startTime": said["startTime"]} if said.get("startTime") else {}
+    end = ended(job)
+    at = said.get("completionTime") or (end or {}).get("lastTransitionTime")
+    return {**times, "completionTime": at} if phase.is_final and at else times
+
+
+def _under_way(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) -> Outcome:
+    name = job["metadata"]["name"]
+    found = [each for pod in pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished]
+    trouble = worst(found)
+    if trouble is not None:
+        return Outcome(ProfilePhase.PROFILING, trouble.category.value, str(trouble))
+    failed = (job.get("status") or {}).get("failed") or 0
+    if failed:
+        words = last_words(pods)
+        message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {words}"
+        return Outcome(ProfilePhase.PROFILING, "Retrying", message)
+    if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in pods):
+        return Outcome(
+            ProfilePhase.PROFILING, _PROFILING, f"Job {name} measures; see kubectl logs job/{name}"
+        )
+    return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {name} starts its pod")
+
+
+def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outcome:
+    reason, words = str(end.get("reason") or "Failed"), last_words(pods)
+    is_late = reason == "DeadlineExceeded"
+    remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct what it says"
+    message = f"Job {name}: {end.get('message') or reason}. {words}; {remedy}, then delete the request and apply it again"
+    return Outcome(ProfilePhase.FAILED, reason, message)
+
+
+def last_words(pods: Sequence[PodView]) -> str:
+    """Return the last message of the newest failed pod, or that nothing is known."""
+    said = [
+        (each.last_exit.at_s or 0.0, each.last_exit)
+        for pod in pods
+        for each in pod.containers
+        if each.last_exit is not None and each.last_exit.code != 0
+    ]
+    if not said:
+        return "no pod of it left a word"
+    newest = max(said, key=lambda each: each[0])[1]
+    if newest.reason == "OOMKilled":
+        return "its container was killed for want of memory; raise its limit in podTemplate"
+    lines = " ".join(newest.message.split())
+    return (
+        f"it ended with exit code {newest.code}: {lines[-LAST_WORDS:]}"
+        if lines
+        else f"exit code {newest.code}"
+    )

@@ -1,0 +1,312 @@
+"""What the operator writes into the status of a graph and of its ScalingAdapters, conditions among it.
+
+Pure. Everything is recomputed from what is observed; from the old status only transition times are taken
+over. The planner's part (``status.planner``, condition PlannerActive) is not in the result and so stays its own.
+Each condition is evaluated alone; its message is the same for the same state: sorted, without ages or counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.api.enums import GraphPhase
+from penstock.kube.objects.names import REPLICA_FAILURE
+from penstock_operator.plan.diagnose import worst
+from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.facts import ConditionFacts, ServiceFacts
+
+READY = "Ready"
+PROGRESSING = "Progressing"
+DEGRADED = "Degraded"
+BUDGET_RESPECTED = "BudgetRespected"
+SCHEDULABLE = "Schedulable"
+
+MESSAGE_LIMIT = 1024
+"""Longest condition message; Kubernetes accepts 32768, a terminal does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionResult:
+    """One condition's status, reason and message, without times."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+def condition_results(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
+    """Return the operator's conditions of a graph, sorted by type."""
+    found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
+    return tuple(sorted(found, key=lambda each: each.type))
+
+
+def conditions(
+    found: Iterable[ConditionResult], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """Return a generation's conditions as the API has them; ``old`` are the conditions there, others' among them.
+
+    A transition time changes, to ``now`` (RFC 3339), only with the status.
+    """
+    before = {each.get("type"): each for each in old}
+    rows = []
+    for each in found:
+        status = "True" if each.status else "False"
+        was = before.get(each.type, {})
+        since = was.get("lastTransitionTime") if was.get("status") == status else None
+        rows.append(
+            {
+                "type": each.type,
+                "status": status,
+                "reason": each.reason,
+                "message": _cut(each.message),
+                "lastTransitionTime": since or now,
+                "observedGeneration": generation,
+            }
+        )
+    return rows
+
+
+def _ready(facts: ConditionFacts) -> ConditionResult:
+    """Ready: a request would be served now, or would wake workers scaled to zero."""
+    if facts.deleting:
+        return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
+    if facts.failure is not None and not facts.services:  # nothing of it could even be read
+        return ConditionResult(READY, False, facts.failure.reason, facts.failure.message)
+    # A graph that declares no router is behind one of its user's own.
+    present = {each.role for each in facts.services.values()}
+    serving = {role: _serving(facts, role) for role in Role if role in present}
+    asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
+    absent = [role for role, count in serving.items() if not count and role not in asleep]
+    if not serving:
+        return ConditionResult(READY, False, "NoReadyWorker", "no service is known")
+    if absent:
+        worker = next((role for role in absent if role.is_worker), None)
+        reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
+        return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
+    if asleep:
+        text = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
+        return ConditionResult(READY, True, "ScaledToZero", text)
+    text = ", ".join(f"{role.value} {count}" for role, count in serving.items())
+    if Role.ROUTER not in serving:
+        text = f"{text}; the graph declares no router, so requests have to come through one of your own"
+    return ConditionResult(READY, True, "Serving", f"ready replicas: {text}")
+
+
+def _progressing(facts: ConditionFacts) -> ConditionResult:
+    steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
+    if facts.deleting:
+        return ConditionResult(PROGRESSING, True, "Deleting", facts.deleting)
+    if facts.paused:
+        stays = "children stay as they are, while budget, scheduling gates and drains hold"
+        return ConditionResult(PROGRESSING, False, "Paused", f"{facts.paused}: {stays}; remove it to go on")
+    if steps:
+        return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
+    return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
+
+
+def _step(service: ServiceFacts) -> str:
+    replicas = service.replicas
+    parts = []
+    if service.held:
+        parts.append(service.held)
+    if service.rolling:
+        parts.append("rolls out")
+    if replicas.draining:
+        parts.append(
+            f"{replicas.draining} of its replicas {'is' if replicas.draining == 1 else 'are'} leaving"
+        )
+    if replicas.serving < service.target:
+        parts.append(f"{replicas.serving} of {service.target} replicas are ready")
+    elif not parts and (service.desired != service.target or replicas.existing != service.target):
+        parts.append(f"goes to {service.target} replicas")
+    return ", ".join(parts)
+
+
+def _reason(facts: ConditionFacts) -> str:
+    services = facts.services.values()
+    if any(each.rolling for each in services):
+        return "RollingOut"
+    if any(each.replicas.draining for each in services):
+        return "Draining"
+    return "Scaling"
+
+
+def _degraded(facts: ConditionFacts) -> ConditionResult:
+    if facts.failure is not None:
+        return ConditionResult(DEGRADED, True, facts.failure.reason, facts.failure.message)
+    faults = [each for each in facts.diagnoses if each.category.is_fault]
+    first = worst(faults)
+    if first is None:
+        return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
+
+
+def _budget(facts: ConditionFacts) -> ConditionResult:
+    used = f"{facts.gpus} GPUs are in use"
+    if facts.budget is None:
+        return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
+    if facts.gpus > facts.budget:
+        message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
+        return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
+    return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {facts.budget}")
+
+
+def _schedulable(facts: ConditionFacts) -> ConditionResult:
+    unplaced = [each for each in facts.diagnoses if each.category.is_unplaced]
+    first = worst(unplaced)
+    if first is not None:
+        more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
+        return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
+    if facts.waiting:
+        text = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
+        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(text))
+    return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
+
+
+def _serving(facts: ConditionFacts, role: Role) -> int:
+    return sum(each.replicas.serving for each in facts.services.values() if each.role is role)
+
+
+def _is_at_zero(facts: ConditionFacts, role: Role) -> bool:
+    return role.is_worker and not any(each.target for each in facts.services.values() if each.role is role)
+
+
+def _listed(roles: Sequence[Role]) -> str:
+    return ", ".join(role.value for role in roles)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 3]}..."
+
+
+_RELEASE: Final = version("penstock")
+_OPTIONAL: Final = ("address", "servedModel", "configMap", "job", "recommendation")
+"""Of a graph and of a ProfileRequest: keys that go when there is nothing to say."""
+
+SCALING_LIMITED: Final = "ScalingLimited"
+"""Condition of a ScalingAdapter: the desired number lies outside the graph's bounds."""
+
+
+def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
+    """Return the operator's part of a graph's status, for server-side apply.
+
+    ``now`` (RFC 3339) is used only for conditions whose status changes from the ``old`` one.
+    """
+    found = condition_results(facts)
+    services = {name: _service(each) for name, each in sorted(facts.services.items())}
+    return {
+        "observedGeneration": facts.generation,
+        "operatorVersion": _RELEASE,
+        **_address(facts, old or {}),
+        "phase": phase(facts, {each.type: each.status for each in found}).value,
+        "conditions": conditions(
+            found, old=(old or {}).get("conditions") or (), generation=facts.generation, now=now
+        ),
+        # An empty map in place of a full one is stored as null, which is refused.
+        **({"services": services} if services else {}),
+        "summary": _summary(facts),
+    }
+
+
+def phase(facts: ConditionFacts, held: Mapping[str, bool]) -> GraphPhase:
+    """Return the one word for a graph whose conditions ``held`` (by type) are known.
+
+    Failed: it cannot be brought about and serves nothing. Degraded: something is broken. Pending: nothing
+    of it runs and nothing is under way.
+    """
+    if facts.failure is not None and not held[READY]:
+        return GraphPhase.FAILED
+    if held[DEGRADED]:
+        return GraphPhase.DEGRADED
+    if held[READY] and not held[PROGRESSING]:
+        return GraphPhase.READY
+    started = any(each.replicas.existing for each in facts.services.values())
+    return GraphPhase.PROGRESSING if facts.deleting or (started and held[PROGRESSING]) else GraphPhase.PENDING
+
+
+def adapter_status(
+    service: ServiceFacts,
+    bounded: Bounded,
+    *,
+    generation: int,
+    old: Mapping[str, Any] | None,
+    now: str,
+) -> dict[str, Any]:
+    """Return the status of a service's ScalingAdapter of a generation; the rest as in `graph_status`."""
+    was = old or {}
+    limited = ConditionResult(
+        SCALING_LIMITED,
+        status=bool(bounded.reason),
+        reason=bounded.reason or "WithinBounds",
+        message=bounded.message or "the number asked for is within the bounds",
+    )
+    refused = ConditionResult(
+        REPLICA_FAILURE,
+        status=service.refused is not None,
+        reason="PodsCreated" if service.refused is None else service.refused.category.value,
+        message="no pod is refused" if service.refused is None else service.refused.message,
+    )
+    scaled = "replicas" in was and was["replicas"] != service.replicas.existing
+    since = now if scaled else was.get("lastScaleTime")
+    found = {
+        "replicas": service.replicas.existing,
+        "ready": service.replicas.ready,
+        "minReplicas": service.bounds[0],
+        "maxReplicas": service.bounds[1],
+        "selector": service.selector,
+        "conditions": conditions(
+            [limited, refused], old=was.get("conditions") or (), generation=generation, now=now
+        ),
+    }
+    return {**found, "lastScaleTime": since} if since else found
+
+
+def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where clients reach the graph; the last address stays while an invalid specification names none."""
+    address = old.get("address") if facts.url is None else {"url": facts.url} if facts.url else None
+    model = old.get("servedModel") if facts.served_model is None else facts.served_model
+    return {key: value for key, value in (("address", address), ("servedModel", model)) if value}
+
+
+def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
+    """Return whether ``live`` already contains ``wanted``, and no other fields of ours."""
+    if live is None:
+        return False
+    types = {each["type"] for each in wanted["conditions"]}
+    ours = [each for each in live.get("conditions") or () if each.get("type") in types]
+    shown = {key: live.get(key) for key in (*wanted, *_OPTIONAL) if key != "conditions" and key in live}
+    return shown == {key: each for key, each in wanted.items() if key != "conditions"} and sorted(
+        ours, key=lambda each: str(each["type"])
+    ) == sorted(wanted["conditions"], key=lambda each: str(each["type"]))
+
+
+def _service(service: ServiceFacts) -> dict[str, Any]:
+    return {
+        "replicas": service.replicas.existing,
+        "ready": service.replicas.ready,
+        "updated": service.updated,
+        "desired": service.desired,
+        "target": service.target,
+        "draining": service.replicas.draining,
+        "gpus": service.replicas.gpus,
+        "selector": service.selector,
+    }
+
+
+def _summary(facts: ConditionFacts) -> dict[str, str]:
+    decode = _ready_of(facts, Role.DECODE) or _ready_of(facts, Role.AGGREGATED)
+    gpus = str(facts.gpus) if facts.budget is None else f"{facts.gpus}/{facts.budget}"
+    return {"prefill": _ready_of(facts, Role.PREFILL), "decode": decode, "gpus": gpus}
+
+
+def _ready_of(facts: ConditionFacts, role: Role) -> str:
+    services = [each for each in facts.services.values() if each.role is role]
+    if not services:
+        return ""
+    return f"{sum(each.replicas.ready for each in services)}/{sum(each.target for each in services)}"

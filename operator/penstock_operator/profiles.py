@@ -1,0 +1,203 @@
+"""Reconciles ProfileRequests: validate, build, apply, watch the Job, report. Beside the graphs, with a queue of its own.
+
+A request is measured once: its objects are applied until its Job is there, then the Job is only watched, and once the
+request has ended nothing of it is touched any more. The decisions are in `plan.profile`, the objects in
+`resources.profile`; owner references take everything along when the request is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
+from penstock.api.manifests.validation import template_of
+from penstock.core.errors import InvalidSpecError, NotFoundError, Problem
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.events import EventMessage
+from penstock.kube.informer import Informer, key_of
+from penstock.kube.kinds import CONFIG_MAP, JOB, POD
+from penstock.kube.objects.names import PROFILE_LABEL, profile_name
+from penstock_operator.apply import Applied, Owner
+from penstock_operator.plan.drift import stamped
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.plan.profile import Outcome, ended, outcome, request_status
+from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
+from penstock_operator.reconcile import Dependencies
+from penstock_operator.resources.profile import profile_objects
+from penstock_operator.trim import Object, trim_child
+from penstock_operator.validity import message_of, validated
+from penstock_operator.workloads import is_own
+
+WAIT_S: Final = 5.0
+"""Between two looks at a request that waits for its graph, or for objects of an earlier one to go. Chosen."""
+
+WATCH_S: Final = 15.0
+"""Between two looks at a Job under way, because some troubles only show by their duration. Chosen."""
+
+WORKERS: Final = 2
+"""Requests reconciled at once. Chosen: they are few, and each is a handful of writes."""
+
+log = get_logger(__name__)
+
+
+class Profiles:
+    """All ProfileRequests of a namespace, or of the cluster, and the queue of those to look at."""
+
+    def __init__(self, parts: Dependencies, *, namespace: str | None, limits: RateLimits) -> None:
+        self._parts = parts
+        self.queue = WorkQueue(limits)
+        self._requests: dict[Key, Object] = {}
+        self._jobs = self._informer(JOB, namespace)
+        self._pods = self._informer(POD, namespace)
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in (self._jobs, self._pods):
+                group.create_task(informer.run())
+            await self._jobs.synced.wait()  # a Job that is not seen would be made once more
+            group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
+
+    def report(self, request: Object) -> None:
+        """Take over a ProfileRequest that is there, and enqueue it."""
+        key = key_of(request)
+        self._requests[key] = _trimmed(request)
+        self._enqueue(key)
+
+    def remove(self, request: Object) -> None:
+        """Take over that a ProfileRequest is gone; one that was made since under its name stays."""
+        key = key_of(request)
+        held = self._requests.get(key)
+        if held is not None and held["metadata"]["uid"] == request["metadata"]["uid"]:
+            del self._requests[key]
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one request; return seconds until it is to be looked at again, None if not."""
+        raw = self._requests.get(key)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            return None
+        status = raw.get("status") or {}
+        if status.get("phase") in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}:
+            return None
+        job = self._jobs.objects.get((key[0], profile_name(key[1])))
+        if job is not None and not is_own(job, raw["metadata"]["uid"]):
+            job = None  # of an earlier request of this name; the garbage collector takes it
+        found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
+        try:
+            await self._report(raw, found, job)
+        except NotFoundError:  # it went while kopf's watch was broken; what it owns goes with it
+            self._requests.pop(key, None)
+            return None
+        if found.phase.is_final:
+            return None
+        return WAIT_S if found.phase is ProfilePhase.PENDING else WATCH_S
+
+    async def _prepare(self, key: Key, raw: Object) -> Outcome:
+        """Apply the request's other objects, and then its Job."""
+        request, problems = validated(ProfileRequest, raw)
+        if request is None:
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(problems))
+        graph, waiting = self._graph(key[0], request)
+        if graph is None:
+            return waiting
+        owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
+        context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
+        try:
+            *before, job = map(stamped, profile_objects(request, graph, context))
+        except InvalidSpecError as exc:
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(exc.problems))
+        for stage in (before, [job]):
+            applied = await self._parts.applier.apply(stage, {}, owner)
+            if (trouble := _trouble(applied)) is not None:
+                return trouble
+        return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} starts its pod")
+
+    def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
+        """Return the graph to measure, and the outcome without one."""
+        name = request.spec.graph
+        if name is None:
+            found, model = template_of(request)
+            wrong = message_of(Problem(path=dotted(path), message=message) for path, message in found)
+            return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
+        raw = self._parts.cluster.snapshot((namespace, name)).graph
+        if raw is None:
+            message = f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+            return None, Outcome(ProfilePhase.PENDING, "GraphMissing", message)
+        graph, problems = validated(GraphDeployment, raw)
+        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", message_of(problems))
+
+    async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
+        name = _config_map(raw)
+        pods = [
+            pod_view(each)
+            for each in self._pods.objects.values()
+            if (each["metadata"]["namespace"], each["metadata"]["labels"][PROFILE_LABEL]) == key
+        ]
+        result = await self._result(key[0], name) if ended(job) is not None else None
+        return outcome(job, pods, result, name, now_s=time.time())
+
+    async def _result(self, namespace: str, name: str) -> Mapping[str, str] | None:
+        try:
+            found = await self._parts.client.get(CONFIG_MAP, name, namespace=namespace)
+        except NotFoundError:
+            return None
+        data: Mapping[str, str] = found.get("data") or {}
+        return data
+
+    async def _report(self, raw: Object, found: Outcome, job: Object | None) -> None:
+        old = raw.get("status") or {}
+        metadata = raw["metadata"]
+        status = request_status(
+            found,
+            generation=metadata.get("generation", 0),
+            job=job,
+            config_map=_config_map(raw),
+            old=old,
+            now=stamp(time.time()),
+        )
+        if await self._parts.applier.status(raw, status) and old.get("phase") != found.phase.value:
+            namespace, name = key_of(raw)
+            log.info("profile request", namespace=namespace, name=name, phase=found.phase.value)
+            is_bad = found.phase is ProfilePhase.FAILED
+            message = EventMessage(f"Profile{found.phase.value}", found.message, "Profile", is_warning=is_bad)
+            await self._parts.recorder.emit(raw, message)
+
+    def _informer(self, kind: Any, namespace: str | None) -> Informer:
+        return Informer(
+            self._parts.client,
+            kind,
+            namespace=namespace,
+            labels=PROFILE_LABEL,
+            on_change=lambda _change, obj: self._enqueue(
+                (obj["metadata"]["namespace"], obj["metadata"]["labels"][PROFILE_LABEL])
+            ),
+        )
+
+    def _enqueue(self, key: Key) -> None:
+        if key in self._requests:
+            self.queue.enqueue(key)
+
+
+def _trimmed(obj: Object) -> Object:
+    kept = trim_child(obj)
+    return {**kept, "status": obj["status"]} if "status" in obj else kept
+
+
+def _config_map(raw: Object) -> str:
+    """Return the name of the ConfigMap that a request's result goes to."""
+    return str(raw["spec"].get("configMap") or raw["metadata"]["name"])
+
+
+def _trouble(applied: Applied) -> Outcome | None:
+    """Return what blocks a request; None if nothing does."""
+    if applied.leaving:
+        message = (
+            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
+        )
+        return Outcome(ProfilePhase.PENDING, "Replacing", message)
+    return None if applied.failure is None else Outcome(ProfilePhase.PENDING, *applied.failure)

@@ -1,0 +1,459 @@
+"""Reconciles one graph: observe, validate, build, compare, drain, ungate, apply, report.
+
+Level-triggered: everything is decided from what the watches show now, so a crash between any two writes costs
+a second look and a lost event costs one interval. Nothing is written that is right already. The decisions are
+in `plan` and the objects in `build`, both pure; this module only puts them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.api import GraphDeployment
+from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
+from penstock_operator.apply import Applied, Applier, Owner, make_router_secret
+from penstock_operator.cluster import Cluster, GraphSnapshot
+from penstock_operator.draining import Drains, scale_message
+from penstock_operator.gates import Gates
+from penstock_operator.loads import MetricsReader
+from penstock_operator.memory import LruCache
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.budget import blocked, blocked_on_budget
+from penstock_operator.plan.diagnose import Category, refusal
+from penstock_operator.plan.drain import WorkerPool, bounded, held
+from penstock_operator.plan.drift import stamped
+from penstock_operator.plan.facts import (
+    ConditionFacts,
+    Failure,
+    ReconcileState,
+    ServiceState,
+    graph_facts,
+    missing_definition,
+    needed_kinds,
+    observed_facts,
+)
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.rollout import held_rollouts, rollout_view, unavailable
+from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.queue import Key
+from penstock_operator.resources.children import BuildContext, adapter, children
+from penstock_operator.resources.metadata import inherit
+from penstock_operator.resources.pod import gpu_ceiling
+from penstock_operator.trim import Object
+from penstock_operator.validity import ValidatedGraph, message_of, validated
+from penstock_operator.workloads import (
+    WORKLOADS,
+    is_own,
+    known_replicas,
+    marked,
+    obsolete,
+    replicas_of,
+    template_changed,
+    workload_of,
+)
+
+DRAIN_REQUEUE_S: Final = 1.0
+"""Between two reconciles while workers drain; as far apart as two readings that find one idle must be."""
+
+UNREADY_REQUEUE_S: Final = 15.0
+"""Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
+
+MODELS: Final = 256
+BUILT: Final = 64
+"""Validated graphs, and graphs with their built objects, that are kept for the next reconcile; one at rest needs none.
+Chosen: five megabytes each."""
+
+CONFLICT_REQUEUE_S: Final = 60.0
+"""Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's."""
+
+    client: KubeClient
+    cluster: Cluster
+    applier: Applier
+    loads: MetricsReader
+    recorder: EventRecorder
+    metrics: OperatorMetrics
+    context: BuildContext
+    operator_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """How one reconcile of a graph ended: for the metrics, and when to come again though nothing changes."""
+
+    outcome: str
+    requeue_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A valid graph with its observed state."""
+
+    key: Key
+    model: GraphDeployment
+    raw: Object
+    snapshot: GraphSnapshot
+    fingerprint: tuple[object, ...]
+    context: BuildContext
+    now_s: float
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def budget(self) -> int | None:
+        """Most GPUs of its workers; None: no ceiling."""
+        return gpu_ceiling(self.model)
+
+    @property
+    def workers(self) -> list[PodView]:
+        """Its worker pods."""
+        return [each for each in self.snapshot.views() if each.role != "router"]
+
+    @property
+    def priorities(self) -> dict[str, int]:
+        """``scaling.priority`` by service."""
+        services = self.model.spec.workers
+        return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
+
+
+class Reconciler:
+    """Reconciles graphs; keeps no truth of its own, only what saves work."""
+
+    def __init__(self, parts: Dependencies) -> None:
+        self._parts = parts
+        self._drains = Drains(parts.applier, parts.loads)
+        self._gates = Gates(parts.applier)
+        self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
+        self._settled: dict[Key, tuple[object, ...]] = {}
+        self._emitted: dict[Key, frozenset[EventMessage]] = {}
+        self._deletions: dict[str, asyncio.Event] = {}
+        self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one graph; return seconds until it is to be requeued though nothing changes, or None.
+
+        Raises:
+            ClusterError: the API server does not answer, refused, or another writer was first; nothing is lost
+                by looking again later.
+        """
+        started_s = time.monotonic()
+        outcome = "error"
+        try:
+            result = await self._reconcile(key)
+            outcome = result.outcome
+            return result.requeue_after_s
+        finally:
+            self._parts.metrics.reconciles.labels(outcome).inc()
+            self._parts.metrics.durations.observe(time.monotonic() - started_s)
+
+    async def deleted(self, uid: str) -> None:
+        """Wait until nothing is left of the graph with this UID, which is being deleted."""
+        await self._deletions.setdefault(uid, asyncio.Event()).wait()
+        del self._deletions[uid]
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted graph."""
+        self._models.forget(key)
+        self._settled.pop(key, None)
+        self._emitted.pop(key, None)
+        self._built.forget(key)
+        self._gates.forget(key)
+
+    async def _reconcile(self, key: Key) -> ReconcileResult:
+        snapshot = self._parts.cluster.snapshot(key)
+        raw = snapshot.graph
+        if raw is None:
+            self._parts.applier.forget(key[0], snapshot.children)
+            self.forget(key)
+            return ReconcileResult("unchanged")
+        if raw["metadata"].get("deletionTimestamp"):
+            return await self._delete(key, raw, snapshot)
+        if self._settled.get(key) == snapshot.fingerprint():
+            return ReconcileResult("unchanged")
+        self._settled.pop(key, None)
+        model, problems = self._validated(key, raw)
+        if model is None:
+            return await self._invalid(raw, snapshot, problems)
+        try:
+            return await self._reconcile_valid(await self._graph(key, model, raw, snapshot))
+        except InvalidSpecError as exc:
+            return await self._invalid(raw, snapshot, exc.problems)
+
+    def _validated(self, key: Key, raw: Object) -> ValidatedGraph:
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
+        known = self._models.get(key)
+        if known is None or known[0] != identity:
+            known = identity, validated(GraphDeployment, raw)
+            self._models.put(key, known)
+        return known[1]
+
+    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
+        cluster, spec, fingerprint = self._parts.cluster, model.spec, snapshot.fingerprint()
+        kinds = [kind for kind in needed_kinds(spec) if await cluster.serves(kind)]
+        context = replace(
+            inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
+            owner_uid=raw["metadata"]["uid"],
+            namespace=key[0],
+            kinds=frozenset(kinds),
+        )
+        return _Graph(key, model, raw, snapshot, fingerprint, context, time.time())
+
+    async def _reconcile_valid(self, graph: _Graph) -> ReconcileResult:
+        seen = ReconcileState(paused=paused_by(graph.raw))
+        self._find_desired_replicas(graph, seen)
+        try:
+            return await self._take_steps(graph, seen)
+        except UnavailableError as exc:
+            if self._parts.cluster.problem() is None:  # it answers, but not to this
+                seen.failure = Failure("ApplyFailed", str(exc))
+                with suppress(ClusterError):
+                    await self._report(graph, self._parts.cluster.snapshot(graph.key), seen)
+            raise
+
+    async def _take_steps(self, graph: _Graph, seen: ReconcileState) -> ReconcileResult:
+        self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
+        emitted = await self._scale(graph, seen)
+        applied, gone = Applied(), False
+        if not seen.paused:
+            wanted = self._wanted(graph, seen)
+            applied = await self._apply(graph, seen, wanted)
+            gone = await self._prune(graph, wanted)
+        ungated = await self._ungate(graph, seen)
+        seen.failure = applied.failure or missing_definition(graph.model.spec, graph.context.kinds)
+        snapshot = self._parts.cluster.snapshot(graph.key)
+        facts = await self._report(graph, snapshot, seen)
+        for message in [*emitted, *self._event_messages(graph.key, applied, facts)]:
+            await self._parts.recorder.emit(graph.raw, message)
+        result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
+        is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
+        if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == graph.fingerprint:
+            # What changed meanwhile was not part of it.
+            self._settled[graph.key] = graph.fingerprint
+        return result
+
+    def _event_messages(self, key: Key, applied: Applied, facts: ConditionFacts) -> list[EventMessage]:
+        """Return the Events to emit: every repair, and troubles that the last reconcile did not find."""
+        emitted = self._emitted.get(key, frozenset())
+        troubles = [
+            EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
+        ]
+        troubles += [EventMessage("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
+        reasons = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
+        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
+        troubles += [
+            EventMessage(each.category.value, str(each), "Observe", is_warning=True)
+            for each in facts.diagnoses
+            if each.category in {Category.REFUSED, Category.NODE_LOST}
+        ]
+        self._emitted[key] = frozenset(troubles)
+        repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
+        return [*repairs, *(each for each in troubles if each not in emitted)]
+
+    def _end(self, graph: _Graph, seen: ReconcileState, applied: Applied, *, wrote: bool) -> ReconcileResult:
+        if applied.refused:
+            raise ClusterError("; ".join(applied.refused))
+        snapshot = self._parts.cluster.snapshot(graph.key)
+        plans = (each.plan for each in seen.services.values())
+        draining = any(each is not None and each.draining and not each.held for each in plans)
+        unready = any(not view.ready and not view.finished for view in snapshot.views())
+        requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
+        if applied.conflicts:
+            return ReconcileResult("conflict", CONFLICT_REQUEUE_S)
+        wrote = wrote or applied.wrote
+        return ReconcileResult(
+            "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
+        )
+
+    def _find_desired_replicas(self, graph: _Graph, seen: ReconcileState) -> None:
+        """Note every service's desired number within its bounds, and the first number of adapters yet to be made."""
+        for name, service in graph.model.spec.services.items():
+            workload = workload_of(graph.model, name, graph.snapshot.children)
+            there = replicas_of(workload)
+            desired: int | None = None
+            if service.scaling is not None:
+                child = child_name(graph.model.name, name)
+                live = graph.snapshot.children.get((SCALING_ADAPTER.kind, child))
+                if live is not None and is_own(live, graph.uid):
+                    desired = live["spec"].get("replicas")
+                else:
+                    # An adapter that was deleted comes back with the number that runs, not with the first one.
+                    desired = seen.first_replicas[child] = service.replicas if there is None else there
+            bounds = bounded(desired, service, max_gpu_budget=graph.budget)
+            bounds = held(bounds, there) if seen.paused else bounds
+            state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
+            if workload is not None:
+                state.rollout = rollout_view(name, service.role, workload)
+                state.refused = refusal(name, workload)
+            seen.services[name] = state
+
+    async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
+        messages = []
+        pods = graph.workers
+        allowed = self._gates.plan(
+            graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
+        )
+        seen.blocked = blocked(allowed, pods)
+        # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
+        waiting = blocked_on_budget(allowed, pods)
+        for name, service in graph.model.spec.workers.items():
+            state = seen.services[name]
+            rollout = state.rollout
+            is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
+            pool = WorkerPool(
+                desired=state.bounds.replicas,
+                spec_replicas=state.running,
+                grace_s=service.termination_grace_period_seconds,
+                rolling=is_rolling and name not in waiting,
+                pods=[each for each in pods if each.service == name],
+                known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
+            )
+            state.plan = plan = await self._drains.step(pool, now_s=graph.now_s)
+            text = scale_message(name, plan, pool.desired)
+            if text is not None:
+                messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
+        return messages
+
+    def _wanted(self, graph: _Graph, seen: ReconcileState) -> list[Object]:
+        model, services = graph.model, seen.services
+        workers = [each for each in services.values() if each.spec.role.is_worker]
+        replicas = {name: each.number for name, each in services.items()}
+        away = {
+            name: unavailable(
+                role=each.spec.role,
+                gpus_per_replica=each.spec.gpus,
+                wanted_gpus=sum(worker.bounds.replicas * worker.spec.gpus for worker in workers),
+                budget=graph.budget,
+                blocked=seen.blocked.get(name, 0),
+                view=each.rollout,
+            )
+            for name, each in services.items()
+        }
+        # A reconcile builds twice, and the next one mostly the same.
+        known = (graph.uid, model, replicas, away, graph.context)
+        built = self._built.get(graph.key)
+        if built is None or built[0] != known:
+            scaled = [name for name, each in services.items() if each.spec.scaling is not None]
+            adapters = [adapter(model, name, graph.context, replicas=None) for name in scaled]
+            others = children(model, graph.context, replicas=replicas, unavailable=away)
+            built = known, [stamped(each) for each in (*adapters, *map(marked, others))]
+            self._built.put(graph.key, built)
+        return built[1]
+
+    async def _apply(self, graph: _Graph, seen: ReconcileState, wanted: list[Object]) -> Applied:
+        live = graph.snapshot.children
+        names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
+        changed: set[str] = set()
+        for name, want in workloads.items():
+            there = live.get((want["kind"], want["metadata"]["name"]))
+            if there is not None:
+                found = self._parts.applier.differences(want, there)
+                if template_changed(want, there, found):
+                    changed.add(name)
+        rollouts = (each.rollout for each in seen.services.values())
+        waiting = held_rollouts(changed, [each for each in rollouts if each is not None])
+        later = [workloads[name] for name in waiting]
+        now = [each for each in wanted if each not in later]
+        owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
+        refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
+        applied = await self._parts.applier.apply(now, live, owner)
+        applied.refused += refused
+        for want in later:  # Their new pod templates have to wait.
+            there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
+            if replicas_of(there) != number:
+                await self._parts.applier.patch(there, {"spec": {"replicas": number}})
+        for name, state in seen.services.items():
+            state.held, state.running = waiting.get(name, ""), state.number
+        return applied
+
+    async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
+        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
+        names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
+        # Not built because their definition is missing; they are still wanted.
+        missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
+        names |= {key for key in graph.snapshot.children if key[0] in missing}
+        workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
+        for child in workloads:
+            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s)
+        for child in rest:
+            if not child["metadata"].get("deletionTimestamp"):
+                await self._parts.applier.delete(child)
+        return bool(workloads or rest)
+
+    async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
+        allowed, released = await self._gates.ungate(
+            graph.key,
+            graph.workers,
+            budget=graph.budget,
+            priorities=graph.priorities,
+            replicas={name: each.running for name, each in seen.services.items()},
+            now_s=graph.now_s,
+        )
+        seen.waiting = allowed.waiting
+        return bool(released)
+
+    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
+        generation = graph.raw["metadata"].get("generation", 0)
+        facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
+        await self._say(graph.raw, facts)
+        for name, service in graph.model.spec.services.items():
+            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
+            if service.scaling is not None and live is not None and is_own(live, graph.uid):
+                said = adapter_status(
+                    facts.services[name],
+                    seen.services[name].bounds,
+                    generation=live["metadata"].get("generation", 0),
+                    old=live.get("status"),
+                    now=stamp(graph.now_s),
+                )
+                await self._parts.applier.status(live, said)
+        return facts
+
+    async def _say(self, raw: Object, facts: ConditionFacts) -> bool:
+        """Write a graph's status; return whether it said something new."""
+        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        return await self._parts.applier.status(raw, status)
+
+    async def _invalid(
+        self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
+    ) -> ReconcileResult:
+        """Report every problem; running workloads stay unchanged."""
+        message = message_of(problems)
+        facts = observed_facts(raw, snapshot.views(), failure=Failure("InvalidSpec", message))
+        if await self._say(raw, facts):
+            event = EventMessage("InvalidSpec", message, "Validate", is_warning=True)
+            await self._parts.recorder.emit(raw, event)
+        return ReconcileResult("invalid")
+
+    async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
+        finalizers = raw["metadata"].get("finalizers", [])
+        if drain_finalizer(self._parts.operator_class) not in finalizers:
+            return ReconcileResult("unchanged")
+        if "orphan" not in finalizers:  # the user wants to keep the children
+            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time())
+            if not step.release:
+                await self._say(raw, observed_facts(raw, snapshot.views(), deleting=step.message))
+                wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
+                return ReconcileResult("waiting", wait_s)
+        log.info("graph deleted", namespace=key[0], name=key[1])
+        # Kopf's handler waits for this, and kopf removes the finalizer then.
+        self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()
+        return ReconcileResult("changed")

@@ -1,0 +1,196 @@
+"""A user's ``podTemplate`` is laid over the built pod template, as ``kubectl patch --type strategic`` would.
+
+Maps merge key by key and null deletes a key. Lists of named things merge by their name; `_ITEM_KEYS` says
+which. An item with ``$patch: delete`` removes the item of its name; ``$patch: replace`` in a map or among a
+list's items drops what was there. Tolerations add up. Every other list is replaced.
+
+Three differences from Kubernetes, each because the plain rule makes an invalid pod: a variable, and a volume,
+replaces the one of its name entirely (two sources are an error), and tolerations add up rather than
+replace the node pool's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
+
+from penstock.core.errors import InvalidSpecError, Problem
+from penstock_operator.resources.privileges import confined
+
+_PATCH = "$patch"
+_DELETE = "delete"
+_REPLACE = "replace"
+
+_DIRECTIVES = (_DELETE, _REPLACE, "merge")
+
+_ITEM_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "schedulingGates": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""Lists that merge, and the key that names their items. Source: patchMergeKey in k8s.io/api/core/v1."""
+
+_WHOLE_ITEMS = frozenset({"env", "volumes"})
+"""Lists whose items have one of several sources, so that a merge of two would have two."""
+
+_ADDED = "tolerations"
+
+
+def overlay(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return a pod template, or a map in one, with a user's patch laid over it, which stands at ``path`` of a manifest.
+
+    Raises:
+        InvalidSpecError: a map stands where the template has a list or the other way round, a list's item
+            has no name, or a ``$`` directive is unknown.
+    """
+    directive = _directive(patch, path)
+    if directive == _DELETE:
+        return {}
+    merged: dict[str, Any] = {} if directive == _REPLACE else dict(base)
+    for key, value in patch.items():
+        if key == _PATCH:
+            continue
+        if key.startswith("$"):
+            raise _refusal(path, f"{key} is not supported; use $patch or spell the value out")
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(key, merged.get(key), value, f"{path}.{key}")
+    return merged
+
+
+def _merge(key: str, base: Any, value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        if base is not None and not isinstance(base, Mapping):
+            raise _refusal(path, "is a map where the pod has none; remove it")
+        return overlay(base or {}, value, path)
+    if isinstance(base, Mapping):
+        raise _refusal(path, "is no map where the pod has one; write its keys, or null to delete it")
+    if not isinstance(value, list):
+        if isinstance(base, list):
+            raise _refusal(path, "is no list where the pod has one; write a list, or null to delete it")
+        return value
+    if key == _ADDED:
+        return _added(base or [], value, path)
+    if key in _ITEM_KEYS:
+        return _merge_items(key, base or [], value, path)
+    return deepcopy(value)
+
+
+def _added(base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
+    kept, items = _split(base, patch, path)
+    if any(_PATCH in item for item in items):
+        raise _refusal(
+            path, "has $patch within an item, but items have no name; put {$patch: replace} before them"
+        )
+    return [*kept, *(item for item in items if item not in kept)]
+
+
+def _merge_items(key: str, base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
+    name_key = _ITEM_KEYS[key]
+    kept, items = _split(base, patch, path)
+    merged = {item[name_key]: item for item in kept}
+    for index, item in enumerate(items):
+        where = f"{path}[{index}]"
+        name = item.get(name_key)
+        if not isinstance(name, str | int):
+            raise _refusal(where, f"has no {name_key}; give it one")
+        if _directive(item, where) == _DELETE:
+            merged.pop(name, None)
+            continue
+        under = {} if key in _WHOLE_ITEMS else merged.get(name, {})
+        merged[name] = overlay(under, item, where)
+    return list(merged.values())
+
+
+def _split(
+    base: Sequence[Any], patch: Sequence[Any], path: str
+) -> tuple[Sequence[Any], list[dict[str, Any]]]:
+    """Return what stays of ``base`` and the items to lay over it."""
+    items = []
+    kept = base
+    for index, item in enumerate(patch):
+        if not isinstance(item, dict):
+            raise _refusal(f"{path}[{index}]", "is no map; write its keys")
+        if item == {_PATCH: _REPLACE}:
+            kept = []
+        else:
+            items.append(item)
+    return kept, items
+
+
+def _directive(patch: Mapping[str, Any], path: str) -> str | None:
+    directive = patch.get(_PATCH)
+    if directive is None or (isinstance(directive, str) and directive in _DIRECTIVES):
+        return directive
+    raise _refusal(path, f"$patch: {directive!r} is none of {', '.join(_DIRECTIVES)}")
+
+
+def _refusal(path: str, message: str) -> InvalidSpecError:
+    return InvalidSpecError([Problem(path=path, message=message)])
+
+
+MAIN: Final = "main"
+"""Name of the container that does the work; an overlay refers to it."""
+
+
+class Counted(NamedTuple):
+    """GPUs that a pod counts against its budget, the resource that it asks them of (empty: none), and the key that sets them."""
+
+    gpus: int
+    resource: str
+    key: str
+
+
+def overlaid(
+    built: Mapping[str, Any],
+    patch: Mapping[str, Any],
+    path: str,
+    *,
+    counted: Counted,
+    allows_privileges: bool,
+) -> dict[str, Any]:
+    """Return a built pod template with the user's podTemplate laid over it.
+
+    Raises:
+        InvalidSpecError: it cannot be, or makes the template unusable or, where that is not allowed, privileged.
+    """
+    template = overlay(built, patch, path)
+    _refuse_broken(template, path, counted)
+    return template if allows_privileges else confined(built, template, path)
+
+
+def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> None:
+    spec = template.get("spec", {})
+    for lists in ("containers", "initContainers", "schedulingGates"):
+        if not isinstance(spec.get(lists, []), list):
+            raise _refusal(f"{path}.spec.{lists}", "is no list; write one, or remove it")
+    if MAIN not in [each["name"] for each in spec.get("containers", [])]:
+        message = f"removes container {MAIN}, which does the work; keep it and change its keys"
+        raise _refusal(f"{path}.spec.containers", message)
+    for kind in ("containers", "initContainers"):
+        for each in spec.get(kind, []):
+            gpus = 0 if kind == "containers" and each["name"] != MAIN else counted.gpus
+            for what in _other_gpus(each, counted.resource, gpus):
+                fix = f"but the budget counts {gpus}; remove it and set {counted.key}"
+                raise _refusal(f"{path}.spec.{kind}", f"{what} of {each['name']}, {fix}")
+
+
+def _other_gpus(container: Mapping[str, Any], pool_resource: str, counted: int) -> Iterator[str]:
+    """Yield numbers of GPUs other than the counted one; an overlay may ask for none on a CPU's node."""
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    for resource, asked in (limits if isinstance(limits, Mapping) else {}).items():
+        is_gpu = resource == pool_resource or resource.endswith("/gpu")
+        if is_gpu and str(asked) not in {str(counted), "0"}:
+            yield f"{resource} {asked}"

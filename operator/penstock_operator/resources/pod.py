@@ -1,0 +1,372 @@
+"""The pod template of one service: its process, environment, probes and hooks, and the user's overlay on top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from penstock.api import Environment, GraphDeployment, Role
+from penstock.kube.objects.names import (
+    API_KEYS_FOLDER,
+    BUDGET_GATE,
+    CONFIG_ANNOTATION,
+    EXT_PROC_PORT,
+    GPUS_ANNOTATION,
+    GRAPH_FILE,
+    GRAPH_SECRET_VARIABLE,
+    HTTP_PORT,
+    SERVING,
+    SERVING_LABEL,
+    SIDE_CHANNEL_PORT,
+    TIER_KEYS_FOLDER,
+    WORKER_PORT,
+    child_name,
+)
+from penstock.runtimes import (
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    filled_argv,
+    filled_env,
+    process_specs,
+    runtime_of,
+)
+from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
+from penstock_operator.resources.metadata import (
+    ROUTER_SUFFIX,
+    WORKER_SUFFIX,
+    BuildContext,
+    recommended_labels,
+    service_labels,
+)
+from penstock_operator.resources.node_pool import (
+    Mounted,
+    folders,
+    gpu_request,
+    gpus_per_pod,
+    home_variables,
+    placement,
+    pool_of,
+    read_only,
+)
+from penstock_operator.resources.overlay import MAIN, Counted, overlaid
+from penstock_operator.resources.privileges import RESTRICTED, container_security
+from penstock_operator.resources.router_config import config_digest, graph_secret_variable
+
+PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
+"""Values of the placeholders in commands and variables."""
+
+_IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
+
+
+def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
+    """Return the variables; a later one of the same name replaces an earlier one where that stands.
+
+    The pod's own address and name come first, because others refer to them as ``$(POD_IP)``.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():
+        found[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+    pool, is_own = pool_of(graph, spec.service), _is_own(graph, spec.service)
+    of_runtime = runtime_of(graph.spec.runtime).pod_environment(graph.spec.services[spec.service].role)
+    literal = {**home_variables(pool, is_own=is_own), **of_runtime, **filled_env(spec, PORTS)}
+    for name, value in literal.items():
+        found[name] = {"name": name, "value": value}
+    if spec.role == Role.ROUTER and graph.spec.traits.frontend is None:
+        found[GRAPH_SECRET_VARIABLE] = graph_secret_variable(graph, context)
+    for each in spec.env_sources:
+        found[each.name] = {"name": each.name, "valueFrom": dict(each.value_from or {})}
+    return list(found.values())
+
+
+def _is_own(graph: GraphDeployment, service: str) -> bool:
+    """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
+    return graph.spec.runs_penstock(graph.spec.services[service])
+
+
+def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
+    """Return every volume of a service's pods with its mount."""
+    is_own, is_worker = _is_own(graph, service), graph.spec.services[service].role.is_worker
+    found = folders(pool_of(graph, service), is_own=is_own, is_worker=is_worker)
+    if not is_own or is_worker:
+        return found
+    source = {"name": child_name(graph.name, ROUTER_SUFFIX)}
+    found.append(read_only("graph", str(PurePosixPath(GRAPH_FILE).parent), configMap=source))
+    router = graph.spec.router
+    if router.auth.api_keys_secret is not None:
+        keys = {"secretName": router.auth.api_keys_secret}
+        found.append(read_only("api-keys", API_KEYS_FOLDER, secret=keys))
+    if router.tiers.enabled and router.tiers.keys_secret is not None:
+        keys = {"secretName": router.tiers.keys_secret}
+        found.append(read_only("tier-keys", TIER_KEYS_FOLDER, secret=keys))
+    return found
+
+
+_STARTUP_PERIOD_S = 2
+"""Chosen: a worker takes requests at most this long after it could."""
+
+_LIVENESS_PERIOD_S = 10
+
+_KILL_GRACE_S = 30
+"""A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
+
+
+def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[str, Any]:
+    """Return startup, readiness and liveness probe, of a path that answers 200 while the process can serve.
+
+    The first 200 may take ``startup_s``; then there may be none for ``liveness_s``.
+    """
+    get = {"path": path, "port": HTTP_PORT}
+    return {
+        "startupProbe": {
+            "httpGet": get,
+            "periodSeconds": _STARTUP_PERIOD_S,
+            "timeoutSeconds": 5,
+            "failureThreshold": max(1, math.ceil(startup_s / _STARTUP_PERIOD_S)),
+        },
+        "readinessProbe": {
+            "httpGet": get,
+            "periodSeconds": 1 if role is Role.ROUTER else 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        # A worker in a long step answers late: one silence of 10 s is no failure.
+        "livenessProbe": {
+            "httpGet": get,
+            "periodSeconds": _LIVENESS_PERIOD_S,
+            "timeoutSeconds": _LIVENESS_PERIOD_S,
+            "failureThreshold": math.ceil(liveness_s / _LIVENESS_PERIOD_S),
+            "terminationGracePeriodSeconds": _KILL_GRACE_S,
+        },
+    }
+
+
+SETTLE_S = 5
+"""Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
+
+_REQUEST_SERIES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "dynamo_component_inflight_requests",
+)
+"""All zero: nothing runs or waits."""
+
+_LEASE_SERIES = "vllm:kv_cache_usage_perc"
+"""Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
+
+_WAIT_UNTIL_IDLE = f"""\
+import time, urllib.request
+SERIES = %r
+time.sleep({SETTLE_S})
+idle = 0
+while idle < 2:
+    try:
+        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}/metrics", timeout=10).read().decode()
+    except Exception as problem:
+        if isinstance(getattr(problem, "reason", None), ConnectionRefusedError):
+            break
+        idle = 0
+    else:
+        busy = [line for line in page.splitlines() if line.startswith(SERIES) and float(line.split()[-1]) > 0]
+        idle = 0 if busy else idle + 1
+    time.sleep(1)
+"""
+"""Ends when two looks a second apart find the worker idle, or when it no longer listens.
+
+Runs in images that bring Python but not Penstock; the pod's grace period bounds it.
+"""
+
+
+def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = False) -> dict[str, Any]:
+    """Return the container's lifecycle hooks.
+
+    Args:
+        finishes_requests: Whether the process finishes its requests at SIGTERM.
+        grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
+        keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
+            a cache, which is not waited for.
+    """
+    if not finishes_requests:
+        series = (*_REQUEST_SERIES, _LEASE_SERIES) if keeps_leases else _REQUEST_SERIES
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
+    settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
+    return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
+
+
+_OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+"""Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
+_ROUTER_LIMITS: Final = {"memory": "2Gi"}
+"""Chosen: four times the bodies that a router holds, and what it makes of them; a podTemplate may raise it."""
+
+
+def gpu_ceiling(graph: GraphDeployment) -> int | None:
+    """Return the most GPUs that the graph's workers may hold together; None: no ceiling."""
+    planner = graph.spec.planner
+    return planner.max_gpu_budget if planner.enabled else None
+
+
+def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
+    """Return the ceiling that a graph states, one whose specification is invalid too; None: no ceiling is stated."""
+    planner = raw["spec"].get("planner") or {}
+    ceiling = planner.get("maxGpuBudget")
+    return ceiling if isinstance(ceiling, int) and planner.get("enabled", True) else None
+
+
+def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
+    """Return the process of each service; the planner is none of them, one plans for all graphs."""
+    runtime = RuntimeContext(
+        python="python",
+        graph_file=GRAPH_FILE,
+        discovery="kubernetes",
+        namespace=f"{context.namespace}-{graph.name}",  # Dynamo's namespace, one per graph
+        host="0.0.0.0",  # noqa: S104 - a pod is reached at its address
+        peer_host="$(POD_IP)",
+        environment=Environment.KUBERNETES,
+    )
+    services = graph.spec.services
+    return {spec.service: spec for spec in process_specs(graph, runtime) if spec.service in services}
+
+
+def pod_template(
+    graph: GraphDeployment,
+    spec: ProcessSpec,
+    context: BuildContext,
+    *,
+    follows: bool = False,
+    more_args: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the pod template of a service; ``more_args`` come before the user's own.
+
+    A follower in a multi-node replica answers no requests, so it has no probes and is in no Service.
+
+    Raises:
+        InvalidSpecError: the service's podTemplate cannot be laid over the template, or makes privileges of it that
+            the operator does not allow.
+    """
+    service = graph.spec.services[spec.service]
+    path = f"spec.services.{spec.service}.podTemplate"
+    own_labels, is_worker = service_labels(graph, spec.service), service.role.is_worker
+    if is_worker and not follows:
+        own_labels[SERVING_LABEL] = SERVING
+    built = {
+        "metadata": {
+            "labels": {**recommended_labels(graph.name, service.role.value), **own_labels},
+            "annotations": {},
+        },
+        "spec": {
+            "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
+            "volumes": [volume for volume, _ in volumes(graph, spec.service)],
+            "serviceAccountName": child_name(graph.name, WORKER_SUFFIX if is_worker else ROUTER_SUFFIX),
+            # Routers watch EndpointSlices; workers of some runtimes, such as Dynamo's, register themselves as well.
+            "automountServiceAccountToken": not is_worker
+            or bool(runtime_of(graph.spec.runtime).cluster.verbs),
+            "terminationGracePeriodSeconds": service.termination_grace_period_seconds,
+            **RESTRICTED,
+            **placement(graph, spec.service),
+        },
+    }
+    resource, _ = gpu_request(graph, spec.service) or ("", 0)
+    counted = Counted(gpus_per_pod(graph, spec.service), resource, "gpusPerReplica")
+    template = overlaid(
+        built, service.pod_template, path, counted=counted, allows_privileges=context.allows_privileges
+    )
+    return _with_own_marks(graph, spec.service, template, own_labels)
+
+
+def _container(
+    graph: GraphDeployment,
+    spec: ProcessSpec,
+    context: BuildContext,
+    *,
+    follows: bool,
+    more_args: Sequence[str],
+) -> dict[str, Any]:
+    service = graph.spec.services[spec.service]
+    argv = filled_argv(spec, PORTS)
+    split = len(argv) - len(service.args)
+    is_own = _is_own(graph, spec.service)
+    container: dict[str, Any] = {
+        "name": MAIN,
+        "image": _image(graph, spec, context),
+        "imagePullPolicy": context.image_pull_policy,
+        "command": [argv[0]],
+        "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
+        "env": environment(graph, spec, context),
+        "envFrom": [each.to_manifest() for each in spec.env_from],
+        "ports": _ports(graph, service.role),
+        "resources": _resources(graph, spec.service),
+        "securityContext": container_security(is_root_read_only=is_own),
+        "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
+    }
+    if not follows:
+        container |= probes(service.role, spec.health_path or "/health", spec.startup_s, spec.liveness_s)
+        grace_s = service.termination_grace_period_seconds
+        container["lifecycle"] = lifecycle(
+            finishes_requests=is_own or not service.role.is_worker,
+            grace_s=grace_s,
+            keeps_leases=service.role is Role.PREFILL,
+        )
+    return {key: value for key, value in container.items() if value}
+
+
+def _ports(graph: GraphDeployment, role: Role) -> list[dict[str, Any]]:
+    ports = {HTTP_PORT: WORKER_PORT}
+    if role is Role.ROUTER and graph.spec.router.gateway.enabled:
+        ports[EXT_PROC_PORT] = graph.spec.router.gateway.port
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
+
+
+def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> str:
+    service = graph.spec.services[spec.service]
+    is_default = service.image is None and (
+        graph.spec.image is None or graph.spec.needs_router_image(service)
+    )
+    if is_default and context.penstock_image is not None and _is_own(graph, spec.service):
+        return context.penstock_image
+    return spec.image
+
+
+def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
+    router = graph.spec.router
+    if role is not Role.ROUTER or graph.spec.traits.frontend is not None:
+        return []
+    args = [] if router.auth.api_keys_secret is None else ["--api-keys-file", API_KEYS_FOLDER]
+    if router.tiers.enabled and router.tiers.keys_secret is not None:
+        args += ["--tier-keys-file", TIER_KEYS_FOLDER]
+    return args
+
+
+def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
+    resources: dict[str, Any] = {}
+    if _is_own(graph, service):
+        resources["requests"] = dict(_OWN_REQUESTS)
+        if graph.spec.services[service].role is Role.ROUTER:
+            resources["limits"] = dict(_ROUTER_LIMITS)
+    gpus = gpu_request(graph, service)
+    if gpus is not None:
+        name, number = gpus
+        resources["requests"] = {**resources.get("requests", {}), name: str(number)}
+        resources["limits"] = {name: str(number)}
+    return resources
+
+
+def _with_own_marks(
+    graph: GraphDeployment, service: str, template: dict[str, Any], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Set what selectors, budget and rollouts rely on, whatever the overlay made of it."""
+    metadata = template.get("metadata", {})
+    annotations = dict(metadata.get("annotations", {}))
+    spec = dict(template["spec"])
+    if graph.spec.services[service].role.is_worker:
+        annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))
+        if gpu_ceiling(graph) is not None:
+            others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
+            spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
+    elif graph.spec.traits.frontend is None:
+        annotations[CONFIG_ANNOTATION] = config_digest(graph)
+    marked = {**metadata, "labels": {**metadata.get("labels", {}), **labels}, "annotations": annotations}
+    if not annotations:
+        del marked["annotations"]
+    return {**template, "metadata": marked, "spec": spec}

@@ -1,0 +1,105 @@
+"""What a graph's routers share: the ConfigMap with the graph as they read it, and the Secret by which they know each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import yaml
+
+from penstock.api import GraphDeployment, LeaseConfig
+from penstock.api.engine import SHORTEST_SAFE_LEASE_S
+from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, SECRET
+from penstock.kube.objects.names import GRAPH_FILE, GRAPH_SECRET_VARIABLE, child_name
+from penstock_operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_child
+
+_DIGEST_CHARS = 16
+"""64 bits; two configurations of one graph never meet by chance."""
+
+_DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's, ten times as fast, where PyYAML was built with it."""
+
+
+def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the routers' ConfigMap."""
+    data = {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)}
+    return graph_child(CONFIG_MAP, graph, context, ROUTER_SUFFIX, data=data)
+
+
+def config_digest(graph: GraphDeployment) -> str:
+    """Return a digest of the settings read only at router start: a change rolls the routers, and only them.
+
+    The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
+    routers follow them.
+    """
+    kept = _kept(graph)
+    spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
+    router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
+    tiers = graph.spec.router.tiers
+    spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
+    # YAML would take most of a build's time once more.
+    text = json.dumps({**kept, "spec": spec}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def router_manifest(graph: GraphDeployment) -> str:
+    """Return the graph as YAML, cut down to what a router reads.
+
+    Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
+    is off, because its budget would be compared with numbers that are not there.
+    """
+    return str(yaml.dump(_kept(graph), Dumper=_DUMPER, sort_keys=True, width=110))
+
+
+def _kept(graph: GraphDeployment) -> dict[str, Any]:
+    spec = graph.spec
+    kept: dict[str, Any] = {
+        "model": spec.model.to_manifest(),
+        "runtime": spec.runtime,
+        "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
+        "router": spec.router.to_manifest(),
+        "lease": _lease(spec.lease_seconds),
+        "planner": {"enabled": False},
+    }
+    bounds = {
+        "maxBatchTokens": spec.batch_tokens,
+        "requestLimit": spec.engine.request_limit if spec.router.tiers.enabled else None,
+    }
+    if any(bound is not None for bound in bounds.values()):
+        kept["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
+    return GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=kept)
+
+
+def _lease(duration_seconds: int) -> dict[str, Any]:
+    """Return a lease section that says no more than a router reads: prefill's own lease."""
+    lease = {
+        "durationSeconds": duration_seconds,
+        "decoderBlocksTtlSeconds": max(LeaseConfig().decoder_blocks_ttl_seconds, duration_seconds),
+        "acknowledgeShortLease": duration_seconds < SHORTEST_SAFE_LEASE_S,
+    }
+    return LeaseConfig.model_validate(lease).to_manifest()
+
+
+_KEY: Final = "secret"
+_UID_DIGITS: Final = 8
+
+
+def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> dict[str, Any]:
+    """Return the Secret ``GRAPH-router-UID``, which the operator makes once and reads never.
+
+    With the first digits of the graph's UID: a graph of the same name that comes after a deleted one so has another,
+    which the garbage collector leaves alone.
+    """
+    return graph_child(SECRET, graph, context, _suffix(context), immutable=True, stringData={_KEY: value})
+
+
+def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the router's variable that holds it."""
+    reference = {"name": child_name(graph.name, _suffix(context)), "key": _KEY}
+    return {"name": GRAPH_SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _suffix(context: BuildContext) -> str:
+    return f"{ROUTER_SUFFIX}-{context.owner_uid[:_UID_DIGITS]}" if context.owner_uid else ROUTER_SUFFIX

@@ -1,0 +1,255 @@
+"""One operator process: client, election, watches, queue and reconciler put together; called by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from penstock.core.errors import ClusterError
+from penstock.core.http.client import ConnectionPool
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventRecorder
+from penstock.kube.informer import ObjectKey
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
+from penstock.kube.lease import Election, election_of, instance, run_until
+from penstock.kube.objects.names import OPERATOR, lease_name
+from penstock_operator.apply import Applier
+from penstock_operator.cluster import Cluster
+from penstock_operator.loads import MetricsReader
+from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.profiles import Profiles
+from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
+from penstock_operator.reconcile import Dependencies, Reconciler
+from penstock_operator.resources.metadata import BuildContext
+from penstock_operator.settings import OperatorSettings
+from penstock_operator.trim import Object
+
+log = get_logger(__name__)
+
+SERVED_S: Final = 2.0
+"""Between two looks for a kind that the API server does not serve yet; real seconds, chosen."""
+
+
+class Operator:
+    """Everything that acts, from the moment this process may act; rebuilt whenever it becomes leader."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: OperatorSettings,
+        *,
+        loads: MetricsReader,
+        metrics: OperatorMetrics,
+        limits: RateLimits | None = None,
+    ) -> None:
+        namespace = watched_namespace(settings, client)
+        self._client = client
+        self._namespace = namespace
+        self._settings = settings
+        self._unserved: Kind | None = None
+        self.queue = WorkQueue(limits or RateLimits(), now_s=time.monotonic)
+        self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
+        recorder = EventRecorder(
+            client, OPERATOR, instance(), "Reconcile", on_dropped=metrics.events_dropped.inc
+        )
+        context = BuildContext(
+            owner_uid="",
+            namespace="",
+            operator_namespace=_own_namespace(client),
+            penstock_image=settings.penstock_image,
+            image_pull_policy=settings.image_pull_policy,
+            allows_privileges=settings.allow_privileged_pod_templates,
+        )
+        parts = Dependencies(
+            client=client,
+            cluster=self.cluster,
+            applier=Applier(client, metrics, on_written=self.cluster.note),
+            loads=loads,
+            recorder=recorder,
+            metrics=metrics,
+            context=context,
+            operator_class=settings.operator_class,
+        )
+        self.reconciler = Reconciler(parts)
+        self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled.
+
+        Raises:
+            ClusterError: kopf ended, which a new process may get over.
+        """
+        from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+
+        kopf = KopfOperator(
+            self._client,
+            graphs=self.cluster,
+            requests=self.profiles,
+            enqueue=self.queue.enqueue,
+            deleted=self.reconciler.deleted,
+            namespace=self._namespace,
+            operator_class=self._settings.operator_class,
+            resync_s=self._settings.resync_interval,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.cluster.run(), name="watches")
+                # Before the graphs are known: a child that is not seen would be made once more.
+                await self.cluster.synced()
+                for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
+                    await self._wait_for(kind)
+                group.create_task(kopf.run(), name="kopf")
+                group.create_task(self.profiles.run(), name="profiles")
+                work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
+                group.create_task(work, name="workers")
+        except ExceptionGroup as failures:
+            # The task group wraps even the one error that this function promises.
+            if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], ClusterError):
+                raise failures.exceptions[0] from None
+            raise
+
+    def problem(self) -> str | None:
+        """Return why graphs may not be acted on; None if all is well."""
+        if self._unserved is not None:
+            return f"{self._unserved.plural}: not served; apply the CustomResourceDefinitions"
+        return self.cluster.problem()
+
+    async def _wait_for(self, kind: Kind) -> None:
+        """Wait until the API server serves a kind, which kopf looks for but once."""
+        self._unserved = kind
+        while not await self._is_served(kind):  # noqa: ASYNC110 - it asks the server
+            await asyncio.sleep(SERVED_S)
+        self._unserved = None
+
+    async def _is_served(self, kind: Kind) -> bool:
+        try:
+            return await self.cluster.knows(kind)
+        except ClusterError as exc:  # the API server is away for a moment
+            log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
+            return False
+
+    def graphs(self) -> Iterator[Object]:
+        """Yield the GraphDeployments, trimmed."""
+        return (
+            graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
+        )
+
+    def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
+        self.queue.enqueue(key, urgent=urgent)
+
+
+class OperatorService:
+    """The process: stands for election if asked to, serves /metrics meanwhile, and runs the operator."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._metrics = OperatorMetrics()
+        self._operator: Operator | None = None
+        self._election: Election | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set; the Lease is given back then.
+
+        Raises:
+            ConfigError: no credentials, or the metrics port is taken.
+        """
+        settings = self._settings
+        log.info("operator options", **settings.model_dump(mode="json"))
+        kubeconfig = None if settings.kubeconfig is None else Path(settings.kubeconfig)
+        client = await KubeClient.connect(kubeconfig=kubeconfig, context=settings.context)
+        self._metrics.watch(depth=self._depth, graphs=self._graphs)
+        try:
+            async with self._status_server():
+                await run_until(stop, self._elect(client))
+        finally:
+            await client.close()
+        log.info("operator stopped")
+
+    async def _elect(self, client: KubeClient) -> None:
+        if not self._settings.leader_election:
+            await self._lead(client)
+            return
+        namespace, name = lease_of(self._settings, client)
+        election = election_of(
+            client,
+            "operator",
+            namespace=namespace,
+            name=name,
+            operator_class=self._settings.operator_class,
+        )
+        self._election = election
+        fenced = client.fenced(lambda: election.is_leading)
+        await election.lead(lambda: self._lead(fenced))
+
+    async def _lead(self, client: KubeClient) -> None:
+        """Act until cancelled."""
+        pool = ConnectionPool()
+        operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
+        self._operator = operator
+        self._metrics.leader.set(1)
+        try:
+            await operator.run()
+        finally:
+            self._operator = None
+            self._metrics.leader.set(0)
+            await pool.close()
+
+    @asynccontextmanager
+    async def _status_server(self) -> AsyncIterator[None]:
+        if not self._settings.metrics_port:
+            yield
+            return
+        server = StatusServer(
+            self._metrics, unready=self._unready, standing=self._standing, fault=self._fault
+        )
+        await server.start(self._settings.host, self._settings.metrics_port)
+        try:
+            yield
+        finally:
+            await server.close(grace_s=1.0)
+
+    def _unready(self) -> str | None:
+        """Return why this process neither acts nor stands by; None if it does."""
+        if self._operator is not None:
+            return self._operator.problem()
+        if self._election is None:
+            return "starts"
+        return self._election.problem
+
+    def _fault(self) -> str | None:
+        """Return why only a restart helps; None if all is well."""
+        return None if self._election is None else self._election.overdue
+
+    def _standing(self) -> str:
+        """Return the text of a process on standby; empty if it leads."""
+        if self._operator is None and self._election is not None and self._election.holder:
+            return f"standby for {self._election.holder}"
+        return ""
+
+    def _depth(self) -> float:
+        return 0 if self._operator is None else self._operator.queue.depth
+
+    def _graphs(self) -> Iterable[Object]:
+        return () if self._operator is None else self._operator.graphs()
+
+
+def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
+    """Return the namespace to watch; None: all."""
+    return None if settings.all_namespaces else settings.namespace or client.namespace
+
+
+def lease_of(settings: OperatorSettings, client: KubeClient) -> ObjectKey:
+    """Return namespace and name of the Lease of this process's installation."""
+    namespace = watched_namespace(settings, client)
+    name = lease_name(OPERATOR, cluster_wide=namespace is None, operator_class=settings.operator_class)
+    return namespace or _own_namespace(client), name
+
+
+def _own_namespace(client: KubeClient) -> str:
+    return os.environ.get("POD_NAMESPACE") or client.namespace

@@ -1,0 +1,107 @@
+"""The fields that the operator keeps of a watched object: the ones that the plans read.
+
+Pure. A thousand graphs are thirty thousand objects; field owners, heartbeats and what others write are most
+of their bytes, and every one of them would also be a change to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.kube.objects.names import INITIAL, OPERATOR
+from penstock_operator.memory import InterningPool
+from penstock_operator.plan.pods import pod_view
+
+Object = dict[str, Any]
+
+POSTED: Final = "posted"
+"""Key beside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
+the next apply has to take them over first."""
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+VERSION: Final = "version"
+"""Key beside ``metadata`` of everything trimmed: the resource version as a number, 0 if it is none. Kubernetes
+makes them comparable within a kind (KEP-5504); etcd has never had others."""
+
+_METADATA: Final = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+)
+_HEARTBEATS: Final = frozenset({"lastUpdateTime", "lastHeartbeatTime", "lastProbeTime"})
+_OTHERS_CONDITIONS: Final = frozenset({"PlannerActive"})
+_POOL: Final = InterningPool()
+_WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapter"})
+
+
+def trim_graph(obj: Object) -> Object:
+    """Return a GraphDeployment without field owners and without the planner's part of its status."""
+    status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
+    if "conditions" in status:
+        status["conditions"] = [
+            each for each in status["conditions"] if each.get("type") not in _OTHERS_CONDITIONS
+        ]
+    return {**_head(obj), "spec": _POOL.intern(obj.get("spec", {})), "status": _POOL.intern(status)}
+
+
+def trim_child(obj: Object) -> Object:
+    """Return a child without field owners; with a status only where the plans read it."""
+    kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
+    kept.update(_head(obj))
+    if obj["kind"] in _WITH_STATUS and "status" in obj:
+        status = dict(obj["status"])
+        if "conditions" in status:
+            status["conditions"] = [_without_heartbeats(each) for each in status["conditions"]]
+        kept["status"] = _POOL.intern(status)
+    if any(is_posted(each) for each in obj["metadata"].get("managedFields", ())):
+        kept[POSTED] = True
+    return kept
+
+
+def trim_pod(obj: Object) -> Object:
+    """Return a pod as the view of the plans."""
+    metadata = obj["metadata"]
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
+        "view": pod_view(obj),
+        VERSION: version_of(metadata),
+    }
+
+
+def _head(obj: Object) -> Object:
+    metadata = {key: _POOL.intern(obj["metadata"][key]) for key in _METADATA if key in obj["metadata"]}
+    if LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != LAST_APPLIED}
+    version = version_of(obj["metadata"])
+    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata, VERSION: version}
+
+
+def same(one: Object, other: Object) -> bool:
+    """Return whether two trimmed objects differ in nothing but their version."""
+    return {**one, VERSION: 0} == {**other, VERSION: 0}
+
+
+def version_of(metadata: Mapping[str, Any]) -> int:
+    """Return the resource version in an object's metadata, as `VERSION` has it."""
+    text = str(metadata.get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
+
+
+def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
+    return {key: each for key, each in condition.items() if key not in _HEARTBEATS}
+
+
+def is_posted(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of the field owners is that of a POST by the operator."""
+    if entry.get("operation") != "Update" or entry.get("subresource"):
+        return False
+    manager = entry.get("manager")
+    return manager == OPERATOR or (manager == INITIAL and "f:metadata" in entry.get("fieldsV1", {}))

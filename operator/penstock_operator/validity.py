@@ -1,0 +1,29 @@
+"""Objects of the cluster, validated by the API's models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from penstock.api import GraphDeployment, ProfileRequest, dotted
+from penstock.api.manifests.validation import validate
+from penstock.core.errors import Problem
+from penstock_operator.trim import Object
+
+M = TypeVar("M", GraphDeployment, ProfileRequest)
+
+ValidatedGraph = tuple[GraphDeployment | None, tuple[Problem, ...]]
+
+
+def validated(model: type[M], raw: Object) -> tuple[M | None, tuple[Problem, ...]]:
+    """Return the user-written part of an object of the cluster as its model, or None with everything wrong with it."""
+    metadata = {key: raw["metadata"][key] for key in ("name", "namespace")}
+    manifest = {**{key: raw[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}
+    found, made = validate(model, manifest)
+    problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
+    return (made if isinstance(made, model) else None), problems
+
+
+def message_of(problems: Iterable[Problem]) -> str:
+    """Return problems as one line of a condition."""
+    return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in problems)

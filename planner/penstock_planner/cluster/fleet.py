@@ -1,0 +1,270 @@
+"""Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
+
+Each graph has a task of its own; a failure in one is logged, reported in its status and retried
+with growing pauses, and affects no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.manifests.validation import validate
+from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
+from penstock.core.logs import bind_task, get_logger
+from penstock.kube.objects.names import paused_by
+from penstock.performance.profile import PerformanceProfile
+from penstock_planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
+from penstock_planner.cluster.status import PlannerReason, Report
+from penstock_planner.cluster.watch import Key, Object, Watch
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.options import PlannerOptions, join
+from penstock_planner.targets.kubernetes import ScaledService, services_of
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """Everything that a loop depends on: two equal plans need no restart.
+
+    Attributes:
+        disabled: Why there is no planner; empty if there is one.
+        paused: Why it decides and does not act; empty if it acts.
+    """
+
+    options: PlannerOptions
+    config: DecideConfig
+    services: Mapping[Role, ScaledService]
+    disabled: str = ""
+    paused: str = ""
+
+
+def parse(obj: Mapping[str, Any]) -> GraphDeployment:
+    """Return a watched graph as the model; raises `InvalidSpecError` where this version does not understand it."""
+    keys = ("apiVersion", "kind", "metadata", "spec")
+    problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
+    if not isinstance(graph, GraphDeployment):
+        raise InvalidSpecError(
+            [Problem(".".join(map(str, path)), message, "graph") for path, message in problems]
+        )
+    return graph
+
+
+def plan_of(
+    graph: GraphDeployment,
+    overrides: Mapping[str, Any],
+    performance: PerformanceProfile | None = None,
+    *,
+    paused: str = "",
+) -> GraphPlan:
+    """Return a graph's plan.
+
+    ``overrides``, by kebab-case name, win over the graph's own options; ``paused`` is what pauses it, or empty.
+    Raises `ConfigError` where its planner cannot run with it.
+    """
+    disabled = why_disabled(graph)
+    given = {**overrides, "no-operation": True} if paused else overrides
+    options = join(given={} if disabled else given, graph=None if disabled else graph)
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled, paused)
+
+
+def why_disabled(graph: GraphDeployment) -> str:
+    """Return why a graph has no planner; empty if it has one."""
+    planner = graph.spec.planner
+    if not planner.enabled:
+        return "spec.planner.enabled is false"
+    if planner.environment is Environment.LOCAL:
+        return "spec.planner.environment is local"
+    if not any(service.scaling for service in graph.spec.workers.values()):
+        return "no worker service has spec.services.*.scaling"
+    return ""
+
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Real seconds before a graph's planner that failed is started again, doubling. Chosen: a ledger that the last
+leader still holds is free within seconds; a bug should not fill the log."""
+
+STEADY_S: Final = 120.0
+"""Real seconds after which a planner that ran counts as healthy: the next failure waits only briefly."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerJob:
+    """One run of one graph's planner; ``live`` is the object as watched."""
+
+    key: Key
+    graph: GraphDeployment
+    plan: GraphPlan
+    live: Object
+
+
+Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
+"""Plans one graph until the event is set."""
+
+
+class Fleet:
+    """All planners of one process."""
+
+    def __init__(
+        self,
+        graphs: Watch,
+        *,
+        overrides: dict[str, Any],
+        profiles: ConfigMapProfiles,
+        work: Work,
+        say: Callable[[Key, Report], None],
+        forget: Callable[[Key], None],
+    ) -> None:
+        self._graphs = graphs
+        self._overrides = overrides
+        self._profiles = profiles
+        self._work = work
+        self._say = say
+        self._forget = forget
+        self._queued: dict[Key, None] = {}
+        self._wake = asyncio.Event()
+        self._changed: dict[Key, asyncio.Event] = {}
+
+    def enqueue(self, key: Key) -> None:
+        """Enqueue a graph: it was added, changed or deleted."""
+        self._queued[key] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep every graph's planner running until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                queued, self._queued = self._queued, {}
+                for key in queued:
+                    if key in self._changed:
+                        self._changed[key].set()
+                    elif self._graphs.graph(key) is not None:
+                        self._changed[key] = asyncio.Event()
+                        group.create_task(self._tend(key), name=f"planner {key[0]}/{key[1]}")
+
+    async def _tend(self, key: Key) -> None:
+        bind_task(namespace=key[0], graph=key[1])
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        try:
+            while (live := self._graphs.graph(key)) is not None:
+                self._changed[key].clear()
+                started_s = loop.time()
+                is_over = await self._attempt(key, live)
+                if is_over:
+                    continue
+                pause_s = FIRST_PAUSE_S if loop.time() - started_s >= STEADY_S else pause_s
+                await self._changed_within(key, pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        finally:
+            self._changed.pop(key, None)
+            self._forget(key)
+            if self._graphs.graph(key) is not None:
+                self.enqueue(key)
+
+    async def _attempt(self, key: Key, live: Object) -> bool:
+        """Run a graph's planner until it has to change; False if it failed."""
+        try:
+            graph = parse(live)
+            plan = await self._plan_of(key, live, graph)
+            if plan.disabled:
+                self._report(key, live, PlannerReason.DISABLED, plan.disabled)
+                await self._until_other(key, live, None)
+                return True
+            log.info("planner of graph begins")
+            await self._run(PlannerJob(key, graph, plan, live))
+        except ProfileError as exc:
+            self._report(key, live, exc.reason, str(exc))
+            log.info("graph has no profile to plan by", why=str(exc))
+            await self._changed_within(key, POLL_S)
+        except ConfigError as exc:
+            self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))
+            log.warning("graph cannot be planned", why=str(exc))
+            return False
+        except PenstockError as exc:
+            self._report(key, live, PlannerReason.FAILED, str(exc))
+            log.warning("planner of graph failed", why=str(exc))
+            return False
+        except Exception as exc:  # root of the graph's task: the others must not notice
+            self._report(key, live, PlannerReason.FAILED, f"{type(exc).__name__}: {exc}")
+            log.exception("planner of graph failed")
+            return False
+        return True
+
+    async def _run(self, job: PlannerJob) -> None:
+        """Plan until the graph is deleted or its plan changes."""
+        stop = asyncio.Event()
+        worker = asyncio.create_task(self._work(job, stop))
+        watcher = asyncio.create_task(self._until_other(job.key, job.live, job.plan))
+        try:
+            await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await worker
+        finally:
+            watcher.cancel()
+            worker.cancel()
+            await asyncio.wait({worker, watcher})
+
+    async def _plan_of(self, key: Key, live: Object, graph: GraphDeployment) -> GraphPlan:
+        """Return a graph's plan with what it is planned by; raises `ConfigError`, or `ClusterError` while its profile cannot be read."""
+        is_planned = not why_disabled(graph)
+        performance = await self._profiles.read(key, graph) if is_planned else None
+        return plan_of(graph, self._overrides, performance, paused=paused_by(live))
+
+    async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
+        """Return when the graph is deleted or its plan changes; without a plan, at any change."""
+        planned, uid = _version(live), live["metadata"].get("uid")
+        polled = plan is not None and self._profiles.is_read_again(parse(live))
+        while True:
+            await self._changed_within(key, POLL_S if polled else None)
+            self._changed[key].clear()
+            now = self._graphs.graph(key)
+            if now is None or now["metadata"].get("uid") != uid:
+                return
+            if not polled and _version(now) == planned:
+                continue
+            planned = _version(now)
+            try:
+                if plan is None or await self._plan_of(key, now, parse(now)) != plan:
+                    return
+            except ConfigError:
+                return
+            except ClusterError as exc:  # the last profile read stays valid
+                log.warning("profile not read again", why=str(exc))
+
+    async def _changed_within(self, key: Key, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed[key].wait()
+        except TimeoutError:
+            return
+
+    def _report(self, key: Key, live: Object, reason: PlannerReason, message: str) -> None:
+        self._say(key, last_report(live, reason, " ".join(message.split())))
+
+
+def _version(live: Object) -> tuple[int | None, str]:
+    """Return what changes with everything that a plan depends on, but for the profile."""
+    return live["metadata"].get("generation"), paused_by(live)
+
+
+def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
+    """Return a report that keeps the decisions in the graph's status."""
+    said = (live.get("status") or {}).get("planner") or {}
+    return Report(
+        reason=reason,
+        message=message[:1000],
+        generation=live["metadata"].get("generation", 0),
+        last_decision=said.get("lastDecision", ""),
+        decision_id=said.get("decisionId", ""),
+        decision_time=said.get("decisionTime", ""),
+        gpus=said.get("gpus", 0),
+        budget=said.get("budget"),
+    )

@@ -1,0 +1,167 @@
+"""The ConfigMaps that a graph is planned by: mode sla's ``planner.sla.profile``, and ``planner.memory`` to start from.
+
+Read by name, not watched: the planner may get ConfigMaps and needs to list none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from penstock.api import GraphDeployment, GraphSpec, PlannerMode
+from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import CONFIG_MAP
+from penstock.kube.objects.names import PROFILE_KEY
+from penstock.performance.profile import PerformanceProfile, read_profile
+from penstock.performance.quality import check_fits
+from penstock_planner.cluster.status import PlannerReason
+from penstock_planner.cluster.watch import Key
+from penstock_planner.decide.decision import Memory
+from penstock_planner.learnt import LEARNING, memory_in
+from penstock_planner.options import PlannerOptions
+
+POLL_S: Final = 15.0
+"""Real seconds between two reads of a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
+and graph of mode sla."""
+
+READ_S: Final = 10.0
+"""Real seconds for one read. Chosen: a busy API server answers within."""
+
+MEMORY_KEY: Final = "memory.json"
+"""Of a ConfigMap that a planner starts from."""
+
+_HOW_TO_EXPORT: Final = "create it with `kubectl create configmap NAME --from-file=memory.json`, of what `penstock planner memory show --json` prints"
+
+EngineProfile = Callable[[GraphSpec], PerformanceProfile]
+"""Reads the profile off a simulated engine; raises ConfigError."""
+
+log = get_logger(__name__)
+
+
+class ProfileError(ConfigError):
+    """A graph of mode sla has no profile to plan by; its replicas stay as they are.
+
+    Attributes:
+        reason: For the condition.
+    """
+
+    def __init__(self, reason: PlannerReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ConfigMapProfiles:
+    """The profiles of one process's graphs."""
+
+    def __init__(
+        self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
+    ) -> None:
+        self._client = client
+        self._mode = overrides.get("mode")
+        self._named = overrides.get("profile")
+        self._engine_profile = engine_profile
+
+    def is_read_again(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph's profile may change though the graph does not."""
+        return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
+
+    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
+        """Return the profile that a graph is planned by now; None in a mode that needs none.
+
+        Raises:
+            ProfileError: there is none, or it cannot be used.
+            ClusterError: the API server refused, failed or did not answer.
+        """
+        spec = graph.spec
+        if not self._plans_by_profile(spec):
+            return None
+        name = self._name_of(spec)
+        if name is not None:
+            return _fitting(await self._of_config_map(key, name), spec, name)
+        if not spec.traits.is_simulated:
+            raise ProfileError(
+                PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
+            )
+        try:
+            return self._engine_profile(spec)
+        except ConfigError as exc:
+            raise ProfileError(PlannerReason.PROFILE_INVALID, str(exc)) from exc
+
+    def _plans_by_profile(self, spec: GraphSpec) -> bool:
+        mode = self._mode or spec.planner.mode
+        return spec.planner.enabled and mode == PlannerMode.SLA
+
+    def _name_of(self, spec: GraphSpec) -> str | None:
+        return self._named or spec.planner.sla.profile
+
+    async def _of_config_map(self, key: Key, name: str) -> PerformanceProfile:
+        field = f"spec.planner.sla.profile: ConfigMap {name}"
+        try:
+            data = (await _config_map(self._client, key[0], name)).get("data") or {}
+        except NotFoundError as exc:
+            message = f"{field} is not there; {_what_to_run(key[1], name)}"
+            raise ProfileError(PlannerReason.PROFILE_MISSING, message) from exc
+        if PROFILE_KEY not in data:
+            message = (
+                f"{field} holds no {PROFILE_KEY} (yet); a ProfileRequest fills it when its Job has ended, see kubectl get "
+                f"gpr; else {_what_to_run(key[1], name)}"
+            )
+            raise ProfileError(PlannerReason.PROFILE_MISSING, message)
+        try:
+            return read_profile(data[PROFILE_KEY], origin=f"ConfigMap {name}: {PROFILE_KEY}")
+        except ConfigError as exc:
+            raise ProfileError(PlannerReason.PROFILE_INVALID, f"spec.planner.sla.profile: {exc}") from exc
+
+
+async def memory_of(
+    client: KubeClient, namespace: str, options: PlannerOptions, graph: GraphDeployment, *, has_ledger: bool
+) -> Memory:
+    """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
+
+    With a ledger the planner continues, so that a ConfigMap deleted since is only logged. Raises `ConfigError`
+    where there is no such ConfigMap, or what it holds is no export or not of such a graph; `ClusterError` where it
+    cannot be read.
+    """
+    name = options.memory
+    if name is None or options.mode not in LEARNING:
+        return {}
+    origin = f"spec.planner.memory: ConfigMap {name}"
+    try:
+        data = (await _config_map(client, namespace, name)).get("data") or {}
+    except NotFoundError as exc:
+        if has_ledger:
+            log.warning("planner.memory is not there: only the ledger is taken up", config_map=name)
+            return {}
+        raise ConfigError(f"{origin} is not there; {_HOW_TO_EXPORT}") from exc
+    if MEMORY_KEY not in data:
+        raise ConfigError(f"{origin} holds no {MEMORY_KEY}; {_HOW_TO_EXPORT}")
+    return memory_in(data[MEMORY_KEY], f"{origin}: {MEMORY_KEY}", options, graph)
+
+
+async def _config_map(client: KubeClient, namespace: str, name: str) -> Mapping[str, Any]:
+    try:
+        async with asyncio.timeout(READ_S):
+            return await client.get(CONFIG_MAP, name, namespace=namespace)
+    except TimeoutError as exc:
+        raise UnavailableError(f"ConfigMap {name}: no answer within {READ_S:g} s") from exc
+
+
+def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> PerformanceProfile:
+    """Return the profile if it was measured of what the graph runs; the graph may change while the ConfigMap does not."""
+    sizes = spec.engine_gpus
+    if sizes is None:
+        return profile
+    try:
+        check_fits(profile, model=spec.model.name, prefill_gpus=sizes[0], decode_gpus=sizes[1])
+    except ConfigError as exc:
+        message = f"spec.planner.sla.profile: ConfigMap {name}: {PROFILE_KEY}: {exc}"
+        raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
+    return profile
+
+
+def _what_to_run(graph: str, name: str) -> str:
+    result = f", configMap: {name}" if name else " and name its ConfigMap"
+    return f"apply a ProfileRequest with graph: {graph}{result}; until then nothing is scaled"

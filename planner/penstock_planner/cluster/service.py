@@ -1,0 +1,276 @@
+"""The planner process on Kubernetes: election, watches, and per graph sources, ledger, dashboard and loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.http.client import ConnectionPool
+from penstock.core.local_state import state_dir
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage
+from penstock.kube.lease import Election, election_of, run_until
+from penstock.kube.objects.names import (
+    DECISION_ANNOTATION,
+    OPERATOR_CLASS,
+    PLANNER,
+    lease_name,
+)
+from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
+from penstock_planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
+from penstock_planner.cluster.status import (
+    DecisionEventWriter,
+    EventListener,
+    PlannerReason,
+    Report,
+    StatusListener,
+    StatusWriter,
+)
+from penstock_planner.cluster.watch import GraphWatch, Key, Watch
+from penstock_planner.core.state import PlannerSettings
+from penstock_planner.decide.decision import Memory
+from penstock_planner.figures import Observer, Observers
+from penstock_planner.files import FileThread
+from penstock_planner.ledger import FILE_NAME
+from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.service import boot_id, made_folder, recording
+from penstock_planner.sources.base import ReadingSource, SourceChain
+from penstock_planner.sources.frontend import FrontendMetrics, sources_of
+from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource
+from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
+from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
+
+SPREAD_S: Final = 2.0
+"""Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.
+Chosen: two pulls; a graph keeps its place after a restart, because it is drawn from its name."""
+
+LEDGER_BYTES: Final = 8 << 20
+"""Chosen: four hours at the default intervals, and as much again in the file before; 200 graphs fit into 4 GB."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""Real seconds for the last scrape of the planner's own metrics."""
+
+SPEED: Final = 1.0
+"""Simulated seconds per real second; pods live in real time."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterService:
+    """Settings of one planner process.
+
+    Attributes:
+        overrides: Options that win over every graph's own, by kebab-case name.
+        namespace: To watch; None: the client's own.
+        log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
+            ledgers lie in Penstock's state folder.
+        unschedulable_s: Seconds after which an unschedulable pod is given up.
+    """
+
+    overrides: Mapping[str, Any]
+    engine_profile: EngineProfile
+    namespace: str | None = None
+    all_namespaces: bool = False
+    graph: str | None = None
+    operator_class: str = OPERATOR_CLASS
+    log_dir: Path | None = None
+    host: str = "127.0.0.1"
+    metrics_port: int = 0
+    unschedulable_s: float = UNSCHEDULABLE_S
+
+    def folder(self, key: Key) -> Path:
+        """Return the folder of one graph's ledger, state and dashboard."""
+        base = self.log_dir if self.log_dir is not None else state_dir() / "planner"
+        return base / key[0] / key[1]
+
+
+async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
+    """Plan while this process holds the Lease, until ``stop`` is set; raises `ConfigError` where the metrics port is taken."""
+    namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
+    lease = lease_name(
+        PLANNER,
+        cluster_wide=service.all_namespaces,
+        graph=service.graph,
+        operator_class=service.operator_class,
+    )
+    election = election_of(
+        client, "planner", namespace=namespace, name=lease, operator_class=service.operator_class
+    )
+    metrics = PlannerMetrics()
+    server = None
+    log.info(
+        "planner for Kubernetes",
+        identity=election.identity,
+        namespace="all" if service.all_namespaces else namespace,
+        graph_name=service.graph,
+        overrides=dict(service.overrides),
+    )
+    try:
+        if service.metrics_port:
+            server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
+        session = election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
+        is_complete = await run_until(stop, session)
+        log.info("planner stopped", is_complete=is_complete)
+    finally:
+        if server is not None:
+            await server.close(grace_s=CLOSE_GRACE_S)
+
+
+class LeaderSession:
+    """One term of leadership: all state is rebuilt, so that none is stale."""
+
+    def __init__(
+        self,
+        service: ClusterService,
+        client: KubeClient,
+        election: Election,
+        *,
+        metrics: PlannerMetrics,
+    ) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._pool = ConnectionPool()
+        self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
+        self._scrape = ScrapeSource(self._pages)
+        self._clock = SimulatedClock(SPEED)
+        self._files = FileThread()
+        namespace = None if service.all_namespaces else service.namespace or client.namespace
+        fenced = client.fenced(lambda: election.is_leading)
+        self._watch = Watch(
+            fenced, namespace=namespace, graph=service.graph, operator_class=service.operator_class
+        )
+        self._events = DecisionEventWriter(fenced, instance=election.identity)
+        self._client = fenced
+        self.status = StatusWriter(self._client, self._watch.live)
+        self.fleet = Fleet(
+            self._watch,
+            overrides=dict(service.overrides),
+            profiles=ConfigMapProfiles(
+                fenced, overrides=service.overrides, engine_profile=service.engine_profile
+            ),
+            work=self._plan,
+            say=self.status.say,
+            forget=self._forget,
+        )
+        self._watch.subscribe(self.fleet.enqueue)
+
+    async def run(self) -> None:
+        """Watch and plan until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch.run())
+                group.create_task(self._events.run())
+                group.create_task(self.status.run())
+                await self._watch.synced()
+                group.create_task(self.fleet.run())
+        finally:
+            await asyncio.to_thread(self._files.close)
+            await self._pool.close()
+
+    async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
+        """Plan one graph until ``stop`` is set."""
+        folder = made_folder(self._service.folder(job.key))
+        memory = await memory_of(
+            self._client,
+            job.key[0],
+            job.plan.options,
+            job.graph,
+            has_ledger=(folder / FILE_NAME).exists(),
+        )
+        view = self._watch.of(job.key)
+        sources = self._sources(job, view)
+        figures = self._metrics.of(*job.key)
+        is_chosen = self._service.log_dir is not None
+        try:
+            with recording(
+                folder, job.plan.config, figures, self._files, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+            ) as (ledger, files):
+                await self._spread(job.key, stop)
+                loop = PlannerLoop(
+                    self._settings(job, memory),
+                    target=KubernetesTarget(
+                        self._client,
+                        job.graph,
+                        view,
+                        emit=lambda message: self._emit(job.key, message),
+                        unschedulable_s=self._service.unschedulable_s,
+                    ),
+                    source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
+                    ledger=ledger,
+                    time=ModelTime(self._clock),
+                    observers=Observers([figures, *self._listeners(job), files]),
+                )
+                await loop.run(stop)
+        finally:
+            for source in sources:
+                if isinstance(source, PrometheusSource):
+                    source.close()
+
+    def _settings(self, job: PlannerJob, memory: Memory) -> PlannerSettings:
+        options = job.plan.options
+        return PlannerSettings(
+            config=job.plan.config,
+            max_age_s=options.metrics_max_age,
+            adjustment_deadline_s=options.adjustment_deadline,
+            timeline=f"{boot_id()}@{SPEED:g}",
+            about={
+                "namespace": job.key[0],
+                "graph": job.key[1],
+                "environment": "kubernetes",
+                "served_model_name": options.served_model_name,
+                "speed": SPEED,
+            },
+            first_sequence=self._newest_sequence(job),
+            memory=memory,
+        )
+
+    def _newest_sequence(self, job: PlannerJob) -> int:
+        """Return the number of the newest decision that the cluster remembers; the ledger may be lost."""
+        ids = [last_report(job.live, PlannerReason.OBSERVING, "").decision_id]
+        for service in job.plan.services.values():
+            adapter = self._watch.of(job.key).adapter(service.name)
+            ids.append(
+                ((adapter or {}).get("metadata", {}).get("annotations") or {}).get(DECISION_ANNOTATION, "")
+            )
+        return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
+
+    def _listeners(self, job: PlannerJob) -> list[Observer]:
+        status = StatusListener(
+            last_report(job.live, PlannerReason.OBSERVING, ""),
+            job.plan.config,
+            say=lambda report: self._say(job, report),
+            paused=job.plan.paused,
+        )
+        return [status, EventListener(lambda message: self._emit(job.key, message))]
+
+    def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
+        frontend = FrontendMetrics(self._pages, view.routers, self._scrape, self._clock)
+        labels = GraphLabels(job.plan.options.served_model_name, graph=job.key[1], namespace=job.key[0])
+        return sources_of(job.plan.options, job.graph, frontend, labels)
+
+    async def _spread(self, key: Key, stop: asyncio.Event) -> None:
+        offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32
+        await ModelTime(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
+
+    def _say(self, job: PlannerJob, report: Report) -> None:
+        live = self._watch.live(job.key) or job.live
+        generation = live["metadata"].get("generation", 0)
+        self.status.say(job.key, replace(report, generation=generation))
+
+    def _emit(self, key: Key, message: EventMessage) -> None:
+        live = self._watch.live(key)
+        if live is not None:
+            self._events.emit(live, message)
+
+    def _forget(self, key: Key) -> None:
+        self.status.forget(key)
+        self._metrics.forget(*key)

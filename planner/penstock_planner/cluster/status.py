@@ -1,0 +1,421 @@
+"""What users see of a graph's planner: ``status.planner``, the condition PlannerActive, and an Event of every decision.
+
+The status is written by server-side apply, and only when it differs from what is there. Listeners may not block, so Events
+wait in a short queue for one task that writes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from penstock.api import MetricsSource, Role
+from penstock.core.errors import NotFoundError, PenstockError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.objects.names import PLANNER
+from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
+from penstock_planner.figures import View
+
+STEADY_S: Final = 60.0
+"""Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
+
+WRITE_TIMEOUT_S: Final = 10.0
+"""Real seconds for one status or Event. Chosen: a busy API server answers within; others wait for it."""
+
+RETRY_S: Final = 5.0
+"""Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
+
+TRUST_S: Final = 30.0
+"""Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
+lag by milliseconds; after that another writer has overwritten it."""
+
+MISSING_S: Final = 10.0
+"""Simulated seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
+
+log = get_logger(__name__)
+
+
+class PlannerReason(StrEnum):
+    """The condition's reason; closed set."""
+
+    OBSERVING = "Observing"
+    ADJUSTING = "Adjusting"
+    BACKING_OFF = "BackingOff"
+    SCALED_BY = "ScaledBy"
+    NO_OPERATION = "NoOperation"
+    PAUSED = "Paused"
+    METRICS_MISSING = "MetricsMissing"
+    TARGET_UNAVAILABLE = "TargetUnavailable"
+    DISABLED = "Disabled"
+    MISCONFIGURED = "Misconfigured"
+    PROFILE_MISSING = "ProfileMissing"
+    PROFILE_INVALID = "ProfileInvalid"
+    FAILED = "Failed"
+
+
+_TRUTH = {
+    PlannerReason.OBSERVING: "True",
+    PlannerReason.ADJUSTING: "True",
+    PlannerReason.NO_OPERATION: "True",
+    PlannerReason.TARGET_UNAVAILABLE: "Unknown",
+}
+"""The condition's status by reason; False if absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The planner's part of a graph's status.
+
+    Attributes:
+        message: One sentence; the same text for the same state.
+        decision_time: When it was decided, as Kubernetes writes times.
+        budget: GPUs allowed; None: no ceiling.
+    """
+
+    reason: PlannerReason
+    message: str
+    generation: int
+    last_decision: str = ""
+    decision_id: str = ""
+    decision_time: str = ""
+    gpus: int = 0
+    budget: int | None = None
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        """Return the condition without its time."""
+        return {
+            "type": PLANNER_CONDITION,
+            "status": _TRUTH.get(self.reason, "False"),
+            "reason": self.reason.value,
+            "message": self.message,
+            "observedGeneration": self.generation,
+        }
+
+    @property
+    def planner(self) -> dict[str, Any]:
+        """Return ``status.planner``."""
+        decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
+        timed = {"decisionTime": self.decision_time} if self.decision_time else {}
+        found = {**({**decided, **timed} if self.decision_id else {}), "gpus": self.gpus}
+        return found if self.budget is None else {**found, "budget": self.budget}
+
+
+def is_said(report: Report, status: Mapping[str, Any]) -> bool:
+    """Return whether a live status already matches a report."""
+    condition = report.condition
+    return dict(status.get("planner") or {}) == report.planner and any(
+        {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
+    )
+
+
+class StatusListener:
+    """Turns one loop's ticks and decisions into reports."""
+
+    def __init__(
+        self, first: Report, config: DecideConfig, *, say: Callable[[Report], None], paused: str = ""
+    ) -> None:
+        self._report = first
+        self._say = say
+        self._known_s: float | None = None
+        self._needs_demand = config.policy.follows_demand
+        # What binds by role and what to expect, in words; since when it is said, and when a limit last did bind.
+        self._limits = ""
+        self._binding: tuple[object, ...] = ()
+        self._limits_since_s = self._limited_s = 0.0
+        self._external = config.external
+        self._is_edited = False
+        self._failed: dict[Role, str] = {}
+        self._longest_s = MAX_BACKOFF_INTERVALS * config.adjustment_interval_s
+        if config.no_operation:
+            reason = PlannerReason.PAUSED if paused else PlannerReason.NO_OPERATION
+            why = paused or "planner.noOperation"
+            self._calm = (reason, f"decides and records, changes nothing: {why}")
+        else:
+            self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
+
+    def tick(self, view: View) -> None:
+        """Set what the loop does now."""
+        reason, message = self._reason(view)
+        self._is_edited = self._is_edited or bool(view.left_to.keys() - set(self._external))
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
+            self._report = replace(self._report, reason=reason, message=message)
+        else:
+            self._report = replace(
+                self._report,
+                reason=reason,
+                message=message,
+                gpus=view.gpus,
+                budget=view.max_gpu_budget,
+            )
+        self._say(self._report)
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
+        self._follow_limits(decision)
+        for role in decision.roles:
+            self._follow_failure(role, view)
+        said = decision.changes or (decision.roles if self._is_edited else ())
+        if said:
+            self._is_edited = False
+            sentence = "; ".join(role.sentence for role in said)
+            self._report = replace(
+                self._report,
+                last_decision=sentence,
+                decision_id=decision.id,
+                decision_time=stamp(view.wall_s),
+            )
+            self._say(self._report)
+
+    def _follow_limits(self, decision: Decision) -> None:
+        found = [(role, step) for role in decision.roles for step in role.steps if step.name == "limit"]
+        if not found:
+            if decision.at_s - self._limited_s >= STEADY_S:
+                self._limits, self._binding = "", ()
+            return
+        self._limited_s = decision.at_s
+        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
+        is_fresh = self._limits and decision.at_s - self._limits_since_s < STEADY_S
+        if binding != self._binding and not is_fresh:
+            self._limits = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
+            self._binding, self._limits_since_s = binding, decision.at_s
+
+    def _follow_failure(self, role: RoleDecision, view: View) -> None:
+        """Keep why a role's last scale-up failed for as long as it requests another one."""
+        if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
+            before = self._failed.get(role.role, "its last scale-up never became ready")
+            self._failed[role.role] = view.failures.get(role.role, before)
+        elif role.action is not Action.UP:
+            self._failed.pop(role.role, None)
+
+    def _reason(self, view: View) -> tuple[PlannerReason, str]:
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
+            return (
+                PlannerReason.TARGET_UNAVAILABLE,
+                "the cluster cannot be watched: nothing is decided, everything stays as it is",
+            )
+        if (held := self._held(view)) is not None:
+            return held
+        if view.phase is PlannerPhase.ADJUSTING:
+            self._known_s = None
+            return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
+        if view.pull is None and self._report.reason is PlannerReason.METRICS_MISSING:
+            return self._report.reason, self._report.message  # an interval begins; nothing new is known yet
+        unknown = _unknown(view, needs_demand=self._needs_demand)
+        if self._known_s is None or (unknown is None and view.pull is not None):
+            self._known_s = view.at_s
+        if unknown is not None and view.at_s - self._known_s >= MISSING_S:
+            return (
+                PlannerReason.METRICS_MISSING,
+                f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
+            )
+        reason, message = self._calm
+        external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
+        return reason, "; ".join(filter(None, (message, *external, self._limits)))
+
+    def _held(self, view: View) -> tuple[PlannerReason, str] | None:
+        """Return why the planner does not act on a role that it owns; None where it does."""
+        left = {role: who for role, who in view.left_to.items() if role not in self._external}
+        if left:
+            words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
+            advice = "the planner leaves it alone for now; set scaling.managedBy: external, or remove the other writer"
+            return PlannerReason.SCALED_BY, f"{words}: {advice}"
+        if self._failed:
+            words = "; ".join(f"{role.value}: {why}" for role, why in self._failed.items())
+            pause = f"tried again after pauses that double, at most {self._longest_s:g} s"
+            return PlannerReason.BACKING_OFF, f"{words}; {pause}"
+        return None
+
+
+def _unknown(view: View, *, needs_demand: bool) -> str | None:
+    """Return which signals are unknown; None while at least something of each is known."""
+    if view.pull is None:
+        return None
+    kv, queue = view.pull.kv, view.pull.queue
+    names = [
+        *(["KV usage"] if kv.unknown and not kv.fresh else []),
+        *(["prefill queue"] if queue is not None and not queue.is_known else []),
+        *(["demand at the routers"] if needs_demand and view.pull.demand is None else []),
+    ]
+    return " and ".join(names) if names else None
+
+
+def _asked(view: View) -> str:
+    """Return which sources failed; their reasons vary from pull to pull and are logged."""
+    if view.pull is None:
+        return ""
+    kv, queue = view.pull.kv, view.pull.queue
+    why = f"{kv.why}; {queue.why if queue is not None else ''}"
+    found = [each.value for each in MetricsSource if f"{each.value}: " in why]
+    return f" to {', '.join(found)}" if found else ""
+
+
+class StatusWriter:
+    """Writes the newest report of each graph whose status differs."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        live: Callable[[Key], Mapping[str, Any] | None],
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._live = live
+        self._now_s = now_s
+        self._wanted: dict[Key, Report] = {}
+        self._written: dict[Key, tuple[Report, float]] = {}
+        self._wake = asyncio.Event()
+        self.writes = 0
+
+    def say(self, key: Key, report: Report) -> None:
+        """Enqueue a report unless the status has it already."""
+        if self._is_news(key, report):
+            self._wanted[key] = report
+            self._wake.set()
+        else:
+            self._wanted.pop(key, None)
+
+    def forget(self, key: Key) -> None:
+        """Stop writing about a graph."""
+        self._wanted.pop(key, None)
+        self._written.pop(key, None)
+
+    async def run(self) -> None:
+        """Write until cancelled; failed writes are retried."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            failed = False
+            for key in list(self._wanted):
+                report = self._wanted.pop(key, None)
+                if report is not None and not await self._write(key, report):
+                    self._wanted.setdefault(key, report)
+                    failed = True
+            if failed:
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+
+    def _is_news(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None:
+            return False
+        written = self._written.get(key)
+        if written is not None and written[0] == report and self._now_s() - written[1] < TRUST_S:
+            return False
+        return not is_said(report, graph.get("status") or {}) or (
+            written is not None and written[0] != report
+        )
+
+    async def _write(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None or not self._is_news(key, report):
+            return True
+        metadata = graph["metadata"]
+        obj = {
+            "apiVersion": graph["apiVersion"],
+            "kind": graph["kind"],
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "status": {
+                "planner": report.planner,
+                "conditions": [{**report.condition, "lastTransitionTime": self._since(report, graph)}],
+            },
+        }
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._client.apply(obj, field_manager=PLANNER, subresource="status")
+        except NotFoundError:
+            return True
+        except (PenstockError, TimeoutError) as exc:
+            log.warning("status not written", graph="/".join(key), error=str(exc) or "no answer")
+            return False
+        self.writes += 1
+        self._written[key] = (report, self._now_s())
+        return True
+
+    def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
+        """Return when the condition's status last changed."""
+        for each in (graph.get("status") or {}).get("conditions") or ():
+            if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
+                return str(each["lastTransitionTime"])
+        return stamp(self._now_s())
+
+
+MAX_WAITING: Final = 1000
+"""Chosen: several decisions of every graph of a large cluster; more are dropped."""
+
+
+class DecisionEventWriter:
+    """The one writer of a process's Events.
+
+    Attributes:
+        dropped: Events that could not be written.
+    """
+
+    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+        self._recorder = EventRecorder(client, PLANNER, instance, "Scale", on_dropped=self._drop, now_s=now_s)
+        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
+        self.dropped = 0
+
+    def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
+        """Queue an Event about an object with apiVersion, kind and metadata."""
+        try:
+            self._waiting.put_nowait((regarding, message))
+        except asyncio.QueueFull:
+            self._drop()
+
+    async def run(self) -> None:
+        """Write posted Events until cancelled."""
+        while True:
+            regarding, message = await self._waiting.get()
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._recorder.emit(regarding, message)
+            except TimeoutError:
+                self._drop()
+            finally:
+                self._waiting.task_done()
+
+    async def written(self) -> None:
+        """Wait until nothing waits."""
+        await self._waiting.join()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        log.warning("event dropped", dropped=self.dropped)
+
+
+class EventListener:
+    """Posts every change that a decision makes."""
+
+    def __init__(self, emit: Callable[[EventMessage], None]) -> None:
+        self._emit = emit
+
+    def tick(self, view: View) -> None:
+        """Take no note of a tick."""
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Emit one Event per role that changes or has failed to."""
+        for role in decision.roles:
+            if not decision.no_operation and (
+                role.action is not Action.HOLD or role.reason is Reason.NEVER_READY
+            ):
+                self._emit(_message(role, decision.id))
+
+
+def _message(role: RoleDecision, decision_id: str) -> EventMessage:
+    is_held, has_failed = role.action is Action.HOLD, role.reason is Reason.NEVER_READY
+    reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
+    if has_failed:
+        reason = "ScaleUpFailed" if is_held else "ScaleUpRolledBack"
+    return EventMessage(reason, role.sentence, is_warning=has_failed, detail=decision_id)

@@ -1,0 +1,221 @@
+"""What the planner sees of the cluster: graphs, their adapters and their pods, from three watches.
+
+All graphs share the watches. Objects are trimmed to what is read here, and pods are parsed once when they
+change, so that a look at a graph costs no more than its pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.kube.objects.names import (
+    GRAPH_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    OPERATOR_CLASS,
+    REPLICA_FAILURE,
+    child_name,
+    is_of_class,
+)
+from penstock_planner.targets.pods import PodFacts, pod_facts
+
+PLANNER_CONDITION: Final = "PlannerActive"
+
+HPA: Final = "hpa (kube-controller-manager)"
+_HPA_MANAGER: Final = "kube-controller-manager"
+"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: no other writes an adapter's /scale there."""
+
+Key = tuple[str, str]
+"""Namespace and name of a graph."""
+
+Object = dict[str, Any]
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "resourceVersion",
+    "deletionTimestamp",
+    "annotations",
+)
+
+
+class Watch:
+    """Copies of everything that the planner reads; `run` keeps them fresh."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str | None,
+        graph: str | None = None,
+        operator_class: str = OPERATOR_CLASS,
+    ) -> None:
+        self._only = graph
+        self._operator_class = operator_class
+        self._on_graph: Callable[[Key], None] = lambda _key: None
+        self._pods: dict[Key, dict[str, PodFacts]] = {}
+        ours = {MANAGED_BY_LABEL: MANAGED_BY}
+        self._graphs = Informer(
+            client, GRAPH_DEPLOYMENT, namespace=namespace, trim=_trim_graph, on_change=self._graph_changed
+        )
+        self._adapters = Informer(client, SCALING_ADAPTER, namespace=namespace, trim=_trim_adapter)
+        self._pod_informer = Informer(
+            client, POD, namespace=namespace, labels=ours, trim=_trim_pod, on_change=self._pod_changed
+        )
+        self._informers = {"graphs": self._graphs, "adapters": self._adapters, "pods": self._pod_informer}
+
+    def subscribe(self, on_graph: Callable[[Key], None]) -> None:
+        """Call ``on_graph`` when a graph was added, changed or deleted; before `run`."""
+        self._on_graph = on_graph
+
+    async def run(self) -> None:
+        """Keep the copies fresh until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+
+    async def synced(self) -> None:
+        """Wait until everything was listed once."""
+        for informer in self._informers.values():
+            await informer.synced.wait()
+
+    def problem(self) -> str | None:
+        """Return why the copies may be old; None while all watches work."""
+        for name, informer in self._informers.items():
+            if informer.problem is not None:
+                return f"{name}: {informer.problem}"
+            if not informer.synced.is_set():
+                return f"{name}: not listed yet"
+        return None
+
+    def graph(self, key: Key) -> Object | None:
+        """Return a graph; None if there is none, it is being deleted, or another planner owns it."""
+        found = self._graphs.objects.get(key)
+        if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
+            return None
+        return found
+
+    def live(self, key: Key) -> Object | None:
+        """Return a graph even while it is being deleted."""
+        return self._graphs.objects.get(key)
+
+    def of(self, key: Key) -> GraphWatch:
+        """Return the view of one graph."""
+        return GraphWatch(self, key)
+
+    def adapter(self, key: Key) -> Object | None:
+        """Return a ScalingAdapter by namespace and name."""
+        return self._adapters.objects.get(key)
+
+    def pods(self, key: Key) -> Mapping[str, PodFacts]:
+        """Return a graph's pods by name; a live view."""
+        return self._pods.get(key, {})
+
+    def _graph_changed(self, _what: str, obj: Object) -> None:
+        if self._is_ours(obj):
+            self._on_graph((obj["metadata"]["namespace"], obj["metadata"]["name"]))
+
+    def _is_ours(self, graph: Object) -> bool:
+        is_planned = self._only in {None, graph["metadata"]["name"]}
+        return is_planned and is_of_class(graph["spec"], self._operator_class)
+
+    def _pod_changed(self, what: str, obj: Object) -> None:
+        key, facts = obj["key"], obj["facts"]
+        pods = self._pods.setdefault(key, {})
+        if what == "DELETED":
+            pods.pop(facts.name, None)
+            if not pods:
+                del self._pods[key]
+        else:
+            pods[facts.name] = facts
+
+
+class GraphWatch:
+    """One graph's part of a `Watch`; the newest state of the informers, shared and not to be changed."""
+
+    def __init__(self, watch: Watch, key: Key) -> None:
+        self._watch = watch
+        self._key = key
+
+    def problem(self) -> str | None:
+        """Return why the view may be old; None while all watches work."""
+        return self._watch.problem()
+
+    def adapter(self, service: str) -> Object | None:
+        """Return a service's ScalingAdapter.
+
+        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        creates no further pod of the service; empty if it refuses none.
+        """
+        return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
+
+    def pods(self) -> Mapping[str, PodFacts]:
+        """Return the graph's pods by name, routers included."""
+        return self._watch.pods(self._key)
+
+    def routers(self) -> list[str]:
+        """Return the base URLs of the ready routers, sorted."""
+        return sorted(
+            pod.url
+            for pod in self.pods().values()
+            if pod.role is Role.ROUTER and pod.ready and pod.url and not pod.leaving
+        )
+
+
+def _trim_graph(obj: Object) -> Object:
+    """Keep the specification and the planner's own part of the status."""
+    status = obj.get("status") or {}
+    conditions = [each for each in status.get("conditions") or () if each.get("type") == PLANNER_CONDITION]
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "metadata": {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]},
+        "spec": obj.get("spec") or {},
+        "status": {"planner": status.get("planner") or {}, "conditions": conditions},
+    }
+
+
+def _trim_adapter(obj: Object) -> Object:
+    """Keep the number of replicas, who set it, and why the API server refuses pods of it."""
+    metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
+    return {"metadata": metadata, "spec": obj["spec"], "owner": _owner(obj), "refused": _refused(obj)}
+
+
+def _refused(obj: Object) -> str:
+    """Return the operator's reason why no further pod can be created; empty if none is refused."""
+    for each in (obj.get("status") or {}).get("conditions") or ():
+        if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
+            return str(each.get("message") or each.get("reason") or "the API server refuses its pods")
+    return ""
+
+
+def _owner(obj: Object) -> str:
+    """Return the manager that set the number last; empty if unknown."""
+    owners = [
+        each
+        for each in obj["metadata"].get("managedFields") or ()
+        if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    if not owners:
+        return ""
+    manager = str(max(owners, key=lambda each: each.get("time", ""))["manager"])
+    return HPA if manager == _HPA_MANAGER else manager
+
+
+def _trim_pod(obj: Object) -> Object:
+    """Keep what the planner reads; the label says which graph it belongs to."""
+    metadata = obj["metadata"]
+    graph = (metadata.get("labels") or {}).get(GRAPH_LABEL, "")
+    return {
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "key": (metadata["namespace"], graph),
+        "facts": pod_facts(obj),
+    }

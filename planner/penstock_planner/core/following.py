@@ -1,0 +1,147 @@
+"""The state of a planner after each record of its ledger. Pure.
+
+The ledger has only the count of decisions like the last one; they are made again from the recorded pulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock_planner.core.state import (
+    ANCHORS,
+    Change,
+    DecisionKind,
+    History,
+    Outcome,
+    Record,
+    Schedule,
+    Starts,
+    anchor_position,
+    decision_record,
+    recorded_changes,
+    starts_after,
+    without_asked,
+    without_oldest,
+)
+from penstock_planner.decide.codec import from_plain
+from penstock_planner.decide.config import DecideConfig, config_from
+from penstock_planner.decide.decision import PlannerState
+from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.pipeline import decide
+
+
+class LedgerFollower:
+    """Takes a ledger's records in, from an anchor on."""
+
+    def __init__(self, config: DecideConfig) -> None:
+        """Begin; the configuration is for what the records lack."""
+        self._config = config
+        self._schedule = Schedule.of(config, 0.0)
+        self._state = PlannerState()
+        self._starts: Starts = {}
+        self._waiting: dict[Role, Change] = {}
+        self._anchor: Record = {}
+        self._is_applied = False
+
+    def follow(self, record: Record) -> Record | None:
+        """Take one record in; return the record of a decision to hold that is due with it, None without.
+
+        The ledger may have that decision too, or the planner died before it was made. Raises as `restore`.
+        """
+        match record["type"]:
+            case "pull":
+                return self._pulled(record)
+            case "actuation":
+                self._actuated(record)
+            case "started":
+                self._starts = without_oldest(self._starts, Role(record["role"]))
+            case kind if kind in ANCHORS:
+                self._stand(record)
+        return None
+
+    def history(self, newest: Record) -> History:
+        """Return where the planner stood when it wrote the newest record; an anchor has been taken in."""
+        anchor = self._anchor
+        return History(
+            state=self._state,
+            timeline=anchor["timeline"],
+            origin_s=anchor["origin_s"],
+            newest_s=newest["at_s"],
+            wall_s=newest.get("wall_s"),
+            schedule=self._schedule,
+            blocked_s=anchor["at_s"] if self._is_applied else None,
+            starts=self._starts,
+            pending=tuple(self._waiting.values()),
+        )
+
+    def _stand(self, record: Record) -> None:
+        if "config" in record:
+            config = config_from(record["config"])
+            # A decision's record lacks the profile, which is long.
+            is_complete = record["type"] == "header"
+            self._config = config if is_complete else replace(config, performance=self._config.performance)
+        self._state = from_plain(PlannerState, record["state"])
+        self._starts = {Role(role): tuple(begun) for role, begun in record.get("starts", {}).items()}
+        before = self._schedule
+        self._begin(record["start_s"])
+        if record.get("resumed", False) and self._anchor:
+            # The current interval continues, and so do changes not known to be carried out.
+            pulls = tuple(pull for pull in before.pulls if pull.at_s > record["start_s"])
+            self._schedule = replace(self._schedule, pulls=pulls, tick=before.tick if pulls else 0)
+            return
+        self._anchor, self._is_applied = record, False
+        changes = recorded_changes(record["decision"]) if record["type"] == "decision" else ()
+        self._waiting = {change.role: change for change in changes}
+
+    def _begin(self, start_s: float) -> None:
+        asked_s = self._state.interval_s
+        interval_s = self._config.interval_s if asked_s is None else asked_s
+        self._schedule = Schedule.of(self._config, start_s).begun(start_s, interval_s)
+
+    def _actuated(self, record: Record) -> None:
+        is_applied = record["outcome"] == Outcome.APPLIED
+        self._is_applied = self._is_applied or is_applied
+        change = self._waiting.pop(Role(record["role"]), None)
+        if change is not None and is_applied:
+            self._starts = starts_after(self._starts, change)
+        elif change is not None:
+            self._state = without_asked(self._state, change.role)
+
+    def _pulled(self, record: Record) -> Record | None:
+        if not self._anchor:
+            return None
+        pull = from_plain(Pull, record["pull"])
+        self._schedule = schedule = replace(self._schedule.pulled(pull), tick=record["slot"])
+        if not schedule.is_decidable:
+            return None
+        made = decide(schedule.window, self._state, self._config)
+        decision, state = made
+        if not decision.is_hold:
+            return None
+        anchor, next_s = self._anchor, schedule.next_start_s
+        held = decision_record(
+            DecisionKind.ADJUSTMENT,
+            anchor_position(anchor["timeline"], anchor["origin_s"], next_s, self._starts),
+            config=self._config,
+            before=self._state,
+            made=made,
+            window=schedule.window,
+        )
+        self._state = state
+        self._begin(next_s)
+        return {**held, "wall_s": record.get("wall_s", 0.0)}
+
+
+def restore(records: Sequence[Record], config: DecideConfig) -> History | None:
+    """Return where the planner stood by `Ledger.tail`, or None without an anchor; ``config`` is for what the records lack.
+
+    Raises `KeyError`, `TypeError` or `ValueError` where a record lacks what its type promises.
+    """
+    if not records:
+        return None
+    follower = LedgerFollower(config)
+    for record in records:
+        follower.follow(record)
+    return follower.history(records[-1])

@@ -1,0 +1,434 @@
+"""The planner's rules of what happens next, without I/O: effects out, answers in.
+
+A tick is: observe the backend; finish what a killed process left; wait for the adjustment under way, or roll back what
+never becomes ready; else pull, and decide at the interval's end. A decision is recorded before it is carried out, so
+that a killed planner continues as if it had not been killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.api import Role
+from penstock_planner.core.state import (
+    Append,
+    BeginLedger,
+    Change,
+    Checkpoint,
+    DecisionKind,
+    Effect,
+    History,
+    Log,
+    Notify,
+    ObserveAt,
+    Outcome,
+    PlannerPhase,
+    PlannerSettings,
+    ReadMetrics,
+    Record,
+    RecordDecision,
+    Scale,
+    Schedule,
+    Starts,
+    actuation_record,
+    added,
+    anchor_position,
+    changes_of,
+    decision_record,
+    finished,
+    header_record,
+    pull_record,
+    starts_after,
+    without_asked,
+    without_oldest,
+)
+from penstock_planner.decide.bounds import existing_gpus, is_heard, written
+from penstock_planner.decide.by_demand import resumed
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision, PlannerState
+from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
+from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.targets.base import TargetState
+
+REAPPLY_INTERVALS = 2
+"""Chosen: a recorded decision older than this many intervals is not carried out after a restart; the load it
+was made for is gone."""
+
+Answer = TargetState | Pull | bool | str | None
+"""To `ObserveAt` (None: the backend could not be read), `ReadMetrics`, `RecordDecision` (whether it is on the disk) and
+`Scale` (why the backend refused; None if it took the change)."""
+
+
+class PlannerCore:
+    """One planner; times in simulated seconds.
+
+    Attributes:
+        settings: May be replaced between two answers.
+        origin_s: When the planner first started on this timeline.
+        schedule: The interval under way with its pulls.
+        decided: What the last decision left for the next.
+        phase: Of the tick under way, or of the last one.
+        startup_s: How long the newest replica of each role took to become ready; since this process began.
+        desired: Replicas desired by the last decision, by role.
+        is_overdue: An adjustment that never ended is being ignored.
+    """
+
+    def __init__(self, settings: PlannerSettings, now_s: float) -> None:
+        self.settings = settings
+        self.origin_s = now_s
+        self.schedule = Schedule.of(settings.config, now_s)
+        self.decided = PlannerState()
+        self.phase = PlannerPhase.OBSERVING
+        self.startup_s: Mapping[Role, float] = {}
+        self.desired: Mapping[Role, int] = {}
+        self.is_overdue = False
+        self._now_s = now_s
+        self._starts: Starts = {}
+        self._pending: Sequence[Change] = ()
+        self._pools: Mapping[Role, PoolCounts] = {}
+        # After a roll-back that could not be recorded, the next waits until then.
+        self._roll_back_after_s = now_s
+        self._effects: list[Effect] = []
+        self._ticks: Generator[Effect, Any, None] = self._tick_by_tick(now_s)
+
+    def start(
+        self, now_s: float, history: History | None = None, *, first_sequence: int = 0, gone_s: float = 0.0
+    ) -> tuple[Effect, ...]:
+        """Return the first effects of a process; `answer` has the later ones.
+
+        Args:
+            now_s: Simulated seconds.
+            history: What its ledger says; None without one.
+            first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
+            gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
+                timelines.
+        """
+        self._now_s, self._effects = now_s, []
+        self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
+        return (*self._effects, next(self._ticks))
+
+    def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
+        """Return what follows from the answer to the last effect.
+
+        ``now_s`` is never before the last one. The effects are to be carried out in order; exactly the last one asks for an
+        answer.
+        """
+        self._now_s, self._effects = now_s, []
+        asked = self._ticks.send(answer)
+        return (*self._effects, asked)
+
+    @property
+    def _config(self) -> DecideConfig:
+        return self.settings.config
+
+    @property
+    def _interval_s(self) -> float:
+        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
+        asked_s = self.decided.interval_s
+        return self._config.interval_s if asked_s is None else asked_s
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    # -- start ----------------------------------------------------------------------------------------
+
+    def _begin(self, history: History | None, first_sequence: int, gone_s: float) -> float:
+        """Resume from the ledger; return when the first tick is due."""
+        is_resumed = history is not None and self._resume(history, gone_s)
+        remembered = self.decided.memory
+        sequence = max(self.decided.sequence, first_sequence)
+        self.decided = replace(self.decided, sequence=sequence, memory=remembered or self.settings.memory)
+        self._emit(BeginLedger(self._header(self._now_s, is_resumed=is_resumed)))
+        self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
+        if self.settings.memory and remembered:
+            self._emit(Log("--memory not used: what the ledger remembers wins"))
+        if self._pending or self.schedule.is_decidable:
+            return self._now_s
+        # The tick that was due when the planner died, not one more right after its decision.
+        self.schedule, due_s = self.schedule.advanced(self._now_s)
+        return due_s
+
+    def _resume(self, history: History, gone_s: float) -> bool:
+        """Resume from the ledger; return whether the current interval continues.
+
+        Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
+        changes not known to be carried out are forgotten.
+        """
+        self.decided = history.state
+        by_s = 0.0
+        if history.timeline == self.settings.timeline and history.newest_s <= self._now_s:
+            if self._continue(history):
+                return True
+        else:
+            by_s = self._now_s - gone_s - history.newest_s
+            for change in history.pending:
+                self._forget_asked(change.role)
+        self.decided = resumed(self.decided, by_s, self._now_s)
+        return False
+
+    def _continue(self, history: History) -> bool:
+        """Resume the current interval; False if it is long over and nothing is outstanding."""
+        self.origin_s, self._pending, self._starts = history.origin_s, history.pending, history.starts
+        if history.blocked_s is not None:
+            self.schedule = self.schedule.blocked(history.blocked_s)
+        begun = history.schedule
+        is_idle = self.schedule.blocked_s is None and not self._pending
+        if is_idle and self._now_s >= begun.start_s + 2 * self._config.adjustment_interval_s:
+            return False
+        self.schedule = replace(
+            self.schedule.begun(begun.start_s, self._interval_s), tick=begun.tick, pulls=begun.pulls
+        )
+        return True
+
+    # -- a tick ---------------------------------------------------------------------------------------
+
+    def _tick_by_tick(self, due_s: float) -> Generator[Effect, Any, None]:
+        while True:
+            seen: TargetState | None = yield ObserveAt(due_s)
+            if seen is None:
+                self._pools, self.phase = {}, PlannerPhase.TARGET_UNAVAILABLE
+            else:
+                self._pools, self.phase = seen.pools, PlannerPhase.ADJUSTING
+                yield from self._tick(seen)
+            self.schedule, due_s = self.schedule.after(self._now_s)
+
+    def _tick(self, seen: TargetState) -> Generator[Effect, Any, None]:
+        if self._pending:
+            pending, self._pending = self._pending, ()
+            if (yield from self._carry_out(pending, is_left=True)):
+                self.schedule = self.schedule.blocked(pending[0].decided_s)
+            return
+        self._follow_starts(seen)
+        heard = {role for role in seen.edited if is_heard(role, self.decided.of(role), self._config)}
+        if heard:
+            self._accept_edits(seen, heard)
+        failed = self._to_roll_back(seen)
+        if failed is not None:
+            yield from self._roll_back(failed)
+            return
+        self.phase = PlannerPhase.OBSERVING
+        if not self.schedule.is_decidable:
+            pull: Pull = yield ReadMetrics()
+            self.schedule = self.schedule.pulled(pull)
+            self._emit(Append(pull_record(pull, self.schedule.tick)))
+        if self.schedule.is_decidable:
+            yield from self._decide()
+
+    def _decide(self) -> Generator[Effect, Any, None]:
+        window = self.schedule.window
+        made = decide(window, self.decided, self._config)
+        position = self._position(self.schedule.next_start_s, self._starts)
+        if (yield from self._record(DecisionKind.ADJUSTMENT, made, position, window=window)):
+            is_applied = yield from self._carry_out(changes_of(made[0]))
+            if is_applied:
+                self.schedule = self.schedule.blocked(made[0].at_s)
+            self.is_overdue = self.is_overdue and not is_applied
+        self.schedule = self.schedule.begun(self.schedule.next_start_s, self._interval_s)
+        if self.schedule.blocked_s is None:
+            self._emit(Checkpoint(self._header(window.end_s, is_resumed=False)))
+
+    # -- an adjustment in progress --------------------------------------------------------------------
+
+    def _follow_starts(self, seen: TargetState) -> None:
+        """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
+        for role, pool in seen.pools.items():
+            asked = self.decided.of(role).asked
+            gone = max(0, asked - pool.replicas) if asked is not None else 0
+            if asked is not None and not self._starts.get(role) and asked > pool.ready:
+                # Asked for on another timeline: its deadline begins now.
+                waiting = min(pool.starting, asked - pool.ready)
+                self._starts = added(self._starts, role, waiting, self._now_s)
+            for asked_s in finished(self._starts, role, pool.starting + gone):
+                took_s = self._now_s - asked_s
+                self._emit(Log("replica ready", {"role": role.value, "took_s": round(took_s, 1)}))
+                self._starts = without_oldest(self._starts, role)
+                self.startup_s = {**self.startup_s, role: took_s}
+                times = {"at_s": self._now_s, "asked_s": asked_s, "took_s": took_s}
+                self._emit(Append({"type": "started", "role": role.value, **times}))
+
+    def _accept_edits(self, seen: TargetState, roles: Collection[Role]) -> None:
+        """Keep another writer's numbers for an interval: forget the request, and start an interval."""
+        for role in roles:
+            changed = written(self.decided.of(role), seen.writers.get(role) or "another writer")
+            self.decided = replace(self.decided, roles={**self.decided.roles, role: changed})
+            self._starts = {**self._starts, role: ()}
+        self.is_overdue = False
+        self.schedule = replace(self.schedule, blocked_s=None)
+        self._emit(Log("replicas set by another writer: kept for an interval", {"roles": sorted(roles)}))
+        self._converge()
+
+    def _to_roll_back(self, seen: TargetState) -> Mapping[Role, str] | None:
+        """Return the scale-ups to take back at a tick that neither pulls nor decides, and why; None at any other."""
+        never = {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
+        if found := self._own(never):
+            return found
+        if self._config.policy.waits_for_adjustments:
+            return self._while_blocked(seen)
+        return self._own(self._gone(seen) or self._late(seen)) or None
+
+    def _while_blocked(self, seen: TargetState) -> Mapping[Role, str] | None:
+        if not seen.is_adjusting:
+            self.is_overdue = False
+        elif not self.is_overdue:
+            self.schedule = self.schedule.blocked(self._now_s)
+            waited_s = self._now_s - (self.schedule.blocked_s or 0.0)
+            if waited_s <= self.settings.adjustment_deadline_s:
+                return {}
+            if found := self._own(self._not_ready(seen)):
+                return found
+            self.is_overdue = True
+            text = "adjustment never ended: planning goes on"
+            self._emit(Log(text, {"waited_s": waited_s}, is_warning=True))
+        if self.schedule.blocked_s is None:
+            return None
+        found = self._own(self._gone(seen))
+        if not found:
+            self._converge()
+        return found
+
+    def _converge(self) -> None:
+        blocked_s = self.schedule.blocked_s
+        took_s = 0.0 if blocked_s is None else self._now_s - blocked_s
+        if blocked_s is not None:
+            self._emit(Log("adjustment over", {"took_s": round(took_s, 1), "overdue": self.is_overdue}))
+        self.decided = replace(self.decided, interval_s=None)
+        self.schedule = self.schedule.converged(self._now_s, self._interval_s)
+        how = {"at_s": self._now_s, "took_s": took_s, "overdue": self.is_overdue}
+        position = self._position(self._now_s, self._starts)
+        self._emit(Append({"type": "settled", **how, **position, "state": self.decided}))
+
+    # -- scale-ups to roll back -----------------------------------------------------------------------
+
+    def _gone(self, seen: TargetState) -> dict[Role, str]:
+        """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
+        return {
+            role: seen.failures.get(role, "the backend dropped it")
+            for role, pool in seen.pools.items()
+            if pool.replicas < (self.decided.of(role).asked or 0)
+        }
+
+    def _late(self, seen: TargetState) -> dict[Role, str]:
+        """Return the roles whose oldest start has passed the deadline, in a mode that does not wait."""
+        begun = {role: starts[0] for role, starts in self._starts.items() if starts}
+        deadline_s = self.settings.adjustment_deadline_s
+        late = {role for role, begun_s in begun.items() if self._now_s - begun_s > deadline_s}
+        return {role: why for role, why in self._not_ready(seen).items() if role in late}
+
+    def _not_ready(self, seen: TargetState) -> dict[Role, str]:
+        why = f"not ready after {self.settings.adjustment_deadline_s:g} s"
+        return {role: seen.failures.get(role, why) for role in seen.pools if self._is_unready(role, seen)}
+
+    def _is_unready(self, role: Role, seen: TargetState) -> bool:
+        asked = self.decided.of(role).asked
+        return asked is not None and seen.pools[role].ready < asked
+
+    def _own(self, found: Mapping[Role, str]) -> Mapping[Role, str]:
+        if not self.settings.rolls_back:
+            return {}
+        return {role: why for role, why in found.items() if role not in self._config.external}
+
+    def _roll_back(self, failed: Mapping[Role, str]) -> Generator[Effect, Any, None]:
+        for role, why in failed.items():
+            if self._now_s < self._roll_back_after_s:
+                return
+            pull = Pull(self._now_s, self._pools, NO_WORKERS, None)
+            made = roll_back(role, why, pull=pull, state=self.decided, config=self._config)
+            at_s = made[0].at_s
+            position = self._position(self._now_s, without_oldest(self._starts, role))
+            kind = DecisionKind.ROLL_BACK
+            if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
+                yield from self._carry_out(changes_of(made[0]))
+                # A new interval, and its own adjustment.
+                self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
+            else:
+                self._roll_back_after_s = at_s + self._config.adjustment_interval_s
+
+    # -- from a decision to the backend ---------------------------------------------------------------
+
+    def _record(
+        self, kind: DecisionKind, made: tuple[Decision, PlannerState], position: Record, **inputs: Any
+    ) -> Generator[Effect, Any, bool]:
+        """Record a decision; return whether it is on the disk, and so taken."""
+        decision, after = made
+        record = decision_record(
+            kind, position, config=self._config, before=self.decided, made=made, **inputs
+        )
+        is_written: bool = yield RecordDecision(kind, decision, record)
+        if not is_written:
+            return False
+        self.decided, self._starts = after, position["starts"]
+        self.desired = {**self.desired, **{role.role: role.desired for role in decision.roles}}
+        for role in decision.changes:
+            keys = {"decision_id": decision.id, "reason": role.reason.value, "what": role.sentence}
+            self._emit(Log("decided", keys))
+        self._emit(Notify(decision))
+        return True
+
+    def _carry_out(self, changes: Sequence[Change], *, is_left: bool = False) -> Generator[Effect, Any, bool]:
+        """Ask the backend for changes; return whether it took one.
+
+        Of those that a killed process left, only what still fits is asked for.
+        """
+        is_any_applied = False
+        for change in changes:
+            if is_left and not self._is_still_desired(change):
+                self._not_applied(change, Outcome.ABANDONED, "too old, or the pool has changed since")
+                continue
+            error: str | None = yield Scale(change)
+            if error is not None:
+                keys = {"decision_id": change.decision_id, "error": error}
+                self._emit(Log("decision not carried out", keys, is_warning=True))
+                self._not_applied(change, Outcome.FAILED, error)
+                continue
+            is_any_applied = True
+            self._starts = starts_after(self._starts, change)
+            self._append_actuation(change, Outcome.APPLIED)
+            self._count_in(change)
+        return is_any_applied
+
+    def _count_in(self, change: Change) -> None:
+        """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
+        pool, added = self._pools.get(change.role), change.desired - change.current
+        if pool is not None and added > 0 and pool.replicas != change.desired:
+            self._pools = {**self._pools, change.role: replace(pool, starting=pool.starting + added)}
+
+    def _not_applied(self, change: Change, outcome: Outcome, error: str) -> None:
+        self._forget_asked(change.role)
+        self._append_actuation(change, outcome, error)
+
+    def _append_actuation(self, change: Change, outcome: Outcome, error: str = "") -> None:
+        self._emit(Append(actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
+
+    def _is_still_desired(self, change: Change) -> bool:
+        """Return whether a change that a killed process left is still to be carried out."""
+        config, pool = self._config, self._pools.get(change.role)
+        age_s = self._now_s - change.decided_s
+        if (
+            pool is None
+            or change.role in config.external
+            or age_s > REAPPLY_INTERVALS * config.adjustment_interval_s
+        ):
+            return False
+        if pool.replicas == change.desired or change.desired < change.current:
+            return pool.replicas in (change.desired, change.current)
+        added = change.desired - change.current
+        needed = existing_gpus(self._pools, config) + added * config.engine_gpus(change.role, pool.gpus)
+        ceiling = config.max_gpu_budget
+        return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
+
+    def _forget_asked(self, role: Role) -> None:
+        self.decided = without_asked(self.decided, role)
+
+    def _position(self, start_s: float, starts: Starts) -> Record:
+        return anchor_position(self.settings.timeline, self.origin_s, start_s, starts)
+
+    def _header(self, at_s: float, *, is_resumed: bool) -> Record:
+        return header_record(
+            self._position(self.schedule.start_s, self._starts),
+            at_s=at_s,
+            state=self.decided,
+            config=self._config,
+            is_resumed=is_resumed,
+        )

@@ -1,0 +1,184 @@
+"""What modes ``adaptive`` and ``sla`` remember between decisions: work, KV, floors, and each role's supply.
+
+Supply over time is when replicas that start will be ready, from how long the last ones took. Everything follows from the counts of
+successive pulls, so that changes by other hands count like the planner's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.signals import KvLoad, Trend, Work
+from penstock_planner.decide.codec import from_plain
+from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.observation import PoolCounts
+
+STARTUP_S = 30.0
+"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk."""
+
+SETTLE_S = 10.0
+"""Chosen: the least time between two scale-downs, so that the first one shows in the signals."""
+
+HOLD_S = 60.0
+"""Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
+GPU-seconds and late requests as well."""
+
+_NEW_SHARE = 0.5
+"""Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
+
+
+def hold_s(expected_s: float) -> float:
+    """Return how long an idle replica is kept, from the start-up to expect."""
+    return max(HOLD_S, expected_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Supply and restraint of one role.
+
+    Attributes:
+        ready: At the newest pull; None before the first.
+        begun_s: When each replica that starts now was first seen, oldest first.
+        startup_s: Learnt time from asked for to ready; None before the first.
+        grown_s: When replicas were last added; None before that.
+        shrunk_s: When replicas were last removed; None before that.
+    """
+
+    ready: int | None = None
+    begun_s: tuple[float, ...] = ()
+    startup_s: float | None = None
+    grown_s: float | None = None
+    shrunk_s: float | None = None
+
+    def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
+        """Return the role's memory after one pull.
+
+        New starts are recorded, finished ones timed, oldest first. A replica that is starting at the first pull has been
+        so for an unknown time: its age counts from there. The workers of the first pull count as just added, because their
+        caches may be empty and nothing is known of the load before it.
+        """
+        if self.ready is None:
+            return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
+        before = self.ready + len(self.begun_s)
+        begun, startup_s = self.begun_s, self.startup_s
+        finished = max(0, min(pool.ready - self.ready, len(begun)))
+        for begun_s in begun[:finished]:
+            took_s = at_s - begun_s
+            startup_s = took_s if startup_s is None else startup_s + _NEW_SHARE * (took_s - startup_s)
+        # What was taken back are the newest starts.
+        begun = begun[finished:][: pool.starting]
+        begun += (at_s,) * (pool.starting - len(begun))
+        after = replace(self, ready=pool.ready, begun_s=begun, startup_s=startup_s)
+        if pool.replicas > before:
+            return replace(after, grown_s=at_s)
+        return replace(after, shrunk_s=at_s) if pool.replicas < before else after
+
+    def held_s(self, expected_s: float, now_s: float) -> float:
+        """Return for how long the role may not shrink yet, 0 when it may; ``expected_s`` is the start-up to expect."""
+        until = [now_s]
+        if self.grown_s is not None:
+            until.append(self.grown_s + max(HOLD_S, 2 * expected_s))
+        if self.shrunk_s is not None:
+            until.append(self.shrunk_s + SETTLE_S)
+        return max(until) - now_s
+
+    def arrivals_s(self, expected_s: float, at_s: float) -> tuple[float, ...]:
+        """Return in how many seconds each replica that starts will be ready, soonest first, 0 at the earliest."""
+        return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.begun_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveMemory:
+    """Everything.
+
+    Attributes:
+        pulled_s: Time of the newest pull that was followed; None before the first.
+        work: Of the prefill (or aggregated) workers.
+        kv: Of the decode (or aggregated) workers.
+        roles: By role.
+        hindsight: Which floor would have been best, by role.
+        quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
+            graph does not scale to zero.
+        unserved_s: When a role was last seen without a ready replica; None: not so far.
+    """
+
+    pulled_s: float | None = None
+    work: Work = field(default_factory=Work)
+    kv: KvLoad = field(default_factory=KvLoad)
+    roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
+    hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
+    quiet_since_s: float | None = None
+    unserved_s: float | None = None
+
+    @classmethod
+    def read(cls, memory: Memory) -> AdaptiveMemory:
+        """Return a state's memory as a decision left it or a ledger gives it back; a blank one where it has none.
+
+        Raises:
+            AttributeError, TypeError, ValueError: the data is not such a memory.
+        """
+        known = memory.get("adaptive", {})
+        if isinstance(known, cls):
+            return known
+        # Floors of a version with other fleets are learnt again.
+        kept = {
+            role: each
+            for role, each in known.get("hindsight", {}).items()
+            if "recurrence" in each and each["fleets"].keys() == set(Growth)
+        }
+        return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
+
+    def of(self, role: Role) -> RoleMemory:
+        """Return the role's memory, a blank one if there is none."""
+        return self.roles.get(role, RoleMemory())
+
+    def startup_s(self, role: Role, at_s: float) -> float:
+        """Return the start-up to expect of a role: its own, else another role's; never below a start's present age."""
+        own = self.of(role)
+        known = own.startup_s
+        if known is None:
+            others = [each.startup_s for each in self.roles.values() if each.startup_s is not None]
+            known = max(others, default=STARTUP_S)
+        return max(known, *(at_s - begun_s for begun_s in own.begun_s), 0.0)
+
+    def held_s(self, role: Role, now_s: float) -> float:
+        """Return for how long a role may not shrink yet, 0 when it may."""
+        return self.of(role).held_s(self.startup_s(role, now_s), now_s)
+
+    def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
+        """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
+
+        Starts in progress count from now, because their end was not observed.
+        """
+
+        def moved(at_s: float | None) -> float | None:
+            return None if at_s is None else min(at_s + by_s, now_s)
+
+        roles = {
+            role: replace(
+                each,
+                begun_s=(now_s,) * len(each.begun_s),
+                grown_s=moved(each.grown_s),
+                shrunk_s=moved(each.shrunk_s),
+            )
+            for role, each in self.roles.items()
+        }
+        return replace(
+            self,
+            pulled_s=moved(self.pulled_s),
+            roles=roles,
+            quiet_since_s=moved(self.quiet_since_s),
+            unserved_s=moved(self.unserved_s),
+        )
+
+    def carried(self) -> AdaptiveMemory:
+        """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
+        return AdaptiveMemory(
+            work=replace(self.work, rate=Trend(), level=0.0),
+            kv=replace(self.kv, load=Trend()),
+            roles={role: RoleMemory(startup_s=each.startup_s) for role, each in self.roles.items()},
+            hindsight={role: each.carried() for role, each in self.hindsight.items()},
+        )

@@ -1,0 +1,500 @@
+"""The rules of one role: does it lack workers, and could it do with one fewer?
+
+Each rule gives a finding with its numbers, whether it applies or not, so that `explain` shows all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive import hindsight
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.memory import hold_s
+from penstock_planner.decide.adaptive.signals import (
+    FULL,
+    Decoding,
+    Forecast,
+    KvLoad,
+    KvView,
+    LightDecoding,
+    Work,
+    WorkView,
+    light_of,
+)
+from penstock_planner.decide.decision import Reason, Step
+from penstock_planner.decide.observation import PoolCounts
+
+LEVEL_SIGMAS = 2.0
+"""Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
+can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
+
+CLEAR_SLOS = 2.0
+"""Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear, or a start-up where that is
+longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
+
+KV_TREND_MOST = 2.0
+"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
+
+
+ITL_AFTER = 0.95
+"""Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
+
+
+BUSY_MOST = 0.9
+"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
+the router, so that three at 0.9 still answer log-normal prompts within seconds."""
+
+BUSY_AFTER = 0.75
+"""Chosen: and this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
+the scoreboard's poisson, day and sine."""
+
+LAST_BUSY_AFTER = 0.5
+"""Chosen: the same where one prefill worker is left: none can absorb a jump. At 0.75 step was 96.6, at 0.5 97.8%
+in time, for fewer GPU-hours."""
+
+MIXED_BUSY_MOST = 0.65
+MIXED_BUSY_AFTER = 0.5
+"""Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
+between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
+
+
+AHEAD_SIGMAS = 0.5
+"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
+too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stabilization:
+    """When KV grows a pool, and what else must hold before it shrinks by one.
+
+    Attributes:
+        sigmas: Standard errors that demand counts with.
+        kv_ahead: Mean KV usage, at the horizon, above which the pool grows; what does not fit preempts streams.
+        kv: Mean KV usage that one fewer may have, its slower decoding counted.
+    """
+
+    sigmas: float
+    kv_ahead: float
+    kv: float
+
+
+OBSERVED_RESTRAINT = Stabilization(sigmas=1.0, kv_ahead=0.7, kv=0.45)
+"""Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
+prefill."""
+
+
+class GapsView(Protocol):
+    """Gaps between tokens at the horizon."""
+
+    @property
+    def target_s(self) -> float:
+        """Return the ITL to hold, seconds."""
+        ...
+
+    def itl_with(self, workers: int) -> float:
+        """Return the ITL that the slowest request within the targeted share sees; infinite where they cannot keep up."""
+        ...
+
+
+class ObservedWorkers:
+    """What the workers of a graph are taken to be able to do: as observed, with shares that were chosen by trial.
+
+    Mode ``sla`` has them by a profile.
+    """
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether hindsight decides which floor to keep; else `busy_most` alone decides."""
+        return True
+
+    @property
+    def follows_trend(self) -> bool:
+        """Whether demand is expected to go on along its slope; else it stays as it is."""
+        return True
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the standard errors that predicted demand counts with before a pool grows."""
+        return AHEAD_SIGMAS
+
+    @property
+    def restraint(self) -> Stabilization:
+        """Return what else must hold before a pool shrinks."""
+        return OBSERVED_RESTRAINT
+
+    def tokens_per_s(self, work: Work) -> float | None:
+        """Return the prompt tokens that one worker computes per second; None: not known yet."""
+        return work.tokens_per_s
+
+    def arriving(self, along: Forecast) -> Forecast:
+        """Return the requests/s expected, given those along the trend."""
+        return along
+
+    def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
+        """Return what holds the KV of prompts that end at so many uncached tokens/s: as much per token as was seen."""
+        held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
+        return LightDecoding(held_s * tokens_per_s)
+
+    def gaps(self, tokens_per_s: float) -> GapsView | None:
+        """Return the gaps between tokens of answers to prompts that end at so many uncached tokens/s; None: no target."""
+        del tokens_per_s  # without a profile the gain of another worker is unknown
+        return None
+
+    def busy_most(self, role: Role, workers: int) -> float:
+        """Return the share of its throughput that demand may fill before a pool grows, in (0, 1]."""
+        del workers
+        return MIXED_BUSY_MOST if role is Role.AGGREGATED else BUSY_MOST
+
+    def busy_after(self, role: Role, workers: int) -> float:
+        """Return the share that it may fill of the ``workers`` that stay after one went, in (0, 1]."""
+        most = MIXED_BUSY_AFTER if role is Role.AGGREGATED else BUSY_AFTER
+        return min(most, LAST_BUSY_AFTER) if workers == 1 else most
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFinding:
+    """What one rule found.
+
+    Attributes:
+        reason: For the decision, if it applies.
+        detail: In words and numbers.
+        step: For the record.
+    """
+
+    reason: Reason
+    detail: str
+    step: Step
+
+    @property
+    def applies(self) -> bool:
+        """Whether the rule asks for the change."""
+        return self.step.outcome.startswith(("grow", "shrink"))
+
+
+def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
+    """Return the outcome of a rule for growing."""
+    return "grow" if applies else "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Input of one role's rules.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        pool: Counts at the newest pull.
+        slo_s: TTFT that counts as in time.
+        horizon_s: When a replica asked for now would be ready.
+        arrivals_s: When each of those that start will be, in seconds from now.
+        work: Prefill work; None for decode.
+        kv: KV usage; None for prefill.
+        gaps: Gaps between tokens; None for prefill, and where there is no target.
+        oldest_wait_s: In the routers, while every role had a ready replica; None when nothing waits there.
+        rejected: Requests refused or timed out in the interval for want of the role's workers.
+        workers: What they are taken to be able to do.
+        hindsight: Which floor would have been best; None where the mode does not ask for it.
+    """
+
+    role: Role
+    pool: PoolCounts
+    slo_s: float
+    horizon_s: float
+    arrivals_s: Sequence[float]
+    work: WorkView | None
+    kv: KvView | None
+    gaps: GapsView | None
+    oldest_wait_s: float | None
+    rejected: float
+    workers: ObservedWorkers
+    hindsight: Hindsight | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether hindsight has it that present demand is no reason to start a replica."""
+        known = self.hindsight
+        if known is None or known.growth is Growth.PROMPT:
+            return False
+        return known.growth is Growth.FIXED or known.lasting(self.horizon_s) <= self.pool.replicas
+
+
+def lacks(case: Case) -> list[RoleFinding]:
+    """Return every rule for growing; one that applies is enough."""
+    found = []
+    if case.work is not None:
+        found.append(_demand(case, case.work))
+        found.append(_backlog(case, case.work))
+    if case.kv is not None:
+        found.append(_kv(case, case.kv))
+    if case.gaps is not None:
+        found.append(_itl(case.gaps, case.pool.replicas))
+    found.append(_rejected(case))
+    return found if case.hindsight is None else [*found, _floor(case, case.hindsight)]
+
+
+def missing(case: Case, most: int) -> int:
+    """Return how many replicas to add, 1 to ``most``: until no rule needs another, each counted as starting."""
+    count = 1
+    while count < most:
+        pool = replace(case.pool, starting=case.pool.starting + 1)
+        case = replace(case, pool=pool, arrivals_s=(*case.arrivals_s, case.horizon_s))
+        if not any(found.applies for found in lacks(case)):
+            break
+        count += 1
+    return count
+
+
+def spares(case: Case) -> list[RoleFinding]:
+    """Return every condition for shrinking by one; all must apply."""
+    found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
+    if case.work is not None:
+        found.append(_work_after(case, case.work))
+    if case.kv is not None:
+        found.append(_kv_after(case, case.kv))
+    if case.gaps is not None:
+        found.append(_itl_after(case.gaps, case.pool.replicas - 1))
+    return found
+
+
+def grows_at(case: Case) -> float | None:
+    """Return the workers' worth that demand asks for; None: what a worker can do is not known."""
+    if case.work is not None:
+        speed = case.work.tokens_per_s
+        most = case.workers.busy_most(case.role, max(1, case.pool.replicas))
+        return _expected(case, case.work) / (most * speed) if speed else None
+    if case.kv is None or not case.pool.ready:
+        return None
+    return (
+        case.pool.ready
+        * light_of(_kv_expected(case, case.kv) / case.pool.ready)
+        / light_of(case.workers.restraint.kv_ahead)
+    )
+
+
+def held(case: Case) -> float:
+    """Return the workers that present answers fill; 0 where that is not known."""
+    if case.kv is None or not case.pool.ready:
+        return 0.0
+    return case.pool.ready * light_of(case.kv.load.now / case.pool.ready) / light_of(FULL)
+
+
+def shrinks_at(case: Case) -> float:
+    """Return the workers' worth that demand asks to keep, where `grows_at` is known."""
+    kept = case.workers.restraint
+    if case.work is not None:
+        able = case.workers.busy_after(case.role, max(2, case.pool.replicas - 1)) * (
+            case.work.tokens_per_s or 0.0
+        )
+        return _kept_rate(case.work, kept.sigmas) / able
+    if case.kv is None or not case.pool.ready:
+        return 0.0
+    load = max(case.kv.load.now, case.kv.load.ahead)
+    return case.pool.ready * light_of(load / case.pool.ready) / light_of(kept.kv)
+
+
+def _floor(case: Case, known: Hindsight) -> RoleFinding:
+    """Grow to the floor that would have been best."""
+    words = hindsight.in_words(known, case.pool.gpus or 1)
+    inputs: dict[str, float | int | str | None] = {
+        "workers": case.pool.replicas,
+        "floor": known.floor_now,
+        "growth": known.growth.value,
+    }
+    step = Step(
+        "hindsight",
+        inputs,
+        known.floor_now,
+        grows(case.pool.replicas < known.floor_now) + (words and f": {words}"),
+    )
+    return RoleFinding(Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step)
+
+
+def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
+    """Keep the floor that would have been best, and above it the recent need."""
+    workers, held_for_s = case.pool.replicas, hold_s(case.horizon_s)
+    is_idle = known.is_idle(workers, held_for_s)
+    applies = workers > known.floor_now and is_idle
+    idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
+    inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": held_for_s}
+    step = Step("idle", inputs, None, "shrink" if applies else "hold")
+    return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
+
+
+def _demand(case: Case, work: WorkView) -> RoleFinding:
+    """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
+    workers = case.pool.replicas
+    expected = _expected(case, work)
+    able = workers * (work.tokens_per_s or 0.0)
+    inputs = {
+        "tokens_per_s": work.rate.now,
+        "tokens_per_s_ahead": work.rate.ahead,
+        "tokens_per_s_error": work.rate.error,
+        "tokens_per_s_lately": work.level.now,
+        "tokens_per_s_lately_error": work.level.error,
+        "worker_tokens_per_s": work.tokens_per_s,
+        "workers": workers,
+        "horizon_s": case.horizon_s,
+    }
+    most = case.workers.busy_most(case.role, workers)
+    applies = work.tokens_per_s is not None and expected > most * able and not case.is_early
+    detail = (
+        f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
+    )
+    if not case.workers.has_shadows:
+        detail += f", {most * able:.0f} of them with a wait within the SLO"
+    return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
+
+
+def _expected(case: Case, work: WorkView) -> float:
+    """Return the uncached tokens/s to be ready for: with a margin along the trend, or at once if they jumped."""
+    return max(work.rate.ahead + case.workers.sigmas_ahead * work.rate.error, _jump(work))
+
+
+def arriving_per_s(work: WorkView) -> float:
+    """Return the uncached tokens/s expected to arrive: along the trend, or at once if they jumped."""
+    return max(work.rate.ahead, _jump(work))
+
+
+def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
+    """Return the tokens that ready and starting workers will not have computed at the horizon."""
+    worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
+    arrived = work.backlog_tokens + work.level.now * horizon_s
+    return max(0.0, arrived - worked_s * (work.tokens_per_s or 0.0))
+
+
+def prefilled_per_s(
+    work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
+) -> float:
+    """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
+
+    That is what arrives; while a backlog is cleared, as much more as its workers can do.
+    """
+    arriving = arriving_per_s(work)
+    left = left_tokens(work, pool, arrivals_s, horizon_s)
+    clearing = arriving + left / (CLEAR_SLOS * slo_s) if left else 0.0
+    return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
+
+
+def _jump(work: WorkView) -> float:
+    return work.level.now - LEVEL_SIGMAS * work.level.error
+
+
+def _backlog(case: Case, work: WorkView) -> RoleFinding:
+    """Compare the time to clear what will be left when a new replica could be ready with the SLO."""
+    if work.tokens_per_s is None:
+        return _first_wait(case)
+    horizon_s, speed = case.horizon_s, work.tokens_per_s
+    left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
+    drain_rate = case.pool.replicas * speed - work.level.now
+    clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
+    least_s = CLEAR_SLOS * case.slo_s
+    most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
+    applies = clears_s > most_s and not case.is_early
+    inputs = {
+        "backlog_tokens": work.backlog_tokens,
+        "oldest_wait_s": case.oldest_wait_s,
+        "starting": len(case.arrivals_s),
+        "left_tokens": left,
+        "clears_in_s": clears_s if math.isfinite(clears_s) else None,
+    }
+    detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {case.pool.replicas} clear in {most_s:.0f} s"
+    return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, grows(applies)))
+
+
+def _first_wait(case: Case) -> RoleFinding:
+    """Grow by the wait alone while no worker's throughput is known, one replica at a time."""
+    waits_s = case.oldest_wait_s or 0.0
+    applies = waits_s > case.slo_s / 2 and not case.pool.starting
+    inputs = {"oldest_wait_s": case.oldest_wait_s, "starting": case.pool.starting}
+    step = Step("backlog", inputs, case.slo_s / 2, grows(applies))
+    return RoleFinding(Reason.BACKLOG_ABOVE_SLO, f"a request has waited {waits_s:.1f} s", step)
+
+
+def _rejected(case: Case) -> RoleFinding:
+    """Grow once for rejected requests; while a replica starts, demand and backlog say whether more is needed."""
+    applies = case.rejected > 0 and not case.pool.starting
+    step = Step("rejected", {"requests": case.rejected}, 0, grows(applies))
+    return RoleFinding(Reason.REQUESTS_REJECTED, f"{case.rejected:.0f} requests refused or timed out", step)
+
+
+def _kv(case: Case, kv: KvView) -> RoleFinding:
+    workers = case.pool.replicas
+    expected = _kv_expected(case, kv)
+    ahead = expected / workers if workers else math.inf
+    most = case.workers.restraint.kv_ahead
+    applies = ahead > most and not case.is_early
+    inputs = {
+        "kv_load": kv.load.now,
+        "kv_load_ahead": kv.load.ahead,
+        "kv_load_demanded": kv.decoding.load_on(workers),
+        "workers": workers,
+    }
+    detail = f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s"
+    return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
+
+
+def _kv_expected(case: Case, kv: KvView) -> float:
+    return max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.decoding.load_on(case.pool.replicas))
+
+
+def _kept_rate(work: WorkView, sigmas: float) -> float:
+    ahead = max(work.rate.now, work.rate.ahead) + sigmas * work.rate.error
+    return max(ahead, work.far_rate, work.level.now + work.level.error)
+
+
+def _work_after(case: Case, work: WorkView) -> RoleFinding:
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
+    rate = _kept_rate(work, kept.sigmas)
+    able = workers * (work.tokens_per_s or 0.0)
+    busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
+    is_prompt = case.hindsight is None or case.hindsight.growth is Growth.PROMPT
+    most = (case.workers.busy_after if is_prompt else case.workers.busy_most)(case.role, workers)
+    applies = busy <= most
+    inputs = {
+        "workers_after": workers,
+        "tokens_per_s": rate,
+        "worker_tokens_per_s": work.tokens_per_s,
+        "busy_after": busy if math.isfinite(busy) else None,
+    }
+    step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
+    detail = f"{workers} would be {busy:.0%} busy" if workers else "no demand is left"
+    return RoleFinding(Reason.SPARE_CAPACITY, detail, step)
+
+
+def _kv_after(case: Case, kv: KvView) -> RoleFinding:
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
+    load = kv.moved(case.pool.ready, workers)
+    usage = max(load, kv.decoding.load_on(workers)) / workers if workers else math.inf
+    applies = usage <= kept.kv
+    inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
+    step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
+    return RoleFinding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)
+
+
+def _itl(gaps: GapsView, workers: int) -> RoleFinding:
+    """Return whether ``workers`` miss the target."""
+    itl_s = gaps.itl_with(workers)
+    inputs = {"itl_s_ahead": _finite(itl_s), "workers": workers}
+    step = Step("itl", inputs, gaps.target_s, grows(itl_s > gaps.target_s))
+    return RoleFinding(Reason.ITL_ABOVE_TARGET, _itl_words(workers, itl_s, gaps.target_s), step)
+
+
+def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
+    """Return whether ``workers``, one fewer than there are, would hold the target."""
+    itl_s = gaps.itl_with(workers) if workers else float("inf")
+    most_s = ITL_AFTER * gaps.target_s
+    inputs = {"workers_after": workers, "itl_s_after": _finite(itl_s)}
+    step = Step("itl_after", inputs, most_s, "shrink" if itl_s <= most_s else "hold")
+    return RoleFinding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, gaps.target_s), step)
+
+
+def _finite(itl_s: float) -> float | None:
+    return itl_s if itl_s < float("inf") else None
+
+
+def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
+    shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
+    return f"ITL of {workers} workers will be {shown}, to hold are {1000 * target_s:g} ms"

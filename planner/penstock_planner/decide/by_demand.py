@@ -1,0 +1,495 @@
+"""Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do; and their memories.
+
+It follows the interval's pulls, then proposes one change per role. A graph may go down to no replica at all once nothing has been at
+the frontend for long enough, and comes back with the first request: the routers hold what arrives while no worker is ready, and
+say so in `Demand`. A pull that does not know the demand breaks the quiet, and holds what sleeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock_planner.decide.adaptive import hindsight, rules, signals
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory, hold_s
+from penstock_planner.decide.adaptive.rules import ObservedWorkers
+from penstock_planner.decide.adaptive.signals import KvView, WorkView
+from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, not_ready, remember
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import (
+    Action,
+    Memory,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleProposal,
+    Step,
+)
+from penstock_planner.decide.observation import (
+    Demand,
+    PoolCounts,
+    Pull,
+    Window,
+    entry_role,
+    kv_role,
+    turned_away,
+)
+from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.sla.learning import SlaMemory
+from penstock_planner.decide.sla.limits import Projection, limited
+from penstock_planner.decide.sla.workers import ProfiledWorkers
+
+MOST_AT_ONCE = 64
+"""Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""
+
+MIXED_SHARE = 0.7
+"""Chosen: of its throughput what an aggregated worker of a shadow fleet does: requests wait in each worker and decoding comes
+between prompts. At 0.8 aggregated-sine was left to three workers, 96.5% in time, at 0.7 to four, 100%. Prefill workers share one
+queue and do all of it: at 0.9 a shadow fleet of five counted 9.3% of bursts late, where real ones served 0.2% late."""
+
+REGRET_S = 60.0
+"""Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
+
+
+def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what demand at the frontend, supply over time and restraint ask for; one pull at least.
+
+    What workers can do is read off ``config.performance``, corrected by what is observed, and held against the targets; without
+    a profile it is learnt.
+    """
+    profile, shared = config.performance, AdaptiveMemory.read(state.memory)
+    if profile is None:
+        for pull in window.pulls:
+            shared = _followed(shared, pull, config)
+        return _proposed(window, state, shared, ObservedWorkers(), config)
+    learnt = SlaMemory.read(state.memory)
+    for pull in window.pulls:
+        learnt = learnt.followed(pull, profile, mean_rate=shared.work.arriving(0.0).now)
+        shared = _followed(shared, pull, config)
+    workers = ProfiledWorkers(profile, learnt, config)
+    made = _proposed(window, state, shared, workers, config)
+    proposals, projection = made.proposals, _projection(window, shared, workers)
+    needed: Mapping[Role, tuple[Step, ...]] = {}
+    if projection is not None:
+        pools = window.pulls[-1].pools
+        rested = {role for role in pools if shared.held_s(role, window.end_s) <= 0}
+        gpus = existing_gpus(pools, config)
+        proposals = limited(proposals, projection, config, gpus=gpus, rested=rested)
+        needed = {role: projection.steps(role, pool.replicas) for role, pool in pools.items()}
+    profiled = workers.step()
+    return replace(
+        made,
+        proposals=[
+            replace(each, steps=(profiled, *needed.get(each.role, ()), *each.steps)) for each in proposals
+        ],
+        memory={**made.memory, "sla": learnt},
+    )
+
+
+def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what `by_demand` asks for by targets and profile.
+
+    Raises:
+        ConfigError: no profile is given.
+    """
+    if config.performance is None:
+        raise ConfigError(
+            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
+            " choose mode adaptive"
+        )
+    return by_demand(window, state, config)
+
+
+def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
+    """Return what the demand at the horizon needs; None while the demand is not known."""
+    pull = window.pulls[-1]
+    speed, service_s = workers.tokens_per_s(shared.work), workers.service_s
+    if pull.demand is None or speed is None or service_s is None:
+        return None
+    case = _case(entry_role(pull.pools), window, shared, workers, workers.config)
+    if case.work is None:
+        return None
+    return Projection(workers, shared.kv, rules.arriving_per_s(case.work), service_s, speed)
+
+
+def _proposed(
+    window: Window,
+    state: PlannerState,
+    memory: AdaptiveMemory,
+    workers: ObservedWorkers,
+    config: DecideConfig,
+) -> Proposal:
+    """Return one change per role.
+
+    Args:
+        window: With one pull at least.
+        state: What the last decision left.
+        memory: With all pulls of the window followed.
+        workers: What they are taken to be able to do.
+        config: Targets, bounds and budget.
+    """
+    pools = window.pulls[-1].pools
+    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
+    cases = _cases(window, memory, workers, config)
+    memory = _looked_back(cases, window, memory, config)
+    cases = {role: replace(case, hindsight=_advice(memory, role, workers)) for role, case in cases.items()}
+    proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
+    proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
+    proposals = _to_zero_or_back(proposals, window, memory, config)
+    return Proposal(_within_budget(proposals, pools, config), seen, {"adaptive": memory})
+
+
+def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
+    """Return the memory after one pull; what the pull does not know leaves its part as it was."""
+    roles = {role: memory.of(role).followed(pool, pull.at_s) for role, pool in pull.pools.items()}
+    dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
+    holder, demand = kv_role(pull.pools), pull.demand
+    work, kv = memory.work, memory.kv
+    if demand is not None and entry_role(pull.pools) in pull.pools:
+        work = work.followed(demand, config.ttft_slo_s)
+    load = signals.kv_load_of(pull, holder)
+    if load is not None and holder in pull.pools and dt_s > 0:
+        tokens = 0.0 if demand is None else demand.prefilled_tokens
+        kv = kv.followed(load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s)
+    quiet_since_s = None if config.scale_to_zero_after_s is None else quiet_since(memory.quiet_since_s, pull)
+    is_served = all(pool.ready for pool in pull.pools.values())
+    return replace(
+        memory,
+        pulled_s=pull.at_s,
+        work=work,
+        kv=kv,
+        roles={**memory.roles, **roles},
+        quiet_since_s=quiet_since_s,
+        unserved_s=memory.unserved_s if is_served else pull.at_s,
+    )
+
+
+def _cases(
+    window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
+) -> dict[Role, rules.Case]:
+    """Return the input of the rules, for each role whose newest pull is complete."""
+    pull = window.pulls[-1]
+    known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
+    return {role: _case(role, window, memory, workers, config) for role in known}
+
+
+def _advice(memory: AdaptiveMemory, role: Role, workers: ObservedWorkers) -> Hindsight | None:
+    """Return the hindsight of a role; where another rule has the waits, only how long its replicas have idled."""
+    known = memory.hindsight.get(role)
+    return known if known is None or workers.has_shadows else replace(known, floor=0, growth=Growth.PROMPT)
+
+
+def _looked_back(
+    cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
+) -> AdaptiveMemory:
+    """Return the memory after every role's fleets of all floors have served the window, and with the floors that follow."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    if not demands:
+        return memory
+    gpus_held = existing_gpus(window.pulls[-1].pools, config)
+    is_in_time_first = memory.work.serves_in_time_first
+    found = dict(memory.hindsight)
+    for role, case in cases.items():
+        grows_at = rules.grows_at(case)
+        if grows_at is None:
+            continue
+        known = found.get(role, Hindsight())
+        load = _load(
+            case, demands, config, grows_at=grows_at, gpus_held=gpus_held, is_in_time_first=is_in_time_first
+        )
+        known = hindsight.followed(known, load)
+        if known.arrivals > 0:
+            gpus = max(1, config.engine_gpus(role, case.pool.gpus))
+            price = config.gpu_percent_per_point * known.gpu_s / known.arrivals
+            objective = Objective(config.in_time, price, gpus, load.startup_s + load.hold_s)
+            known = hindsight.chosen(known, objective)
+        found[role] = known
+    return replace(memory, hindsight=found)
+
+
+def _load(
+    case: rules.Case,
+    demands: Sequence[Demand],
+    config: DecideConfig,
+    *,
+    grows_at: float,
+    gpus_held: int,
+    is_in_time_first: bool,
+) -> Load:
+    dt_s, arrivals = sum(each.period_s for each in demands), sum(each.arrivals for each in demands)
+    tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
+    speed = case.work.tokens_per_s if case.work is not None else None
+    own_s = tokens / arrivals / speed if speed and arrivals else 0.0
+    able = speed and speed * (MIXED_SHARE if case.role is Role.AGGREGATED else 1.0)
+    gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
+    most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
+    if config.max_gpu_budget is not None:
+        most = min(most, config.max_gpu_budget // gpus)
+    # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
+    is_idle_somewhere = not newest.waiting_tokens and newest.prefilling_workers < case.pool.ready
+    return Load(
+        dt_s=hindsight.counted(dt_s),
+        arrivals=arrivals,
+        gpus=gpus_held,
+        work_s=hindsight.counted(tokens / able) if able else None,
+        may_wait_s=hindsight.counted(signals.may_wait_s(own_s, case.slo_s)),
+        is_in_time_first=is_in_time_first,
+        held=rules.held(case),
+        grows_at=grows_at,
+        shrinks_at=max(grows_at, rules.shrinks_at(case)),
+        startup_s=math.ceil(case.horizon_s),
+        hold_s=math.ceil(hold_s(case.horizon_s)),
+        sizes=max(1, most),
+        least=config.floor(case.role, gpus),
+        served_at_once_by=case.pool.ready if is_idle_somewhere else None,
+    )
+
+
+def _draft(
+    role: Role, window: Window, memory: AdaptiveMemory, case: rules.Case | None, config: DecideConfig
+) -> RoleProposal:
+    pull = window.pulls[-1]
+    pool = pull.pools[role]
+    gpus = config.engine_gpus(role, pool.gpus)
+    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_CAPACITY, "supply fits demand", ())
+    floor = config.floor(role, gpus)
+    if pool.replicas < floor:
+        return below_floor(blank, floor, _at_most(floor - pool.replicas, config))
+    if case is None:
+        step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
+        return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=_unknown(role, pull))
+    findings = rules.lacks(case)
+    blank = replace(blank, steps=tuple(found.step for found in findings))
+    for found in findings:
+        if found.applies:
+            amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
+            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
+    return _spared(blank, case, window, memory)
+
+
+def _at_most(replicas: int, config: DecideConfig) -> int:
+    return replicas if config.max_step is None else min(replicas, config.max_step)
+
+
+def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
+    """Return the proposal for one fewer if every condition allows it, else held by the first that does not."""
+    pull, pool, role = window.pulls[-1], blank.pool, blank.role
+    waiting = _waiting(role, pull)
+    findings = rules.spares(case)
+    proposal = replace(blank, steps=(*blank.steps, *(found.step for found in findings)))
+    if not all(found.applies for found in findings):
+        return proposal
+    proposal = replace(
+        proposal, reason=Reason.SPARE_CAPACITY, detail="; ".join(found.detail for found in findings)
+    )
+    gap = next((_unknown(role, each) for each in window.pulls if _unknown(role, each)), "")
+    if gap:
+        return proposal.held(
+            Reason.METRIC_UNKNOWN, gap, Step("known", {"pulls": len(window.pulls)}, None, "hold")
+        )
+    if waiting:
+        step = Step("waiting", {"requests": waiting}, 0, "hold")
+        return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests wait", step)
+    if pool.starting:
+        return not_ready(proposal)
+    left_s = memory.of(role).held_s(case.horizon_s, window.end_s)
+    step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
+    if left_s > 0:
+        return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)
+    return replace(proposal.passed(step), action=Action.DOWN)
+
+
+def _case(
+    role: Role, window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
+) -> rules.Case:
+    """Return the input of a role's rules; the newest pull knows the demand."""
+    pull = window.pulls[-1]
+    at_s, demand = pull.at_s, pull.demand
+    assert demand is not None  # noqa: S101 - the caller's
+    startup_s = memory.startup_s(role, at_s)
+    horizon_s = startup_s + config.metric_pulling_interval_s
+    ahead_s, far_s = (horizon_s, 2 * horizon_s + REGRET_S) if workers.follows_trend else (0.0, 0.0)
+    work, size = memory.work, memory.work.size
+    view = WorkView(
+        tokens_per_s=workers.tokens_per_s(work),
+        rate=workers.arriving(work.arriving(ahead_s)).times(size),
+        level=work.lately.times(size),
+        far_rate=workers.arriving(work.arriving(far_s)).ahead * size,
+        backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
+    )
+    entry = entry_role(pull.pools)
+    due_s = memory.of(entry).arrivals_s(memory.startup_s(entry, at_s), at_s)
+    prefilled_per_s = rules.prefilled_per_s(
+        view, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
+    )
+    has_kv = role is not Role.PREFILL
+    load = memory.kv.load.forecast(horizon_s, signals.LOAD_TAU_S)
+    return rules.Case(
+        role=role,
+        pool=pull.pools[role],
+        slo_s=config.ttft_slo_s,
+        horizon_s=horizon_s,
+        arrivals_s=memory.of(role).arrivals_s(startup_s, at_s),
+        work=None if role is Role.DECODE else view,
+        kv=KvView(load, workers.decoding(memory.kv, prefilled_per_s)) if has_kv else None,
+        gaps=workers.gaps(prefilled_per_s) if has_kv else None,
+        oldest_wait_s=_served_wait_s(demand, memory, at_s),
+        rejected=turned_away(window.pulls, role),
+        workers=workers,
+    )
+
+
+def _served_wait_s(demand: Demand, memory: AdaptiveMemory, at_s: float) -> float | None:
+    """Return the longest wait at the frontend while every role had a ready replica: for the first, more would not help."""
+    wait_s = demand.oldest_wait_s
+    return wait_s if wait_s is None or memory.unserved_s is None else min(wait_s, at_s - memory.unserved_s)
+
+
+def _waiting(role: Role, pull: Pull) -> float:
+    """Return the requests that wait for the role: in the routers before prefill, in the workers otherwise."""
+    frontend = pull.demand.waiting if pull.demand is not None else 0.0
+    inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    return {Role.PREFILL: frontend, Role.DECODE: inside}.get(role, frontend + inside)
+
+
+def _unknown(role: Role, pull: Pull) -> str:
+    """Return what of a role a pull does not know, empty when it knows all."""
+    if pull.demand is None:
+        return "demand unknown"
+    if role is Role.PREFILL:
+        return ""
+    if pull.kv.unknown or not pull.kv.fresh:
+        return f"KV unknown ({pull.kv.why or 'no ready worker'})"
+    inside = pull.worker_waiting
+    return f"waiting requests unknown ({inside.why})" if inside is not None and inside.unknown else ""
+
+
+def _within_budget(
+    proposals: list[RoleProposal], pools: Mapping[Role, PoolCounts], config: DecideConfig
+) -> list[RoleProposal]:
+    """Shrink one role while the replicas that stay hold more GPUs than a lowered budget allows.
+
+    The role is the one with most replicas above its floor; the drain is waited for, so nothing running is lost.
+    """
+    if config.max_gpu_budget is None:
+        return proposals
+    staying = {role: replace(pool, draining=0) for role, pool in pools.items()}
+    held = existing_gpus(staying, config)
+    if held <= config.max_gpu_budget:
+        return proposals
+    spare = {d.role: d.pool.replicas - config.floor(d.role, d.engine_gpus) for d in proposals}
+    victim = max(spare, key=lambda role: spare[role])
+    if spare[victim] < 1:
+        return proposals
+    step = Step("above_budget", {"gpus_staying": held}, config.max_gpu_budget, "shrink")
+    detail = f"{held} GPUs exceed the budget of {config.max_gpu_budget}"
+    return [
+        each.changed(Action.DOWN, Reason.ABOVE_BUDGET, detail, step) if each.role is victim else each
+        for each in proposals
+    ]
+
+
+def quiet_since(before_s: float | None, pull: Pull) -> float | None:
+    """Return since when nothing has been at the frontend or in a worker; None: something is, or it is not known.
+
+    Args:
+        before_s: The same after the pull before.
+        pull: The next one.
+    """
+    demand, inside = pull.demand, pull.worker_waiting
+    if demand is None or demand.arrivals or demand.waiting or any(demand.in_flight.values()):
+        return None
+    if pull.kv.unknown or (inside is not None and (inside.unknown or inside.total)):
+        return None
+    return pull.at_s if before_s is None else before_s
+
+
+def _to_zero_or_back(
+    proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, config: DecideConfig
+) -> list[RoleProposal]:
+    """Return the proposals, all roles taken to zero or back together where that is due.
+
+    Args:
+        proposals: One per role.
+        window: With one pull at least.
+        memory: With all pulls of the window followed.
+        config: ``scale_to_zero_after_s`` None changes nothing.
+    """
+    if config.scale_to_zero_after_s is None:
+        return list(proposals)
+    if not any(each.pool.replicas for each in proposals):
+        return _asleep(proposals, window)
+    return _awake(proposals, window, memory, config.scale_to_zero_after_s)
+
+
+def _asleep(proposals: Sequence[RoleProposal], window: Window) -> list[RoleProposal]:
+    known = [pull.demand for pull in window.pulls if pull.demand is not None]
+    arrived = sum(demand.arrivals for demand in known)
+    waiting = known[-1].waiting if known else None
+    inputs = {"arrivals": arrived, "waiting": waiting}
+    action, reason, detail, outcome = Action.HOLD, Reason.IDLE, "nothing is at the frontend", "hold"
+    if arrived or waiting:
+        detail = f"{arrived:.0f} requests came and {waiting:.0f} wait while there was no replica"
+        action, reason, outcome = Action.UP, Reason.WAKE, "wake"
+    elif window.pulls[-1].demand is None:
+        reason, detail, outcome = Reason.METRIC_UNKNOWN, "demand unknown", "hold: nobody counts"
+    step = Step("zero", inputs, 0, outcome)
+    return [each.changed(action, reason, detail, step) for each in proposals]
+
+
+def _awake(
+    proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, after_s: float
+) -> list[RoleProposal]:
+    quiet_s = 0.0 if memory.quiet_since_s is None else window.end_s - memory.quiet_since_s
+    held_s = max(0.0, *(memory.held_s(each.role, window.end_s) for each in proposals))
+    # Once one role is at zero the other follows: one role alone serves no requests.
+    is_begun = any(not each.pool.replicas for each in proposals)
+    is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
+    is_due = is_due and not any(each.pool.starting for each in proposals)
+    # What a worker can do may never have been measured, so that no other rule finds one to spare.
+    above_one = [each for each in proposals if each.pool.replicas > 1]
+    leaving = above_one or [each for each in proposals if each.pool.replicas]
+    inputs = {"quiet_s": quiet_s, "hold_down_s": held_s}
+    outcome = "stay" if not is_due else "shrink" if above_one else "go to zero"
+    step = Step("zero", inputs, after_s, outcome)
+    if not is_due:
+        return [each.passed(step) for each in proposals]
+    detail = f"nothing has been at the frontend for {quiet_s:.0f} s"
+    return [
+        each.changed(Action.DOWN if each in leaving else Action.HOLD, Reason.IDLE, detail, step)
+        for each in proposals
+    ]
+
+
+ADAPTIVE = PlannerPolicy(by_demand, follows_demand=True)
+SLA = PlannerPolicy(by_targets, follows_demand=True, needs_profile=True)
+
+MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
+    "adaptive": AdaptiveMemory,
+    "sla": SlaMemory,
+}
+"""What is behind the keys of a state's memory."""
+
+
+def carried(known: Memory) -> Memory:
+    """Return what another graph's planner starts from; another autoscaler's memory is left out."""
+    return {key: kind.read(known).carried() for key, kind in MEMORIES.items() if key in known}
+
+
+def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
+    """Return the state of a planner after a restart, its times moved to another clock.
+
+    Args:
+        state: As the ledger has it.
+        by_s: How much more the clock shows than the ledger's; another autoscaler's memory, whose times are not known,
+            is forgotten unless it is 0.
+        now_s: No remembered time is after it.
+    """
+    memory = state.memory
+    moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}
+    return replace(state, memory=moved if by_s else {**memory, **moved})

@@ -1,0 +1,360 @@
+"""Mode ``load``: the planner document's rule. Thresholds on the prefill queue and on KV usage, one step at a time.
+
+Unknown values bound a role's signal from below, and keep the role from shrinking. Grace, start-ups, the queue's trend and
+what one fewer replica could carry keep it from over-compensating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.api import Role
+from penstock_planner.decide.bounds import back_off, below_floor, in_intervals, not_ready, remember
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import (
+    Action,
+    PlannerState,
+    Proposal,
+    Reason,
+    RoleProposal,
+    RoleState,
+    Step,
+)
+from penstock_planner.decide.observation import Pull, Window, turned_away
+from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.reading import Quality
+
+
+def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what thresholds (`propose`), grace, backoff and trend (`stabilise`) ask for; one pull at least."""
+    pools = window.pulls[-1].pools
+    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
+    proposals = []
+    for role in pools:
+        is_prefill = role is Role.PREFILL
+        signal = (
+            queue_signal(window.pulls, per_worker=config.queue_per_worker)
+            if is_prefill
+            else kv_signal(window.pulls)
+        )
+        proposals.append(stabilise(propose(role, window.pulls, signal, config), seen[role], window, config))
+    return Proposal(proposals, seen)
+
+
+WAITING_KV = 0.02
+"""KV usage that a waiting request adds; the figure of the document's planner."""
+
+_NEWEST = 3
+"""Chosen: the trend is that of the newest third of the known pulls, ten of thirty: long enough for a line, short enough
+that a queue which has turned is seen to have turned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One role's load over an interval, with bounds for what is unknown.
+
+    Attributes:
+        mean: Mean of what is known; None when nothing is.
+        low: The same with every unknown counted as 0: the load is at least this. None when nothing is known.
+        pulls: Pulls in the interval.
+        unknown: Pulls that missed something.
+        source: Who gave the newest value.
+        why: Why something is unknown, from the newest such pull.
+    """
+
+    mean: float | None
+    low: float | None
+    pulls: int
+    unknown: int
+    source: str
+    why: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every pull knew every ready worker; only then may the role shrink."""
+        return self.mean is not None and not self.unknown
+
+
+def kv_signal(pulls: Sequence[Pull]) -> Signal:
+    """Return the mean over the pulls of the mean KV usage fraction over the ready workers.
+
+    A request that waits inside the workers, and in an aggregated graph one that waits in the routers, adds
+    `WAITING_KV` of one worker: a saturated pool whose KV is not full is busy. May exceed 1.
+
+    A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower
+    bound with the unknown counted as empty, as the Kubernetes HPA does before it scales up. A pull without any
+    known worker counts as 0 in the bound and is left out of the mean.
+
+    Example: two workers at 0.98 and unknown: mean 0.98, low 0.49, incomplete.
+    """
+    means: list[float] = []
+    low_sum = 0.0
+    unknown = 0
+    source = why = ""
+    for pull in pulls:
+        kv = pull.kv
+        if kv.fresh:
+            load = kv.total + WAITING_KV * _waiting(pull)
+            means.append(load / kv.fresh)
+            low_sum += load / (kv.fresh + kv.unknown)
+            source = kv.source
+        if kv.unknown or not kv.fresh:
+            unknown += 1
+            why = kv.why or "no ready worker"
+    mean, low = (sum(means) / len(means), low_sum / len(pulls)) if means else (None, None)
+    return Signal(mean, low, len(pulls), unknown, source, why)
+
+
+def _waiting(pull: Pull) -> float:
+    inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    is_aggregated = Role.AGGREGATED in pull.pools
+    return inside + (pull.demand.waiting if is_aggregated and pull.demand is not None else 0.0)
+
+
+def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
+    """Return the mean over the pulls of queued requests, ``per_worker`` divided by ready prefill workers.
+
+    A pull without a known queue, or without a ready prefill worker to divide by, is unknown: 0 in the lower
+    bound and left out of the mean. A queue that is only a lower bound counts with its value and makes the
+    interval incomplete.
+    """
+    points, unknown, source, why = _queue_points(pulls, per_worker=per_worker)
+    total = sum([value for _, value in points])
+    mean, low = (total / len(points), total / len(pulls)) if points else (None, None)
+    return Signal(mean, low, len(pulls), unknown, source, why)
+
+
+def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[float, float] | None:
+    """Return (slope, predicted) of the queue.
+
+    The slope is the least-squares line through the newest third of the interval's known pulls (t, q), two at least,
+    ``b = sum((t - mean t)(q - mean q)) / sum((t - mean t)^2)`` in requests per second. The line's value at the
+    interval's end plus ``b * horizon_s`` is the prediction; it may be below 0. The newest third rather than all: a
+    queue that fell and rises again is rising, and a burst that is over is over.
+
+    Example: pulls at t = 1..30 s with q = 4 - 0.05 t. b = -0.05, the line ends at 2.5, and three intervals
+    of 30 s later it is 2.5 - 0.05 * 90 = -2.0, below 0.5: the queue drains by itself.
+    With q = 4 - 0.01 t it ends at 3.7 and predicts 3.7 - 0.9 = 2.8: scale up.
+
+    Returns:
+        None when fewer than two pulls at different times are known in full: no trend.
+    """
+    complete = [pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least]
+    points, *_ = _queue_points(complete, per_worker=per_worker)
+    if len(points) < 2:
+        return None
+    points = points[-max(2, len(points) // _NEWEST) :]
+    mean_t = sum([t for t, _ in points]) / len(points)
+    mean_q = sum([q for _, q in points]) / len(points)
+    spread = product = 0.0
+    for t, q in points:
+        spread += (t - mean_t) * (t - mean_t)
+        product += (t - mean_t) * (q - mean_q)
+    if spread == 0:
+        return None
+    slope = product / spread
+    return slope, mean_q + slope * (window.end_s - mean_t + horizon_s)
+
+
+def _queue_points(
+    pulls: Iterable[Pull], *, per_worker: bool
+) -> tuple[list[tuple[float, float]], int, str, str]:
+    """Return time and length of the known queues; pulls that missed something, the newest source, and why."""
+    points: list[tuple[float, float]] = []
+    unknown = 0
+    source = why = ""
+    # Looked up once: this loop is most of what a decision costs.
+    prefill, is_fresh = Role.PREFILL, Quality.FRESH
+    for pull in pulls:
+        queue = pull.queue
+        pool = pull.pools.get(prefill)
+        if queue is None or queue.value is None or queue.quality is not is_fresh:
+            unknown += 1
+            why = queue.why if queue is not None else "not reported"
+        elif pool is None or pool.ready == 0:
+            unknown += 1
+            why = "no ready worker"
+        else:
+            points.append((pull.at_s, queue.value / pool.ready if per_worker else queue.value))
+            source = queue.source
+            if queue.at_least:
+                unknown += 1
+                why = f"{queue.source} sees only the workers' own queues"
+    return points, unknown, source, why
+
+
+REJECTED_MOST = 0.01
+"""Share of arrivals that may be turned away before a role grows: the goal is 99% in time, and a request without an answer is
+in no time."""
+
+
+def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
+    """Return what floor, rejections and thresholds ask for, before stabilisation and budget.
+
+    Up needs the lower bound (unknown counted as 0) above the up-threshold; down needs a complete interval
+    with its mean below the down-threshold. Both comparisons are strict. Requests that were turned away would have waited:
+    more than `REJECTED_MOST` of the arrivals grow the role, any keep it from shrinking.
+    """
+    pool = pulls[-1].pools[role]
+    down, up = config.thresholds(role)
+    gpus = config.engine_gpus(role, pool.gpus)
+    floor = config.floor(role, gpus)
+    step = Step(
+        "signal",
+        {
+            "mean": signal.mean,
+            "at_least": signal.low,
+            "pulls": signal.pulls,
+            "pulls_with_unknown": signal.unknown,
+            "source": signal.source,
+        },
+        None,
+        "complete" if signal.is_complete else f"incomplete: {signal.why or 'no pulls'}",
+    )
+    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_THRESHOLDS, "", (step,))
+    if pool.replicas < floor:
+        return below_floor(blank, floor)
+    name = "KV" if role is not Role.PREFILL else "queue per worker" if config.queue_per_worker else "queue"
+    action, reason, detail = _compare(name, signal, down, up)
+    threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
+    compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
+    proposal = replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
+    return _with_rejected(proposal, turned_away(pulls, role), pulls)
+
+
+def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
+    """Return the proposal with rejected requests counted as demand."""
+    pool = proposal.pool
+    if not requests or proposal.action is Action.UP or pool.starting or not pool.ready:
+        return proposal
+    arrivals = sum(pull.demand.arrivals for pull in pulls if pull.demand is not None)
+    most = REJECTED_MOST * arrivals
+    detail = f"{requests:.0f} of {arrivals:.0f} requests rejected or timed out"
+    inputs = {"requests": requests, "arrivals": arrivals}
+    if requests <= most:
+        step = Step("rejected", inputs, most, "hold")
+        is_down = proposal.action is Action.DOWN
+        return proposal.held(Reason.REQUESTS_REJECTED, detail, step) if is_down else proposal.passed(step)
+    step = Step("rejected", inputs, most, Reason.REQUESTS_REJECTED.value)
+    return proposal.changed(Action.UP, Reason.REQUESTS_REJECTED, detail, step)
+
+
+def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action, Reason, str]:
+    if signal.mean is None or signal.low is None:
+        reason = Reason.NO_READY_WORKER if signal.why == "no ready worker" else Reason.METRIC_UNKNOWN
+        return Action.HOLD, reason, f"{name} unknown ({signal.why or 'no pulls'})"
+    if signal.low > up:
+        return Action.UP, Reason.ABOVE_THRESHOLD, f"{name} {against(signal.low, '>', up)}"
+    if signal.mean > up:
+        detail = f"{name} {against(signal.mean, '>', up)} of what is known, but at least {signal.low:.2f} ({signal.why})"
+        return Action.HOLD, Reason.METRIC_UNKNOWN, detail
+    if signal.mean >= down:
+        return (
+            Action.HOLD,
+            Reason.WITHIN_THRESHOLDS,
+            f"{name} {signal.mean:.2f} within {down:.2f} and {up:.2f}",
+        )
+    if not signal.is_complete:
+        detail = f"{name} {against(signal.mean, '<', down)} of what is known, but {signal.unknown} of {signal.pulls} pulls incomplete ({signal.why})"
+        return Action.HOLD, Reason.METRIC_UNKNOWN, detail
+    return Action.DOWN, Reason.BELOW_THRESHOLD, f"{name} {against(signal.mean, '<', down)}"
+
+
+def against(value: float, sign: str, threshold: float) -> str:
+    """Return "0.93 > 0.90", with as many decimals as it takes to see the difference.
+
+    Example: 0.9004 against 0.9 gives "0.9004 > 0.9000".
+    """
+    for decimals in range(2, 18):
+        left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
+        if left != right:
+            return f"{left} {sign} {right}"
+    return f"{value!r} {sign} {threshold!r}"
+
+
+def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
+    """Return the proposal after grace, not-ready, backoff and trend rules."""
+    if proposal.action is Action.DOWN:
+        proposal = _settle_down(proposal, state, config)
+    if proposal.action is Action.DOWN and proposal.role is not Role.PREFILL:
+        proposal = _carry_on(proposal, window, config)
+    proposal = back_off(proposal, state)
+    if (
+        proposal.action is Action.UP
+        and proposal.role is Role.PREFILL
+        and proposal.reason is Reason.ABOVE_THRESHOLD
+    ):
+        proposal = _follow_trend(proposal, window, config)
+    return proposal
+
+
+def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig) -> RoleProposal:
+    if proposal.pool.starting:
+        return not_ready(proposal)
+    if proposal.role is Role.PREFILL:
+        return proposal
+    inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}
+    if state.grace:
+        detail = f"{in_intervals(state.grace)} of grace left for a new worker to fill its cache"
+        return proposal.held(Reason.DECODE_GRACE_PERIOD, detail, Step("decode_grace", inputs, 0, "hold"))
+    return proposal.passed(Step("decode_grace", inputs, 0, "pass"))
+
+
+def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
+    """Hold a decode (or aggregated) scale-down that the rest could not carry, or that only an outage asks for."""
+    if not _sees_frontend(window):
+        step = Step("door", {"pulls": len(window.pulls)}, None, "hold: idle workers may only be cut off")
+        return proposal.held(Reason.METRIC_UNKNOWN, "the routers' queue is unknown", step)
+    load = kv_signal(window.pulls).mean or 0.0
+    left = proposal.pool.replicas - 1
+    after = load * proposal.pool.replicas / left if left else 0.0
+    inputs = {"mean": load, "workers_after": left, "mean_after": after}
+    if after > config.kv_up:
+        step = Step("scale_down_check", inputs, config.kv_up, "hold")
+        return proposal.held(
+            Reason.ONE_FEWER_TOO_FEW, f"{left} would stand at {against(after, '>', config.kv_up)}", step
+        )
+    return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
+
+
+def _sees_frontend(window: Window) -> bool:
+    """Return whether the routers were seen in every pull, or workers were seen to be busy without them.
+
+    Behind routers that cannot be read, workers fall idle and report fresh zeros.
+    """
+    for pull in window.pulls:
+        if pull.demand is not None:
+            continue
+        queue = pull.queue
+        if queue is not None and (not queue.is_known or queue.at_least):
+            return False
+        if queue is None and pull.kv.total == 0:
+            return False
+    return True
+
+
+def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
+    horizon_s = config.queue_buffer_intervals * config.adjustment_interval_s
+    trend = queue_trend(window, horizon_s, per_worker=config.queue_per_worker)
+    inputs: dict[str, float | None] = {"slope_per_s": None, "predicted": None, "horizon_s": horizon_s}
+    if trend is None:
+        return proposal.passed(
+            Step("queue_trend", inputs, config.queue_up, "pass: too few pulls for a trend")
+        )
+    slope, predicted = trend
+    rejected = turned_away(window.pulls, Role.PREFILL)
+    inputs |= {"slope_per_s": slope, "predicted": predicted, "rejected": rejected}
+    if rejected:
+        return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass: it falls by refusals"))
+    if slope <= 0 and predicted < config.queue_up:
+        falls = -slope * config.adjustment_interval_s
+        how = f"it falls by {falls:.2f} per interval" if falls >= 0.005 else "it is worked off"
+        left = against(max(predicted, 0.0), "<", config.queue_up)
+        detail = f"{how}: {left} in {in_intervals(config.queue_buffer_intervals)}"
+        step = Step("queue_trend", inputs, config.queue_up, "hold: it drains by itself")
+        return proposal.held(Reason.PREFILL_QUEUE_FALLING, detail, step)
+    return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass"))
+
+
+POLICY = PlannerPolicy(load, waits_for_adjustments=True)

@@ -1,0 +1,158 @@
+"""A ledger's decisions as text."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.core.errors import ConfigError
+from penstock.core.printable import printable
+from penstock_planner.core.state import Record
+from penstock_planner.decision_steps import forecast_of
+from penstock_planner.ledger import LedgerFile
+
+_LEAST_SHOWN: Final = 0.0001
+_FIRST_GROUPED: Final = 1000.0
+"""Smaller and larger numbers than these would be written with an exponent."""
+
+
+def select(
+    ledger: LedgerFile, *, last: int, decision_id: str | None, with_unchanged: bool = True
+) -> list[Record]:
+    """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
+
+    The newest ``last`` of them, or the one of an id. Decisions that changed nothing count only ``with_unchanged``,
+    and the newest of them where no decision changed anything. In a ledger the performance profile of mode sla is in
+    the header before a decision. Raises `ConfigError` for an unknown id.
+    """
+    outcomes: dict[str, list[Record]] = {}
+    for record in ledger.records:
+        if record["type"] == "actuation":
+            outcomes.setdefault(record["id"], []).append(record)
+    profiles: dict[str, Any] = {}
+    profile: Any = None
+    decisions = []
+    for record in ledger.records:
+        if record["type"] == "header":
+            profile = record["config"].get("performance")
+        elif record["type"] == "decision":
+            decisions.append(record)
+            profiles[record["decision"]["id"]] = profile
+    if decision_id is not None:
+        chosen = [record for record in decisions if record["decision"]["id"] == decision_id]
+        if not chosen:
+            known = [record["decision"]["id"] for record in decisions]
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigError(f"--id: no decision {decision_id!r} in the ledger; there is {there}")
+    else:
+        wanted = decisions if with_unchanged else [each for each in decisions if is_change(each)]
+        chosen = (wanted or decisions[-1:])[-last:]
+    return [
+        {
+            **record,
+            "config": {**record["config"], "performance": profiles[record["decision"]["id"]]},
+            "actuations": outcomes.get(record["decision"]["id"], []),
+        }
+        for record in chosen
+    ]
+
+
+def is_change(record: Record) -> bool:
+    """Return whether a decision record changes replica counts."""
+    return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
+
+
+def _sequence(record: Record) -> int:
+    return int(record["decision"]["id"].removeprefix("d"))
+
+
+def held_in_words(ledger: LedgerFile) -> str:
+    """Return what followed the newest change: the count of decisions without one, and the newest sentences; may be empty."""
+    decisions = [record for record in ledger.records if record["type"] == "decision"]
+    if not decisions or is_change(newest := decisions[-1]):
+        return ""
+    changes = [record for record in decisions if is_change(record)]
+    # By their numbers: the ledger only counts most of those that change nothing.
+    since = _sequence(changes[-1]) if changes else _sequence(decisions[0]) - 1
+    count = _sequence(newest) - since
+    sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
+    at_s = newest["at_s"] - newest["origin_s"]
+    return f"decisions since without a change: {count:,}, the newest at {at_s:,.0f} s: {sentences}"
+
+
+def in_words(record: Record) -> str:
+    """Return one decision record as text."""
+    record = printable(record)
+    decision = record["decision"]
+    budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
+    elapsed_s = record["at_s"] - record["origin_s"]
+    mode = ", no-operation" if decision["no_operation"] else ""
+    pulls = f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
+    gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
+    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
+    lines += [f"  {line}" for line in (_demand(record), _supply(record)) if line]
+    if not decision["roles"]:
+        lines.append("  nothing could be observed")
+    for role in decision["roles"]:
+        lines.append(f"  {role['sentence']}  [{role['reason']}]")
+        forecast = forecast_of((step["name"], step["inputs"]) for step in role["steps"])
+        if forecast is not None:
+            lines.append(f"    forecast {forecast}")
+        lines += [_step(step) for step in role["steps"]]
+    for actuation in record.get("actuations", ()):
+        error = f": {actuation['error']}" if actuation["error"] else ""
+        lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
+    return "\n".join(lines)
+
+
+def _demand(record: Record) -> str:
+    """Return what reached the frontend in the interval, and what waited at its end; empty where there is no window."""
+    pulls = record.get("window", {}).get("pulls", ())
+    known = [pull["demand"] for pull in pulls if pull.get("demand") is not None]
+    if not pulls:
+        return ""
+    if not known:
+        return "demand unknown: no router told it"
+    period_s = sum(each["period_s"] for each in known)
+    rejected = sum(each["refused"] + each["timed_out"] for each in known)
+    oldest_s = known[-1]["oldest_wait_s"]
+    waiting = f"{known[-1]['waiting']:.0f} wait" + (f", the oldest for {oldest_s:.1f} s" if oldest_s else "")
+    return (
+        f"demand {sum(each['arrivals'] for each in known) / period_s:.3g} requests/s, "
+        f"{sum(each['uncached_tokens'] for each in known) / period_s:,.0f} uncached tokens/s; "
+        f"{rejected:.0f} rejected; {waiting}"
+    )
+
+
+def _supply(record: Record) -> str:
+    """Return the replicas at the interval's end, and for how long those that start have been starting."""
+    pulls = record.get("window", {}).get("pulls", ())
+    if not pulls:
+        return ""
+    words = []
+    for role, pool in pulls[-1]["pools"].items():
+        starts = record.get("starts", {}).get(role, ())
+        ages = ", ".join(f"{record['at_s'] - asked_s:.0f} s" for asked_s in starts)
+        starting = f", {pool['starting']} starting" + (f" for {ages}" if ages else "")
+        draining = f", {pool['draining']} draining" if pool["draining"] else ""
+        words.append(f"{role} {pool['ready']} ready{starting if pool['starting'] else ''}{draining}")
+    return "supply " + "; ".join(words)
+
+
+def _step(step: dict[str, Any]) -> str:
+    inputs = " ".join(f"{key}={_number(value)}" for key, value in step["inputs"].items())
+    threshold = "" if step["threshold"] is None else f" against {_number(step['threshold'])}"
+    return f"    {step['name']:<12} {inputs}{threshold} => {step['outcome']}"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_number(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_number, value)) + "]"
+    if not isinstance(value, float):
+        return str(value)
+    if 0 < abs(value) < _LEAST_SHOWN:
+        return "~0"
+    return f"{value:,.0f}" if abs(value) >= _FIRST_GROUPED else f"{value:.4g}"

@@ -1,0 +1,229 @@
+"""What observers are told at ticks and decisions, and one graph's newest numbers of it for the exporters' series."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.api import Role
+from penstock.core.histogram import quantile, share_within
+from penstock.core.logs import get_logger
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull
+from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
+from penstock_planner.sources.base import Buckets, gained
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The planner at one tick. Times in simulated seconds.
+
+    Attributes:
+        origin_s: When the planner first started.
+        wall_s: Real seconds since 1970.
+        phase: observing; adjusting (pulls and decisions blocked); target_unavailable (the backend cannot be read).
+        pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
+        next_decision_s: When the interval ends; None while adjusting.
+        lag_p99_s: How late ticks start; None before the first.
+        ledger_errors: Records that could not be written.
+        overdue: An adjustment that never ended is being ignored.
+        startup_s: How long the newest replica of each role took from its decision to ready, by role.
+        failures: The newest reason of a replica that was given up, by role.
+    """
+
+    at_s: float
+    origin_s: float
+    wall_s: float
+    phase: PlannerPhase
+    pools: Mapping[Role, PoolCounts]
+    desired: Mapping[Role, int]
+    gpus: int
+    max_gpu_budget: int | None
+    pull: Pull | None
+    latency: Mapping[str, Buckets]
+    next_decision_s: float | None
+    lag_p99_s: float | None
+    ledger_errors: int
+    overdue: bool
+    startup_s: Mapping[Role, float]
+    left_to: Mapping[Role, str] = field(default_factory=dict)
+    failures: Mapping[Role, str] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Is notified of what the planner does. Neither method may block."""
+
+    def tick(self, view: View) -> None:
+        """Handle a tick."""
+        ...
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Handle a recorded decision, before it is carried out."""
+        ...
+
+
+class Observers:
+    """All observers; one that fails is logged once and never stops the planner."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._failed: set[int] = set()
+
+    def tick(self, view: View) -> None:
+        """Notify all of a tick."""
+        self._notify(lambda observer: observer.tick(view))
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Notify all of a decision."""
+        self._notify(lambda observer: observer.decided(decision, view))
+
+    def _notify(self, call: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                call(observer)
+            except Exception as exc:  # noqa: BLE001 - a failing observer must not stop decisions
+                if id(observer) not in self._failed:
+                    self._failed.add(id(observer))
+                    log.warning("observer failed", observer=type(observer).__name__, error=repr(exc))
+
+
+FORECAST_MOST_S = 60.0
+"""Chosen: decisions come every few seconds; what was expected for a minute ago is no forecast of now."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """An `Observer` that keeps the newest numbers.
+
+    Attributes:
+        is_held: The newest pull's numbers stay until the next pull, as a page that is scraped needs them; else they count
+            until `drop_demands`, and a tick without a pull has none, as a curve needs them.
+        pull: As ``is_held`` says.
+        demands: Of the newest pull, or of all since `drop_demands`.
+        ledger_errors: Records that could not be written, over all loops.
+        dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
+        forecast: Of the newest decision; None in a mode without.
+        quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
+        attained: Share within each target in the last complete interval.
+        newly_attained: The same where the newest decision ended that interval; else empty.
+    """
+
+    config: DecideConfig | None = None
+    is_held: bool = True
+    view: View | None = None
+    pull: Pull | None = None
+    demands: list[Demand] = field(default_factory=list)
+    desired: dict[str, int] = field(default_factory=dict)
+    decisions: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    ticks: int = 0
+    ledger_errors: int = 0
+    dropped_updates: int = 0
+    gpu_seconds: float = 0.0
+    forecast: Forecast | None = None
+    readings: Mapping[str, ProfileReading] = field(default_factory=dict)
+    quantiles_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    attained: Mapping[str, float] = field(default_factory=dict)
+    newly_attained: Mapping[str, float] = field(default_factory=dict)
+    _errors_seen: int = 0
+    _expected: list[tuple[float, float]] = field(default_factory=list)
+    _due: tuple[float, float] | None = None
+    _latency: dict[str, Buckets] = field(default_factory=dict)
+    _decided: dict[str, Buckets] = field(default_factory=dict)
+    _interval: dict[str, Buckets] = field(default_factory=dict)
+    _interval_s: float | None = None
+    _rejected: float = 0.0
+
+    def begin(self, config: DecideConfig) -> None:
+        """Follow a loop that starts with this configuration; counters continue, expectations and attainment restart."""
+        self.config = config
+        self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
+        self._expected, self._due = [], None
+        self._latency, self._decided, self._interval = {}, {}, {}
+        self._interval_s, self._rejected = None, 0.0
+
+    def restarted(self) -> None:
+        """Continue counting after a loop ended; the next one's ledger errors start at 0."""
+        self._errors_seen = 0
+
+    def tick(self, view: View) -> None:
+        """Take the numbers of a tick."""
+        if self.view is not None:
+            self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
+        self.ticks += 1
+        self.view = view
+        self.ledger_errors += view.ledger_errors - self._errors_seen
+        self._errors_seen = view.ledger_errors
+        self.desired.update({role.value: count for role, count in view.desired.items()})
+        self._latency.update({key: buckets for key, buckets in view.latency.items() if buckets})
+        if self.is_held:
+            for _ in self.due(view.at_s):
+                pass
+        if view.pull is not None or not self.is_held:
+            self.pull = view.pull
+        if view.pull is None:
+            return
+        if self.is_held:
+            self.demands = []
+        if view.pull.demand is not None:
+            self.demands.append(view.pull.demand)
+            self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Take what a decision expected and read off the profile, and the latencies of the preceding interval."""
+        for role in decision.roles:
+            self.decisions[role.role.value, role.action.value, role.reason.value] += 1
+        steps = {
+            role.role.value: [(step.name, step.inputs) for step in role.steps] for role in decision.roles
+        }
+        self.forecast = next(filter(None, map(forecast_of, steps.values())), None)
+        if self.forecast is not None:
+            heapq.heappush(self._expected, (view.at_s + self.forecast.horizon_s, self.forecast.tokens_per_s))
+        found = {role: profile_reading(of_role) for role, of_role in steps.items()}
+        self.readings = {role: reading for role, reading in found.items() if reading is not None}
+        gains = {key: gained(self._decided.get(key, ()), now) for key, now in self._latency.items()}
+        quantiles = {(key, f"p{q * 100:.0f}"): quantile(gains[key], q) for key in gains for q in (0.5, 0.99)}
+        self.quantiles_s = {key: value for key, value in quantiles.items() if value is not None}
+        self._decided = dict(self._latency)
+        self.newly_attained = self._attained(view.at_s)
+        self.attained = self.newly_attained or self.attained
+
+    def drop_demands(self) -> None:
+        """Forget the demand so far, once it is drawn."""
+        self.demands = []
+
+    def due(self, now_s: float) -> Iterator[tuple[float, float]]:
+        """Yield, once, the times that have come and the uncached tokens/s that were expected for them."""
+        while self._expected and self._expected[0][0] <= now_s:
+            self._due = heapq.heappop(self._expected)
+            yield self._due
+
+    def expected_now(self) -> float | None:
+        """Return the uncached tokens/s that were expected for about now; None: unknown."""
+        if self.view is None or self._due is None or self.view.at_s - self._due[0] > FORECAST_MOST_S:
+            return None
+        return self._due[1]
+
+    def _attained(self, at_s: float) -> dict[str, float]:
+        """Return the shares within mode sla's targets since the last time, once per adjustment interval: two seconds hold few."""
+        config = self.config
+        if config is None:
+            return {}
+        if self._interval_s is not None and at_s - self._interval_s < config.adjustment_interval_s:
+            return {}
+        gains = {key: gained(self._interval.get(key, ()), now) for key, now in self._latency.items()}
+        is_first, rejected = self._interval_s is None, self._rejected
+        self._interval, self._interval_s, self._rejected = dict(self._latency), at_s, 0.0
+        if is_first or config.mode != Mode.SLA:
+            return {}
+        # Each request that was refused or timed out has missed its TTFT.
+        shares = {"ttft": share_within(gains.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
+        if config.itl_slo_s is not None:
+            shares["itl"] = share_within(gains.get("itl", ()), config.itl_slo_s)
+        return {name: share for name, share in shares.items() if share is not None}

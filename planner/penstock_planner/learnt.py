@@ -1,0 +1,265 @@
+"""What a planner has learnt: read from its ledger, shown, exported to another graph, reset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.api import GraphDeployment, Role
+from penstock.api.manifests import read_text
+from penstock.api.planner import READ_IN_MODES
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.core.logs import get_logger
+from penstock.core.validation import findings
+from penstock_planner.core.following import restore
+from penstock_planner.core.state import MALFORMED, Record
+from penstock_planner.decide.adaptive import hindsight
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.by_demand import MEMORIES, carried, resumed
+from penstock_planner.decide.codec import from_plain, to_plain
+from penstock_planner.decide.config import config_from
+from penstock_planner.decide.decision import Memory, PlannerState
+from penstock_planner.decide.sla.learning import SlaMemory
+from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
+from penstock_planner.options import PlannerOptions
+
+VERSION: Final = 2
+"""Raised when a reader of the old version would misunderstand the file."""
+
+LEARNING: Final = READ_IN_MODES["memory"]
+"""Modes that learn; in any other a memory to start from is not read."""
+
+log = get_logger(__name__)
+
+
+class _Memories(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    adaptive: AdaptiveMemory
+    sla: SlaMemory | None = None
+
+
+class Learnt(BaseModel):
+    """The exported file.
+
+    Attributes:
+        version: Of the file.
+        model: Served by the workers that it was learnt from.
+        profile: Model of the performance profile that mode sla planned by; empty without.
+        gpus: Of one worker, by role.
+        memory: Times are seconds after the ledger's newest decision, so none is above 0.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[2] = VERSION
+    model: str
+    profile: str = ""
+    gpus: Mapping[Role, Annotated[int, Field(ge=0)]]
+    memory: dict[str, Any]
+
+
+def learnt(folder: Path) -> Learnt:
+    """Return what the planner of a ledger's folder has learnt.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
+        ConfigError: its planner remembers nothing.
+    """
+    records = read_ledger(folder, newest=1).records
+    header = _newest_header(records, folder)
+    newest = next(record for record in reversed(records) if "state" in record)
+    try:
+        state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
+        config = config_from(header["config"])
+        memory = resumed(state, -newest["at_s"], 0.0).memory
+        adaptive = AdaptiveMemory.read(memory)
+    except MALFORMED as exc:
+        raise LedgerError(
+            f"{folder}: the newest state is incomplete ({exc!r}); use the version that wrote it"
+        ) from exc
+    if "adaptive" not in memory:
+        raise ConfigError(
+            f"{folder}: mode {config.mode} has learnt nothing there; modes adaptive and sla learn, from their first decision on"
+        )
+    pulls = newest.get("window", {}).get("pulls", ())
+    pools = pulls[-1]["pools"] if pulls else {}
+    gpus = {
+        role: config.engine_gpus(role, pools.get(role.value, {}).get("gpus", 0)) for role in adaptive.roles
+    }
+    return Learnt(
+        model=model,
+        profile=config.performance.model if config.performance is not None else "",
+        gpus=gpus,
+        memory={key: value for key, value in to_plain(memory).items() if key in MEMORIES},
+    )
+
+
+def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
+    for record in reversed(records):
+        if record["type"] == "header":
+            return record
+    raise ConfigError(f"{folder}: the ledger has no record yet; let the planner decide first")
+
+
+def in_words(known: Learnt) -> str:
+    """Return what was learnt, a line for each role."""
+    memory = AdaptiveMemory.read(known.memory)
+    lines = [f"model {known.model}"]
+    entry = Role.PREFILL if Role.PREFILL in known.gpus else Role.AGGREGATED
+    for role, gpus in known.gpus.items():
+        startup_s, speed = memory.of(role).startup_s, memory.work.tokens_per_s
+        words = ["start-up not seen" if startup_s is None else f"start-up {startup_s:,.0f} s"]
+        if role is entry:
+            words.append(
+                "throughput not known" if speed is None else f"{speed:,.0f} prompt tokens/s of a worker"
+            )
+        past = memory.hindsight.get(role, Hindsight())
+        floor = hindsight.in_words(past, gpus)
+        words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h for a floor")
+        lines.append(f"{role.value}: {'; '.join(words)}")
+    if "sla" in known.memory:
+        sla = SlaMemory.read(known.memory)
+        ratios = {"prefill": sla.prefill, "TTFT": sla.ttft, "ITL": sla.itl}
+        words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
+        lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
+    return "\n".join(lines)
+
+
+def as_json(known: Learnt) -> bytes:
+    """Return the file's text."""
+    return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
+    """Return what the planner starts from where its ledger has no memory: nothing without ``--memory``.
+
+    Raises:
+        ConfigError: the file cannot be read, or was learnt from another model or other workers.
+    """
+    if options.memory is None or options.mode not in LEARNING:
+        return {}
+    path = Path(options.memory).expanduser()
+    if not path.exists() and (options.log_folder() / FILE_NAME).exists():
+        # A planner that restarts must not end for a file that it took up long ago.
+        log.warning("--memory is not there: only the ledger is taken up", path=str(path))
+        return {}
+    return memory_in(read_text(path), f"--memory: {path}", options, graph)
+
+
+def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
+    """Return what a planner starts from by an export.
+
+    What another graph's replicas and requests were doing is left out.
+
+    Args:
+        text: Exported.
+        origin: Of the text, for messages.
+        options: Of the planner that starts.
+        graph: Its graph; None: unknown.
+
+    Raises:
+        ConfigError: the text is no export, or was learnt from another model or other workers.
+    """
+    known = _parsed(text, origin)
+    if known.model != options.served_model_name:
+        raise ConfigError(
+            f"{origin}: was learnt from model {known.model}, this planner's is {options.served_model_name}; give an export "
+            "of the same model"
+        )
+    if graph is not None:
+        config = options.decide_config(graph)
+        workers = {
+            each.role: config.engine_gpus(each.role, each.gpus) for each in graph.spec.workers.values()
+        }
+        if workers != known.gpus:
+            raise ConfigError(
+                f"{origin}: was learnt from workers of {_gpus_text(known.gpus)}, this graph's are {_gpus_text(workers)}; give an export "
+                "of a graph of the same shape"
+            )
+    return carried(known.memory)
+
+
+def _gpus_text(gpus: Mapping[Role, int]) -> str:
+    return ", ".join(f"{role.value} {count} GPUs" for role, count in sorted(gpus.items()))
+
+
+def _parsed(text: str, origin: str) -> Learnt:
+    try:
+        plain = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        raise ConfigError(f"{origin}: not JSON ({exc}); export it again") from exc
+    version = plain.get("version") if isinstance(plain, dict) else None
+    if version != VERSION:
+        raise ConfigError(
+            f"{origin}: version {version!r}, this one reads {VERSION}; export it with `penstock planner memory export`"
+        )
+    try:
+        known = Learnt.model_validate(plain)
+        memories = _Memories.model_validate_json(orjson.dumps(known.memory), strict=True)
+    except ValidationError as exc:
+        raise ConfigError(f"{origin}: {findings(exc, root='file', most=1)}; export it again") from exc
+    for role, past in memories.adaptive.hindsight.items():
+        is_complete = past.fleets.keys() == set(Growth) and past.floor <= past.sizes
+        if not is_complete or any(len(each) != past.sizes for each in _by_floor(past)):
+            raise ConfigError(
+                f"{origin}: memory.adaptive.hindsight.{role.value} lacks fleets, or has lists of different lengths; export it again"
+            )
+    if any(number < 0 or not math.isfinite(number) for number in _numbers(to_plain(carried(known.memory)))):
+        raise ConfigError(f"{origin}: has a number below 0; export it again")
+    return known
+
+
+def _by_floor(past: Hindsight) -> Iterator[tuple[float, ...]]:
+    yield past.idle_s
+    for fleets in past.fleets.values():
+        yield from (fleets.started_s, fleets.backlogs, fleets.late, fleets.replica_s)
+
+
+def _numbers(plain: Any) -> Iterator[float]:
+    if isinstance(plain, Mapping):
+        plain = tuple(plain.values())
+    if isinstance(plain, tuple | list):
+        for each in plain:
+            yield from _numbers(each)
+    elif isinstance(plain, int | float):
+        yield plain
+
+
+def reset(folder: Path) -> None:
+    """Let the planner of a ledger's folder start without memory; the ledger keeps its records.
+
+    Raises:
+        LedgerError: the ledger cannot be read or written.
+        ConfigError: a planner runs with it, or it has no record.
+    """
+    header = _newest_header(read_ledger(folder, newest=1).records, folder)
+    ledger = Ledger(folder / FILE_NAME if folder.is_dir() else folder)
+    try:
+        history = restore(ledger.tail(), config_from(header["config"]))
+        if history is None:
+            raise ConfigError(f"{folder}: the ledger begins nowhere; there is nothing to forget")
+        # A resumed header, as a restart writes it: the current interval and requested changes continue.
+        forgetting = {
+            **header,
+            "at_s": history.newest_s,
+            "wall_s": history.wall_s,
+            "resumed": True,
+            "timeline": history.timeline,
+            "origin_s": history.origin_s,
+            "start_s": history.schedule.start_s,
+            "starts": history.starts,
+            "state": replace(history.state, memory={}),
+        }
+        ledger.append(forgetting, durable=True)
+    except MALFORMED as exc:
+        raise LedgerError(f"{folder}: incomplete record ({exc!r}); use the version that wrote it") from exc
+    finally:
+        ledger.close()

@@ -1,0 +1,347 @@
+"""The planner's ledger: one JSON object a line, append-only, enough to explain and to replay every decision.
+
+Records (key ``type``): ``header`` at each start, ``pull``, ``decision`` (input, state before and after),
+``actuation``, ``settled`` when an adjustment is over. Decisions are on the disk (fsync) before they are
+acted on; those that change nothing and say what the last one said are only counted, and readers make them again from
+the pulls. Readers drop a torn last line, which a kill or a full disk leaves behind, and name the number of
+any other line that cannot be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from penstock.core.errors import ConfigError, LedgerError, PenstockError
+from penstock.core.logs import get_logger
+from penstock_planner.core.following import LedgerFollower
+from penstock_planner.core.state import ANCHORS, MALFORMED, SCHEMA, Record
+from penstock_planner.decide.config import DecideConfig
+
+FILE_NAME: Final = "ledger.jsonl"
+
+OLDER_NAME: Final = "ledger-1.jsonl"
+"""Name of the previous file after a rotation; older ones are deleted."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """What a reader found.
+
+    Attributes:
+        records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
+            stands behind the pull that it was made from.
+        lines: 1-based line number of each record, or of that pull; over both files.
+        notes: What was dropped, as text.
+    """
+
+    records: tuple[Record, ...]
+    lines: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
+    """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder, and of the file before its last rotation.
+
+    Args:
+        path: Of the file or the folder.
+        newest: How many decisions are needed, from the end: of those before, some that the ledger only counts are left
+            out, because making them again takes half a millisecond each. None: all.
+
+    Raises:
+        LedgerError: no such file, an unknown schema, or a line other than a file's last that cannot be read.
+    """
+    if path.is_dir():
+        path /= FILE_NAME
+    records: list[Record] = []
+    notes: list[str] = []
+    with contextlib.ExitStack() as files:
+        for each, file in _opened(path, files):
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    notes.append(f"{each}:{number}: torn last line of {len(line)} bytes dropped")
+                    break
+                records.append(_parse(line, each, number))
+    found = _completed(records, 0 if newest is None else _anchor_before(records, newest))
+    return LedgerFile(
+        tuple(record for _, record in found), tuple(number for number, _ in found), tuple(notes)
+    )
+
+
+def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryIO]]:
+    """Return the files of a ledger, the one before the last rotation first.
+
+    The newer is opened first: a rotation between the two then makes both the same file, and no line is read twice.
+    """
+    try:
+        found: list[tuple[Path, BinaryIO]] = [(path, files.enter_context(path.open("rb")))]
+        older = path.with_name(OLDER_NAME)
+        if path.name == FILE_NAME and older.exists():
+            file = files.enter_context(older.open("rb"))
+            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(found[0][1].fileno())):
+                found.insert(0, (older, file))
+    except OSError as exc:
+        raise LedgerError(f"{path}: cannot be read: {exc.strerror}; give the planner's --log-dir") from exc
+    return found
+
+
+def _anchor_before(records: Sequence[Record], decisions: int) -> int:
+    """Return the index of an anchor with that many decisions after it; 0 if there is none."""
+    for index in range(len(records) - 1, -1, -1):
+        record = records[index]
+        # The current interval at a resumed header began before it.
+        if decisions <= 0 and record["type"] in ANCHORS and not record.get("resumed", False):
+            return index
+        if record["type"] == "decision":
+            decisions -= 1 + record.get("held", 0)
+    return 0
+
+
+def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
+    """Return the records by their line, with the decisions that the ledger only counts replayed in their places."""
+    found: list[tuple[int, Record]] = []
+    made: list[int] = []
+    follower = LedgerFollower(DecideConfig())
+    for number, record in enumerate(records, start=1):
+        if record["type"] in ANCHORS:
+            # A decision after the last one counted in the ledger has its own record, or was never made.
+            last = (record.get("before") or record.get("state") or {}).get("sequence", 0)
+            for index in reversed(made):
+                if found[index][1]["state"]["sequence"] > last:
+                    del found[index]
+            made = []
+        found.append((number, record))
+        if number <= first and record["type"] == "pull":
+            continue
+        try:
+            held = follower.follow(record)
+        except (*MALFORMED, PenstockError):
+            # The reader of the record reports what is missing; nothing can be replayed before the next header.
+            follower = LedgerFollower(DecideConfig())
+            continue
+        if held is not None:
+            made.append(len(found))
+            found.append((number, orjson.loads(_line(held))))
+    return found
+
+
+def _parse(line: bytes, path: Path, number: int) -> Record:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise LedgerError(
+            f"{path}:{number}: not JSON ({exc}); restore the line from a backup or delete it"
+        ) from exc
+    if not isinstance(record, dict) or "type" not in record:
+        raise LedgerError(
+            f"{path}:{number}: not a ledger record; restore the line from a backup or delete it"
+        )
+    if record["type"] == "header" and record.get("schema") != SCHEMA:
+        raise LedgerError(
+            f"{path}:{number}: schema {record.get('schema')!r}, this version reads {SCHEMA}; use the version that wrote it"
+        )
+    return record
+
+
+class Ledger:
+    """The one writer of a ledger file.
+
+    Opening is put off to the first record and tried again after a failure, so a full or read-only disk
+    costs decisions, never the process. The file is locked while open.
+    """
+
+    def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
+        self.path = path
+        self._rotate_bytes = rotate_bytes
+        self.errors = 0
+        self._header: bytes | None = None
+        self._descriptor: int | None = None
+        self._end = 0
+        self._is_failing = False
+
+    def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Append one record, of plain values, dataclasses or enums; ``durable``: return only once it is on the disk.
+
+        Raises `LedgerError` where it cannot be written, and the file ends with the last complete record;
+        `ConfigError` where another planner holds the file.
+        """
+        try:
+            line = _line(record)
+            self._write(self._open(), (self._header or b"") + line, durable=durable)
+        except OSError as exc:
+            self.errors += 1
+            raise LedgerError(
+                f"{self.path}: cannot be written: {os.strerror(exc.errno or 0)}; free or repair the disk"
+            ) from exc
+        self._header = None
+        self._is_failing = False
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Write the header of this run now, or in front of the first record that can be written."""
+        self._header = None
+        self.try_append(header)
+        if self._is_failing:
+            self._header = _line(header)
+
+    def try_append(self, record: Mapping[str, Any]) -> None:
+        """Write a record that may be lost; the first failure of a row is logged."""
+        try:
+            self.append(record)
+        except LedgerError as exc:
+            if not self._is_failing:
+                log.warning("ledger not written", error=str(exc))
+            self._is_failing = True
+
+    def tail(self) -> list[Record]:
+        """Return the records from the last anchor on, in file order.
+
+        A header of a resumed run is no anchor. Empty when there is no file or no anchor. A torn last
+        line is cut off.
+
+        Raises:
+            LedgerError: a line on the way cannot be read; the message says which.
+            ConfigError: another planner holds the file.
+        """
+        try:
+            descriptor = self._open()
+            found: list[Record] = []
+            for line in _lines_backward(descriptor, self._end):
+                record = self._parse_backward(line, descriptor, len(found))
+                found.append(record)
+                if record["type"] in ANCHORS and not record.get("resumed", False):
+                    return found[::-1]
+        except OSError as exc:
+            log.warning("ledger not read", path=str(self.path), error=exc.strerror)
+        return []
+
+    def _parse_backward(self, line: bytes, descriptor: int, from_last: int) -> Record:
+        try:
+            return _parse(line, self.path, 0)
+        except LedgerError:
+            # Counting lines reads the entire file, so it is done only for an error message.
+            lines = sum(1 for _ in _lines_backward(descriptor, self._end))
+            return _parse(line, self.path, lines - from_last)
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether the file should be rotated at the next chance."""
+        return self._rotate_bytes is not None and self._end >= self._rotate_bytes
+
+    def rotate(self, header: Mapping[str, Any]) -> None:
+        """Continue in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
+
+        A complete ledger exists at every instant. A failure is logged and changes nothing.
+        """
+        fresh, older = self.path.with_name(f"{self.path.name}.new"), self.path.with_name(OLDER_NAME)
+        try:
+            with fresh.open("wb") as file:
+                file.write(_line(header))
+                file.flush()
+                os.fsync(file.fileno())
+            older.unlink(missing_ok=True)
+            older.hardlink_to(self.path)
+            self.close()
+            self._end = 0
+            fresh.replace(self.path)
+        except OSError as exc:
+            self.errors += 1
+            log.warning("ledger not rotated", path=str(self.path), error=exc.strerror)
+
+    def set_aside(self) -> Path:
+        """Rename a ledger that cannot be read, so that a new one can begin; return its new name."""
+        self.close()
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.unreadable-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is not None:
+            return self._descriptor
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(descriptor).st_size
+            self._end = _end_of_last_line(descriptor, size)
+            if self._end < size:
+                log.warning(
+                    "torn last line of the ledger dropped", path=str(self.path), bytes=size - self._end
+                )
+                os.ftruncate(descriptor, self._end)
+        except BlockingIOError as exc:
+            os.close(descriptor)
+            raise ConfigError(
+                f"--log-dir: {self.path} is held by another planner; stop it or choose another folder"
+            ) from exc
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return descriptor
+
+    def _write(self, descriptor: int, line: bytes, *, durable: bool) -> None:
+        try:
+            if os.fstat(descriptor).st_size != self._end:
+                os.ftruncate(descriptor, self._end)
+            position = self._end
+            view = memoryview(line)
+            while view:
+                written = os.pwrite(descriptor, view, position)
+                position += written
+                view = view[written:]
+            if durable:
+                os.fsync(descriptor)
+        except OSError as exc:
+            # Anything after the last complete record is cut now, or before the next write.
+            if exc.errno != errno.EROFS:
+                _cut(descriptor, self._end)
+            raise
+        self._end = position
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    # Roles are keys of mappings; orjson takes only exact strings without the option.
+    return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+
+
+def _cut(descriptor: int, end: int) -> None:
+    try:
+        os.ftruncate(descriptor, end)
+    except OSError as exc:
+        log.debug("ledger tail not cut", error=exc.strerror)
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    if not size:
+        return 0
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
+        return data.rfind(b"\n") + 1
+
+
+def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
+    if not end:
+        return
+    with mmap.mmap(descriptor, end, prot=mmap.PROT_READ) as data:
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            yield data[start:end]
+            end = start

@@ -1,0 +1,278 @@
+"""Drives the planner's core in real time: clock, backend, metrics, ledger and observers. Decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+
+from penstock.api import Role
+from penstock.core.clock import LagTracker, SimulatedClock
+from penstock.core.errors import LedgerError, PenstockError
+from penstock.core.logs import get_logger
+from penstock_planner.core.following import restore
+from penstock_planner.core.planner import Answer, PlannerCore
+from penstock_planner.core.state import (
+    Append,
+    BeginLedger,
+    Change,
+    Checkpoint,
+    DecisionKind,
+    Effect,
+    History,
+    Log,
+    Notify,
+    ObserveAt,
+    PlannerSettings,
+    ReadMetrics,
+    Record,
+    RecordDecision,
+    Scale,
+)
+from penstock_planner.decide.bounds import existing_gpus, owner
+from penstock_planner.decide.decision import Reason
+from penstock_planner.decide.observation import PoolCounts, Pull, kv_role, summarise
+from penstock_planner.figures import Observers, View
+from penstock_planner.ledger import Ledger
+from penstock_planner.sources.base import Query, Readings, ReadingSource
+from penstock_planner.targets.base import Target, TargetState
+
+LAG_TICKS = 300
+"""Chosen: five minutes of pulls; a percentile is computed at every tick."""
+
+HELD_MOST = 150
+"""Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
+
+TARGET_TIMEOUT_S = 30.0
+"""Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
+
+log = get_logger(__name__)
+
+
+class ModelTime:
+    """The host's clock times the time scale."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        """Return simulated seconds."""
+        return self._clock.now_s()
+
+    def wall_s(self) -> float:
+        """Return real seconds since 1970."""
+        return time.time()
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        return self._clock.to_model_s(real_s)
+
+    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
+        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        real_s = self._clock.to_real_s(at_s - self._clock.now_s())
+        if real_s <= 0:
+            # A loop behind its schedule must not keep the event loop from its other work.
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), real_s)
+
+
+class PlannerLoop:
+    """One planner of one graph."""
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        *,
+        target: Target,
+        source: ReadingSource,
+        ledger: Ledger,
+        time: ModelTime,
+        observers: Observers,
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._source = source
+        self._ledger = ledger
+        self._time = time
+        self._observers = observers
+        self.lag = LagTracker(LAG_TICKS)
+        self._core = PlannerCore(settings, time.now_s())
+        self._observed: TargetState | None = None
+        self._is_target_unavailable = False
+        self._readings: Readings | None = None
+        self._pulled: Pull | None = None
+        # The last recorded decision, and how often writing had failed by then: pulls lost since would be
+        # missed by a replay.
+        self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
+        self._held = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Plan until ``stop`` is set."""
+        history = self._read_history()
+        effects = self._core.start(
+            self._time.now_s(),
+            history,
+            first_sequence=self._settings.first_sequence,
+            gone_s=self._gone_s(history),
+        )
+        due_s = await self._advance(effects)
+        while not stop.is_set():
+            await self._time.sleep_until(due_s, stop)
+            if not stop.is_set():
+                self.lag.record(self._time.now_s() - due_s)
+                due_s = await self._advance(self._core.answer(await self._observe(), self._time.now_s()))
+                self._observers.tick(self._view())
+
+    async def _advance(self, effects: tuple[Effect, ...]) -> float:
+        """Carry effects out until the tick ends; return when the next one is due."""
+        while True:
+            answer: Answer
+            for effect in effects[:-1]:
+                self._carry_out(effect)
+            match effects[-1]:
+                case ObserveAt(at_s):
+                    return at_s
+                case ReadMetrics():
+                    answer = await self._pull()
+                case RecordDecision() as asked:
+                    answer = self._record(asked)
+                case Scale(change):
+                    answer = await self._scale(change)
+                case _ as last:
+                    raise AssertionError(f"{last}: asks for no answer")
+            effects = self._core.answer(answer, self._time.now_s())
+
+    def _carry_out(self, effect: Effect) -> None:
+        """Carry out an effect that returns nothing."""
+        match effect:
+            case Append(record):
+                self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})
+            case Notify(decision):
+                self._observers.decided(decision, self._view())
+            case BeginLedger(header):
+                self._ledger.begin(self._header(header))
+            case Checkpoint(header):
+                if self._ledger.is_long:
+                    self._ledger.rotate(self._header(header))
+                    self._written = None
+            case Log(text, keys, is_warning):
+                (log.warning if is_warning else log.info)(text, **keys)
+            case _:
+                raise AssertionError(f"{effect}: asks for an answer")
+
+    # -- ledger ---------------------------------------------------------------------------------------
+
+    def _read_history(self) -> History | None:
+        try:
+            return restore(self._ledger.tail(), self._settings.config)
+        except (LedgerError, KeyError, TypeError, ValueError) as exc:
+            aside = self._ledger.set_aside()
+            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
+            return None
+
+    def _gone_s(self, history: History | None) -> float:
+        """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
+        if history is None or history.wall_s is None:
+            return 0.0
+        return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
+
+    def _header(self, header: Record) -> Record:
+        return {**header, "wall_s": self._time.wall_s(), **self._settings.about}
+
+    def _record(self, asked: RecordDecision) -> bool:
+        """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
+        decision = asked.decision
+        says = [(role.role, role.desired, role.reason) for role in decision.roles]
+        written = self._written
+        is_made_again = decision.is_hold and asked.kind is DecisionKind.ADJUSTMENT
+        if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):
+            self._held += 1
+            return True
+        record = {**asked.record, "wall_s": self._time.wall_s(), "held": self._held}
+        try:
+            self._ledger.append(record, durable=True)
+        except LedgerError as exc:
+            log.error("decision not recorded, so not taken", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
+            return False
+        self._written, self._held = (says, self._ledger.errors), 0
+        return True
+
+    # -- backend and metrics --------------------------------------------------------------------------
+
+    async def _observe(self) -> TargetState | None:
+        self._readings = self._observed = self._pulled = None
+        try:
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                self._observed = await self._target.observe()
+        except (PenstockError, TimeoutError) as exc:
+            if not self._is_target_unavailable:
+                log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
+            self._is_target_unavailable = True
+            return None
+        self._is_target_unavailable = False
+        return self._observed
+
+    @property
+    def _pools(self) -> Mapping[Role, PoolCounts]:
+        return self._observed.pools if self._observed is not None else {}
+
+    async def _pull(self) -> Pull:
+        endpoints = self._observed.endpoints if self._observed is not None else ()
+        self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
+        pools = self._pools
+        has_kv = kv_role(pools) in pools
+        self._pulled = summarise(
+            self._time.now_s(),
+            pools,
+            kv=readings.kv if has_kv else {},
+            queue=readings.queue if Role.PREFILL in pools else None,
+            demand=readings.demand,
+            worker_waiting=readings.worker_waiting if has_kv else None,
+        )
+        return self._pulled
+
+    async def _scale(self, change: Change) -> str | None:
+        """Ask the backend for a change; return why it refused, None if it accepted."""
+        try:
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
+        except (PenstockError, TimeoutError) as exc:
+            return str(exc) or f"no answer in {TARGET_TIMEOUT_S:g} s"
+        return None
+
+    # -- observers ------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        current, config = self._core, self._settings.config
+        schedule, pools, observed = current.schedule, self._pools, self._observed
+        return View(
+            at_s=self._time.now_s(),
+            origin_s=current.origin_s,
+            wall_s=self._time.wall_s(),
+            phase=current.phase,
+            pools=pools,
+            desired={role: current.desired.get(role, pool.replicas) for role, pool in pools.items()},
+            gpus=existing_gpus(pools, config),
+            max_gpu_budget=config.max_gpu_budget,
+            pull=self._pulled,
+            latency=self._readings.latency if self._readings is not None else {},
+            next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,
+            lag_p99_s=self.lag.p99_s(),
+            ledger_errors=self._ledger.errors,
+            overdue=current.is_overdue,
+            startup_s=dict(current.startup_s),
+            left_to=self._left_to(),
+            failures=observed.failures if observed is not None else {},
+        )
+
+    def _left_to(self) -> dict[Role, str]:
+        """Return the roles that other writers own, with the writers."""
+        writers = self._observed.writers if self._observed is not None else {}
+        config, decided = self._settings.config, self._core.decided
+        named = {role: owner(role, decided.of(role), config, writers) for role in self._pools}
+        return {role: writer for role, writer in named.items() if writer}

@@ -1,0 +1,81 @@
+"""The planner's own /metrics: what it sees, what it decided and why it held, by namespace and graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock.core.http.messages import error_body
+from penstock.core.http.server import HttpServer, Request, Responder
+from penstock_planner.figures import Figures
+from penstock_planner.series import SERIES, samples
+
+_GRAPH = ("namespace", "graph")
+
+
+class PlannerMetrics(Collector):
+    """All graphs of one process, and the handler that prints them."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[str, str], Figures] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def of(self, namespace: str, graph: str) -> Figures:
+        """Return a graph's listener; the same one for the same graph."""
+        return self._graphs.setdefault((namespace, graph), Figures())
+
+    def all(self) -> list[Figures]:
+        """Return every graph's listener."""
+        return list(self._graphs.values())
+
+    def forget(self, namespace: str, graph: str) -> None:
+        """Leave a graph out from now on."""
+        self._graphs.pop((namespace, graph), None)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield every family; called by the registry."""
+        found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
+        for graph, figures in self._graphs.items():
+            for name, labels, value in samples(figures):
+                found.setdefault(name, []).append(((*graph, *labels), value))
+        for name, series in SERIES.items():
+            if series.metric is None:
+                continue
+            kind = CounterMetricFamily if series.is_counter else GaugeMetricFamily
+            family = kind(series.metric, series.text, labels=[*_GRAPH, *series.labels])
+            for labels, value in found.get(name, ()):
+                if value is not None or series.is_nan:
+                    family.add_metric(labels, math.nan if value is None else value)
+            yield family
+
+    def page(self) -> bytes:
+        """Return the exposition."""
+        return generate_latest(self._registry)
+
+
+async def serve(
+    metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = lambda: None
+) -> HttpServer:
+    """Answer /metrics, and /healthz (also as /health), which fails while ``fault`` says why only a restart helps.
+
+    Port 0 takes a free one. Raises `PortInUseError`.
+    """
+
+    async def handle(request: Request, responder: Responder) -> None:
+        if request.path == "/metrics":
+            responder.send(200, metrics.page(), content_type=CONTENT_TYPE_LATEST)
+        elif request.path not in ("/healthz", "/health"):
+            responder.send(404, error_body("path: only /metrics and /healthz are here", code="not_found"))
+        elif (why := fault()) is None:
+            responder.send(200, b'{"status":"ok"}')
+        else:
+            responder.send(503, error_body(why, kind="server_error", code="unhealthy"))
+
+    server = HttpServer(handle)
+    await server.start(host, port)
+    return server

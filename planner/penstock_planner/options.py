@@ -1,0 +1,351 @@
+"""The planner's options: the document's fifteen by their names, and a few more.
+
+Precedence: flag > environment (``PENSTOCK_PLANNER_…``) > ``--config`` file > ``--graph`` > default. The
+command line gathers the first two; this module joins and checks all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+
+from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
+from penstock.api.base import RULE_ERROR
+from penstock.api.fields import bounds
+from penstock.api.manifests import read_text
+from penstock.api.planner import PlannerConfig, PolicyName
+from penstock.api.rule import Violation
+from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.local_state import state_dir
+from penstock.performance.profile import PerformanceProfile
+from penstock_planner.decide.config import DecideConfig
+
+SECTION = "Planner"
+"""Top-level key of the document's configuration file; other sections belong to other components."""
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _none_word(value: Any) -> Any:
+    return None if isinstance(value, str) and value.lower() in {"none", "null"} else value
+
+
+class Setting(NamedTuple):
+    """Where one option is declared and what it becomes.
+
+    Attributes:
+        key: Dotted attribute path below ``spec.planner`` that declares bounds, default and help.
+        decides: Field of `DecideConfig`; None: the decision does not read it.
+    """
+
+    key: str
+    decides: str | None = None
+
+
+def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
+    """Return a field with the bounds, default and help of ``spec.planner``'s, but for ``overrides``."""
+    *sections, last = key.split(".")
+    model: Any = PlannerConfig
+    for section in sections:
+        model = model.model_fields[section].annotation
+    field: FieldInfo = model.model_fields[last]
+    shared = {"default": field.default, "description": field.description, **bounds(field), **overrides}
+    return Field(**shared, json_schema_extra={"setting": Setting(key, decides)})  # type: ignore[dict-item]
+
+
+class PlannerOptions(BaseModel):
+    """Settings of one planner; those in ``spec.planner`` too take their bounds, default and help from there.
+
+    Defaults of the first fifteen are the planner document's.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=False, allow_inf_nan=False
+    )
+
+    namespace: Annotated[str, Field(min_length=1)] = Field(
+        "dynamo", description="Namespace that the planner looks at; locally, the statefile's name."
+    )
+    environment: Environment = Field(Environment.LOCAL, description="Backend to scale.")
+    served_model_name: Annotated[str, Field(min_length=1)] = Field(
+        "vllm", description="Model whose series are read from Prometheus."
+    )
+    no_operation: bool = _declared("no_operation", "no_operation")
+    log_dir: str | None = Field(
+        None,
+        description="Folder of dashboard, ledger and state. Without it the ledger lies beside the statefile, and "
+        "there is a dashboard only with --no-operation, in a folder named by the time.",
+    )
+    adjustment_interval: float = _declared("adjustment_interval_seconds", "adjustment_interval_s")
+    metric_pulling_interval: float = _declared("metric_pulling_interval_seconds", "metric_pulling_interval_s")
+    max_gpu_budget: Annotated[int | None, BeforeValidator(_none_word)] = _declared(
+        "max_gpu_budget",
+        "max_gpu_budget",
+        description="Most GPUs of prefill plus decode; none: no ceiling.",
+    )
+    min_gpu_budget: int = _declared("min_gpu_budget", "min_gpu_budget")
+    decode_kv_scale_up_threshold: float = _declared("decode_kv_scale_up_threshold", "kv_up")
+    decode_kv_scale_down_threshold: float = _declared("decode_kv_scale_down_threshold", "kv_down")
+    prefill_queue_scale_up_threshold: float = _declared("prefill_queue_scale_up_threshold", "queue_up")
+    prefill_queue_scale_down_threshold: float = _declared("prefill_queue_scale_down_threshold", "queue_down")
+    decode_engine_num_gpu: int = _declared(
+        "decode_engine_num_gpu",
+        "decode_gpus",
+        default=1,
+        description="GPUs of one decode (or aggregated) engine.",
+    )
+    prefill_engine_num_gpu: int = _declared(
+        "prefill_engine_num_gpu",
+        "prefill_gpus",
+        default=1,
+        description="GPUs of one prefill engine.",
+    )
+
+    mode: PolicyName = _declared(
+        "mode",
+        "mode",
+        description="What to scale on: adaptive (demand at the router), load (thresholds) or sla (TTFT and ITL targets).",
+    )
+    max_step: int = _declared("max_step", "max_step")
+    min_total_gpus: int = _declared("min_total_gpus", "min_total_gpus")
+    scale_to_zero_after: Annotated[float | None, BeforeValidator(_none_word)] = _declared(
+        "scale_to_zero_after_seconds", "scale_to_zero_after_s"
+    )
+    in_time: float = _declared("objective.in_time", "in_time")
+    gpu_percent_per_point: float = _declared("objective.gpu_percent_per_point", "gpu_percent_per_point")
+    ttft_slo: Annotated[float, Field(gt=0)] = Field(
+        5,
+        description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "
+        "planner.sla, any other in router.ttftSloSeconds.",
+    )
+    itl_slo: float = _declared(
+        "sla.itl_seconds", description="ITL to hold, mode sla; simulated seconds between tokens."
+    )
+    attainment: float = _declared(
+        "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
+    )
+    predictor: Predictor = _declared("sla.predictor", "predictor")
+    profile: str | None = _declared(
+        "sla.profile",
+        description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "
+        "Without it: the engine's own, runtime simulated.",
+    )
+    prefill_queue_per_worker: bool = _declared("prefill_queue_per_worker", "queue_per_worker")
+    metrics_source: MetricsSource = _declared("metrics.source")
+    prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = _declared(
+        "metrics.prometheus_url", description="Prometheus server, http://host:port or https://host:port."
+    )
+    router_url: Annotated[str, Field(pattern=r"^http://\S+$")] | None = Field(
+        None, description="Router, http://host:port; default: the statefile's."
+    )
+    metrics_max_age: float = _declared("metrics.max_age_seconds")
+    memory: str | None = _declared("memory")
+    adjustment_deadline: Annotated[float, Field(gt=0)] = Field(
+        600, description="Longest wait for a new replica before it is rolled back; simulated seconds."
+    )
+
+    def decide_config(
+        self, graph: GraphDeployment | None = None, performance: PerformanceProfile | None = None
+    ) -> DecideConfig:
+        """Return the rules' configuration; replica bounds come from the graph where there is one."""
+        is_sla = self.mode == PlannerMode.SLA
+        services = list(graph.spec.workers.values()) if graph is not None else []
+        rules = graph.spec.planner if graph is not None else PlannerConfig()
+        declared = {
+            setting.decides: getattr(self, name) for name, setting in SETTINGS.items() if setting.decides
+        }
+        return DecideConfig(
+            **declared,
+            ttft_slo_s=self.ttft_slo,
+            itl_slo_s=self.itl_slo if is_sla else None,
+            attainment=self.attainment,
+            performance=performance if is_sla else None,
+            min_replicas={each.role: each.replica_bounds[0] for each in services},
+            max_replicas={each.role: each.replica_bounds[1] for each in services},
+            external=tuple(each.role for each in services if each.is_external),
+            decode_grace_intervals=rules.new_decode_worker_grace_intervals,
+            queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,
+        )
+
+    def log_folder(self) -> Path:
+        """Return the folder of ledger and state: ``log_dir``, or one next to the statefile."""
+        if self.log_dir is not None:
+            return Path(self.log_dir).expanduser()
+        return state_dir() / f"{self.namespace}-planner"
+
+
+SETTINGS: Mapping[str, Setting] = {
+    name: field.json_schema_extra["setting"]  # type: ignore[misc, index]
+    for name, field in PlannerOptions.model_fields.items()
+    if field.json_schema_extra
+}
+"""The options that ``spec.planner`` declares, by attribute."""
+
+FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
+"""Every option's name, without dashes in front; the document's fifteen first."""
+
+
+def join(
+    *, given: Mapping[str, Any], file: Path | None = None, graph: GraphDeployment | None = None
+) -> PlannerOptions:
+    """Return the options from all layers: flags and environment, by kebab-case name, over ``--config`` over ``--graph``.
+
+    Raises:
+        InvalidSpecError: with every problem found.
+    """
+    said = {**(_from_file(file) if file is not None else {}), **given}
+    layers = {**_from_graph(graph), **said}
+    if graph is not None and layers["mode"] == PlannerMode.SLA:
+        layers = {**layers, "ttft-slo": graph.spec.planner.sla.ttft_seconds, **said}
+    options = _checked(layers, given, file)
+    zero_after_s = options.scale_to_zero_after
+    # Elsewhere a graph's routers would refuse the request that wakes it.
+    if zero_after_s is not None and (graph is None or graph.spec.planner.scale_to_zero_after_seconds is None):
+        message = (
+            f"{zero_after_s:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
+            "services have to be set up for; give it there"
+        )
+        raise InvalidSpecError([Problem("--scale-to-zero-after", message, "planner")])
+    refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
+    return options
+
+
+def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
+    """Refuse options that are valid alone and conflict with each other, in a graph of one pool or of two.
+
+    Raises:
+        InvalidSpecError: with every problem found.
+    """
+    problems = _contradictions(options, is_aggregated=is_aggregated)
+    if problems:
+        raise InvalidSpecError([Problem(f"--{key}", message, "planner") for key, message in problems])
+
+
+def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the explicit options: flags and environment over ``--config``, by kebab-case name.
+
+    Raises:
+        InvalidSpecError: with every value that cannot be an option's, whatever the others are.
+    """
+    layers = {**(_from_file(file) if file is not None else {}), **given}
+    checked = _checked(layers, given, file).model_dump(mode="json", by_alias=True)
+    return {key: value for key, value in checked.items() if key in layers}
+
+
+def _checked(layers: Mapping[str, Any], given: Mapping[str, Any], file: Path | None) -> PlannerOptions:
+    try:
+        return PlannerOptions.model_validate(layers)
+    except ValidationError as exc:
+        raise InvalidSpecError([_problem(error, file, given) for error in exc.errors()]) from exc
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else None
+        raise InvalidSpecError(
+            [Problem("", f"not YAML: {getattr(exc, 'problem', exc)}", str(path), line)]
+        ) from exc
+    section = content.get(SECTION) if isinstance(content, dict) else None
+    if not isinstance(section, dict):
+        message = (
+            f"no section {SECTION!r}; write the options below it, e.g. {SECTION}: {{environment: local}}"
+        )
+        raise InvalidSpecError([Problem("", message, str(path))])
+    return section
+
+
+def _from_graph(graph: GraphDeployment | None) -> dict[str, Any]:
+    if graph is None:
+        return {}
+    spec, planner = graph.spec, graph.spec.planner
+    decode = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
+    prefill = spec.service(Role.PREFILL)
+    starts = [service.startup_timeout_seconds for service in spec.workers.values()]
+    declared = {_kebab(name): attrgetter(setting.key)(planner) for name, setting in SETTINGS.items()}
+    found = {
+        **declared,
+        "namespace": planner.namespace or graph.name,
+        "environment": planner.environment,
+        "served-model-name": planner.served_model_name or spec.served_name,
+        "log-dir": planner.log_dir,
+        "decode-engine-num-gpu": planner.decode_engine_num_gpu or (decode[1].gpus if decode else None),
+        "prefill-engine-num-gpu": planner.prefill_engine_num_gpu or (prefill[1].gpus if prefill else None),
+        "ttft-slo": spec.router.ttft_slo_seconds,
+        "adjustment-deadline": max(starts, default=None),
+    }
+    stated = {key: value for key, value in found.items() if value is not None}
+    return {**stated, "max-gpu-budget": planner.max_gpu_budget}
+
+
+def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tuple[str, str]]:
+    found = _broken_rules(options)
+    if options.max_gpu_budget is None or any(key == _kebab("min_gpu_budget") for key, _ in found):
+        return found
+    floors = {"decode": options.decode_engine_num_gpu}
+    if not is_aggregated:
+        floors["prefill"] = options.prefill_engine_num_gpu
+    needed = {k: max(1, math.ceil(options.min_gpu_budget / gpus)) * gpus for k, gpus in floors.items()}
+    if sum(needed.values()) > options.max_gpu_budget:
+        text = " + ".join(f"{count} for {role}" for role, count in needed.items())
+        message = (
+            f"{options.max_gpu_budget} is below the floor of {text} that --min-gpu-budget "
+            f"{options.min_gpu_budget} asks for; raise it or lower the floor"
+        )
+        found.append(("max-gpu-budget", message))
+    return found
+
+
+def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
+    """Return the rules of ``spec.planner`` that the options break: the option to blame, and what is wrong."""
+    plain: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        *sections, key = setting.key.split(".")
+        section = plain
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[key] = getattr(options, name)
+    try:
+        PlannerConfig.model_validate(plain)
+    except ValidationError as exc:
+        return [
+            _as_option(violation, error["loc"])
+            for error in exc.errors()
+            if error["type"] == RULE_ERROR
+            for violation in error["ctx"]["violations"]
+        ]
+    return []
+
+
+def _as_option(violation: Violation, section: tuple[int | str, ...]) -> tuple[str, str]:
+    """Return a broken rule of ``spec.planner`` in the words of the command line."""
+    flags = {_camel(setting.key.split(".")): _kebab(name) for name, setting in SETTINGS.items()}
+    message = violation.message
+    for path in violation.related:
+        message = re.sub(rf"\b{path[-1]}\b", f"--{flags[_camel((*section, *path))]}", message)
+    return flags[_camel((*section, *violation.path))], message
+
+
+def _camel(key: Iterable[object]) -> str:
+    return ".".join(to_camel(str(part)) for part in key)
+
+
+def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> Problem:
+    key = str(error["loc"][0]) if error["loc"] else ""
+    where = str(file) if file is not None and key not in given else "planner"
+    if error["type"] == "extra_forbidden":
+        return Problem(f"{SECTION}.{key}", f"unknown option; known are {', '.join(FLAGS)}", where)
+    return Problem(f"--{key}", f"{error['input']!r}: {error['msg'].lower()}; correct it", where)

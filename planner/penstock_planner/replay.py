@@ -1,0 +1,191 @@
+"""Makes a ledger's decisions again: bit for bit to check it, with other settings to ask what would differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from penstock.api import Role
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.performance.profile import PerformanceProfile
+from penstock_planner.core.state import (
+    MALFORMED,
+    DecisionKind,
+    Outcome,
+    Record,
+    recorded_changes,
+    without_asked,
+)
+from penstock_planner.decide.by_demand import MEMORIES
+from penstock_planner.decide.codec import from_plain, to_plain
+from penstock_planner.decide.config import config_from
+from penstock_planner.decide.decision import Decision, PlannerState
+from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.ledger import LedgerFile
+from penstock_planner.options import SETTINGS, PlannerOptions
+
+SETTABLE: Mapping[str, str] = {
+    name.replace("_", "-"): setting.decides
+    for name, setting in SETTINGS.items()
+    if setting.decides and name not in {"mode", "no_operation"}
+}
+"""Options that a what-if may change, and their field in the decision's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDifference:
+    """One decision that differs.
+
+    Attributes:
+        what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
+    """
+
+    line: int
+    id: str
+    what: str
+    recorded: Any
+    recomputed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What replay found: how many decisions were made again, withdrawals included, and those that differ, in file order."""
+
+    decisions: int
+    differences: tuple[ReplayDifference, ...]
+    notes: tuple[str, ...]
+
+
+def replay(ledger: LedgerFile) -> ReplayResult:
+    """Return how the recorded decisions compare with those replayed from their recorded inputs.
+
+    Raises:
+        LedgerError: a decision record lacks its inputs; the message names the line.
+    """
+    differences: list[ReplayDifference] = []
+    decisions = 0
+    chain = _Chain()
+    performance: PerformanceProfile | None = None
+    for line, record in zip(ledger.lines, ledger.records, strict=True):
+        try:
+            broken = chain.follow(record)
+            if record["type"] == "header":
+                performance = config_from(record["config"]).performance
+            if record["type"] != "decision":
+                continue
+            decisions += 1
+            decision, after = remake(record, performance)
+            name = record["decision"]["id"]
+            pairs = [
+                ("decision", record["decision"], to_plain(decision)),
+                ("state", _plain(from_plain(PlannerState, record["state"])), to_plain(after)),
+                *(
+                    [("chain", _plain(from_plain(PlannerState, record["before"])), broken)]
+                    if broken is not None
+                    else []
+                ),
+            ]
+        except MALFORMED as exc:
+            raise LedgerError(
+                f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
+            ) from exc
+        differences += [
+            ReplayDifference(line, name, what, recorded, made)
+            for what, recorded, made in pairs
+            if _bits(recorded) != _bits(made)
+        ]
+    return ReplayResult(decisions, tuple(differences), ledger.notes)
+
+
+def _plain(state: PlannerState) -> Any:
+    """Return a state whose memories have the keys that this version writes: keys added since have their defaults."""
+    known = {key: kind.read(state.memory) for key, kind in MEMORIES.items() if key in state.memory}
+    return to_plain(replace(state, memory={**state.memory, **known}))
+
+
+def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
+    """Return how many adjustments there are, and those that would differ with other settings.
+
+    Each is made from its recorded window and state, so this answers "what would it have decided then", not
+    how the load would have gone on after a different decision.
+    """
+    different: list[tuple[Record, Decision]] = []
+    total = 0
+    performance: PerformanceProfile | None = None
+    for record in ledger.records:
+        if record["type"] == "header":
+            performance = config_from(record["config"]).performance
+        if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
+            continue
+        total += 1
+        decision, _ = remake(record, performance, **changes)
+        before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
+        after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
+        if sorted(before) != sorted(after):
+            different.append((record, decision))
+    return total, different
+
+
+def settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return fields of the decision's configuration from ``key=value`` texts.
+
+    Raises:
+        ConfigError: not ``key=value``, an unknown key, or a value out of bounds.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or key not in SETTABLE:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE with KEY one of {', '.join(SETTABLE)}")
+        try:
+            options = PlannerOptions.model_validate({key: value})
+        except ValidationError as exc:
+            raise ConfigError(f"--set {pair}: {exc.errors()[0]['msg'].lower()}; correct the value") from exc
+        found[SETTABLE[key]] = getattr(options, key.replace("-", "_"))
+    return found
+
+
+def remake(
+    record: Record, performance: PerformanceProfile | None, **changes: Any
+) -> tuple[Decision, PlannerState]:
+    """Return what a decision record's inputs give, under other settings if there are ``changes``.
+
+    The header before the record holds the profile.
+    """
+    config = replace(config_from(record["config"]), performance=performance, **changes)
+    before = from_plain(PlannerState, record["before"])
+    if record["kind"] == DecisionKind.ROLL_BACK:
+        pull = from_plain(Pull, record["pull"])
+        return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
+    return decide(from_plain(Window, record["window"]), before, config)
+
+
+class _Chain:
+    """Follows the state through the records."""
+
+    def __init__(self) -> None:
+        self._state: PlannerState | None = None
+        self._waiting: set[tuple[str, Role]] = set()
+
+    def follow(self, record: Record) -> Any:
+        """Follow one record; return the expected state before a decision, None for other records."""
+        expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
+        if record["type"] == "actuation":
+            change = (record["id"], Role(record["role"]))
+            if record["outcome"] != Outcome.APPLIED and change in self._waiting and self._state is not None:
+                self._state = without_asked(self._state, change[1])
+            self._waiting.discard(change)
+        elif "state" in record:
+            self._state = from_plain(PlannerState, record["state"])
+            if record["type"] == "decision":
+                self._waiting = {(c.decision_id, c.role) for c in recorded_changes(record["decision"])}
+        return expected
+
+
+def _bits(plain: Any) -> bytes:
+    return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,298 @@
+"""The planner's series: one table of names and helps, and how they are read, for the metrics page and the dashboard alike.
+
+Names spell their units. What is unknown is NaN or absent, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from math import inf
+from typing import Final, NamedTuple
+
+from penstock.api import Role
+from penstock.core import metric_names as names
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import Mode
+from penstock_planner.figures import Figures
+
+Sample = tuple[str, tuple[str, ...], float | None]
+"""Key in `SERIES`, values of the labels, and the number; None: unknown."""
+
+
+class Series(NamedTuple):
+    """One quantity.
+
+    Attributes:
+        metric: Its name on the metrics page; None: not there.
+        text: The page's help.
+        labels: Names of its labels.
+        tag: Its TensorBoard tag, with labels in braces; None: not drawn.
+        is_counter: It only grows.
+        is_nan: An unknown value is shown as NaN on the page, else left out.
+        is_decided: It changes with decisions and is drawn then.
+    """
+
+    metric: str | None = None
+    text: str = ""
+    labels: tuple[str, ...] = ()
+    tag: str | None = None
+    is_counter: bool = False
+    is_nan: bool = False
+    is_decided: bool = False
+
+
+def _counter(metric: str, text: str, *labels: str) -> Series:
+    return Series(metric, text, labels, is_counter=True)
+
+
+def _drawn(tag: str, *labels: str, is_decided: bool = False) -> Series:
+    return Series(labels=labels, tag=tag, is_decided=is_decided)
+
+
+SERIES: Final[Mapping[str, Series]] = {
+    "decisions": _counter(
+        names.PLANNER_DECISIONS,
+        "Recorded decisions per role; action hold carries its reason.",
+        "role",
+        "action",
+        "reason",
+    ),
+    "ledger_errors": _counter(names.PLANNER_LEDGER_ERRORS, "Ledger records that could not be written."),
+    "dropped_updates": _counter(
+        names.PLANNER_DROPPED_UPDATES,
+        "Updates of state.json and the dashboard that a slow disk had no room for.",
+    ),
+    "ticks": _counter(names.SCHEDULE_LAG_SAMPLES, "Ticks measured."),
+    "replicas": Series(
+        names.PLANNER_REPLICAS, "Replicas by state.", ("role", "state"), "replicas/{role}_{state}"
+    ),
+    "desired": Series(
+        names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=("role",)
+    ),
+    "desired_now": _drawn("replicas/{role}_desired", "role"),
+    "needed": Series(
+        names.PLANNER_NEEDED_REPLICAS,
+        "Replicas that targets and expected demand need by the profile.",
+        ("role",),
+        "replicas/{role}_needed",
+        is_decided=True,
+    ),
+    "kv": Series(
+        names.PLANNER_KV_USAGE, "Mean KV usage fraction of the newest pull.", tag="kv/mean", is_nan=True
+    ),
+    "queue": Series(names.PLANNER_QUEUE, "Requests waiting for prefill at the newest pull.", is_nan=True),
+    "queue_compared": _drawn("prefill_queue/compared"),
+    "kv_threshold": _drawn("kv/{threshold}", "threshold"),
+    "queue_threshold": _drawn("prefill_queue/{threshold}", "threshold"),
+    "age": Series(
+        names.PLANNER_READING_AGE, "Oldest reading used, simulated seconds.", ("signal",), is_nan=True
+    ),
+    "unknown": Series(
+        names.PLANNER_UNKNOWN_READINGS, "Readings that were stale or missing.", ("signal",), is_nan=True
+    ),
+    "arrivals": Series(
+        names.PLANNER_ARRIVALS,
+        "Requests that arrive at the routers, newest pull.",
+        tag="demand/arrivals_per_second",
+        is_nan=True,
+    ),
+    "rejected": Series(
+        names.PLANNER_REJECTED,
+        "Of those, refused or timed out in the queue.",
+        tag="demand/rejected_per_second",
+        is_nan=True,
+    ),
+    "completed": _drawn("demand/completed_per_second"),
+    "oldest_wait": Series(
+        names.PLANNER_OLDEST_WAIT,
+        "Longest wait in a router's queue now, simulated seconds.",
+        tag="wait/oldest_seconds",
+        is_nan=True,
+    ),
+    "waiting": _drawn("wait/requests"),
+    "slo": _drawn("wait/slo_seconds"),
+    "uncached_tokens": Series(
+        names.PLANNER_UNCACHED_TOKENS,
+        "Uncached prompt tokens/s that arrive, newest pull.",
+        tag="prefill/uncached_tokens_per_second",
+    ),
+    "computed_tokens": _drawn("prefill/computed_tokens_per_second"),
+    "supply": _drawn("prefill/supply_tokens_per_second", is_decided=True),
+    "forecast": Series(
+        names.PLANNER_FORECAST_TOKENS, "Uncached prompt tokens/s that an earlier decision expected for now."
+    ),
+    "worker_tokens": Series(
+        names.PLANNER_WORKER_TOKENS, "Prompt tokens/s that one worker computes by the corrected profile."
+    ),
+    "correction": Series(
+        names.PLANNER_CORRECTION,
+        "Seconds observed over seconds by the profile.",
+        ("factor",),
+        "correction/{factor}",
+        is_decided=True,
+    ),
+    "target": Series(
+        names.PLANNER_TARGET, "Latency target, simulated seconds.", ("latency",), "{latency}/target_seconds"
+    ),
+    "goal": Series(
+        names.PLANNER_ATTAINMENT_GOAL,
+        "Share of requests that targets are to hold for.",
+        tag="attainment/goal",
+    ),
+    "attained": Series(
+        names.PLANNER_ATTAINED, "Share within the target in the last whole adjustment interval.", ("latency",)
+    ),
+    "newly_attained": _drawn("attainment/{latency}", "latency", is_decided=True),
+    "mean_ttft": _drawn("ttft/mean_seconds"),
+    "mean_itl": _drawn("itl/mean_seconds"),
+    "quantile": _drawn("{latency}/{quantile}_seconds", "latency", "quantile", is_decided=True),
+    "startup": Series(
+        names.PLANNER_STARTUP,
+        "Simulated seconds from the newest replica's decision until it was ready.",
+        ("role",),
+        "startup/{role}_seconds",
+    ),
+    "gpus": Series(
+        names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", tag="gpus/in_use"
+    ),
+    "budget": Series(names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/budget"),
+    "gpu_hours": _drawn("gpu_hours/cumulative"),
+    "phase": Series(names.PLANNER_PHASE, "1 for the current phase.", ("phase",)),
+    "lag": Series(
+        names.SCHEDULE_LAG_P99,
+        "Lateness of ticks, 99th percentile, simulated seconds.",
+        tag="lag/p99_seconds",
+    ),
+}
+
+
+def points(figures: Figures, *, is_decided: bool) -> dict[str, float]:
+    """Return the dashboard's known and finite numbers by tag."""
+    found = {}
+    for key, labels, value in samples(figures):
+        series = SERIES[key]
+        is_drawn = series.tag is not None and series.is_decided is is_decided
+        if series.tag is not None and is_drawn and value is not None and abs(value) < inf:
+            found[series.tag.format_map(dict(zip(series.labels, labels, strict=True)))] = value
+    return found
+
+
+def samples(figures: Figures) -> Iterator[Sample]:
+    """Return every series' samples."""
+    return chain(
+        _counts(figures),
+        _of_view(figures),
+        _of_pull(figures),
+        _of_demand(figures),
+        _of_config(figures),
+        _of_decision(figures),
+    )
+
+
+def _counts(figures: Figures) -> Iterator[Sample]:
+    for labels, count in figures.decisions.items():
+        yield "decisions", labels, count
+    for role, replicas in figures.desired.items():
+        yield "desired", (role,), replicas
+    yield "ledger_errors", (), figures.ledger_errors
+    yield "dropped_updates", (), figures.dropped_updates
+    yield "ticks", (), figures.ticks
+    yield "gpu_hours", (), figures.gpu_seconds / 3600
+
+
+def _of_view(figures: Figures) -> Iterator[Sample]:
+    view = figures.view
+    if view is None:
+        return
+    for role, pool in view.pools.items():
+        yield "replicas", (role.value, "ready"), pool.ready
+        yield "replicas", (role.value, "starting"), pool.starting
+        yield "replicas", (role.value, "draining"), pool.draining
+        yield "desired_now", (role.value,), view.desired.get(role, pool.replicas)
+    for role, took_s in view.startup_s.items():
+        yield "startup", (role.value,), took_s
+    for phase in PlannerPhase:
+        yield "phase", (phase.value,), view.phase is phase
+    yield "gpus", (), view.gpus
+    yield "budget", (), inf if view.max_gpu_budget is None else view.max_gpu_budget
+    yield "lag", (), view.lag_p99_s
+
+
+def _of_pull(figures: Figures) -> Iterator[Sample]:
+    pull = figures.pull
+    if pull is None:
+        return
+    yield "kv", (), pull.kv.mean
+    yield "age", ("kv",), pull.kv.age_s
+    yield "unknown", ("kv",), pull.kv.unknown
+    queue = pull.queue
+    if queue is None:
+        return
+    yield "queue", (), queue.value
+    yield "age", ("queue",), queue.age_s
+    yield "unknown", ("queue",), float(not queue.is_known)
+    if queue.is_known:
+        is_per_worker = figures.config is not None and figures.config.queue_per_worker
+        yield "queue_compared", (), pull.queue_per_worker if is_per_worker else queue.value
+
+
+def _of_demand(figures: Figures) -> Iterator[Sample]:
+    """Yield requests or tokens over seconds, not means of rates."""
+    demands = figures.demands
+    if not demands:
+        if figures.pull is not None:
+            for key in ("arrivals", "rejected", "oldest_wait"):
+                yield key, (), None
+        return
+    period_s = sum(each.period_s for each in demands)
+    yield "arrivals", (), sum(each.arrivals for each in demands) / period_s
+    yield "rejected", (), sum(each.refused + each.timed_out for each in demands) / period_s
+    yield "completed", (), sum(each.completed for each in demands) / period_s
+    yield "uncached_tokens", (), sum(each.uncached_tokens for each in demands) / period_s
+    yield "computed_tokens", (), sum(each.prefilled_tokens for each in demands) / period_s
+    yield "oldest_wait", (), demands[-1].oldest_wait_s or 0.0
+    yield "waiting", (), demands[-1].waiting
+    first_tokens = sum(each.ttft_count for each in demands)
+    gaps = sum(each.itl_count for each in demands)
+    if first_tokens:
+        yield "mean_ttft", (), sum(each.ttft_sum_s for each in demands) / first_tokens
+    if gaps:
+        yield "mean_itl", (), sum(each.itl_sum_s for each in demands) / gaps
+
+
+def _of_config(figures: Figures) -> Iterator[Sample]:
+    config = figures.config
+    if config is None:
+        return
+    yield "slo", (), config.ttft_slo_s
+    if config.mode == Mode.LOAD:
+        yield "kv_threshold", ("scale_up",), config.kv_up
+        yield "kv_threshold", ("scale_down",), config.kv_down
+        if figures.view is not None and Role.PREFILL in figures.view.pools:
+            yield "queue_threshold", ("scale_up",), config.queue_up
+            yield "queue_threshold", ("scale_down",), config.queue_down
+    if config.mode == Mode.SLA:
+        yield "target", ("ttft",), config.ttft_slo_s
+        yield "target", ("itl",), config.itl_slo_s
+        yield "goal", (), config.attainment
+
+
+def _of_decision(figures: Figures) -> Iterator[Sample]:
+    yield "forecast", (), figures.expected_now()
+    if figures.forecast is not None:
+        yield "supply", (), figures.forecast.supply_tokens_per_s
+    readings = figures.readings
+    for role, each in readings.items():
+        yield "needed", (role,), each.needed
+    speeds = (each.worker_tokens_per_s for each in readings.values())
+    yield "worker_tokens", (), next((speed for speed in speeds if speed is not None), None)
+    # Every role's reading is of the same profile and of the same corrections.
+    for name, value in next((each.factors for each in readings.values()), {}).items():
+        yield "correction", (name,), value
+    for name, share in figures.attained.items():
+        yield "attained", (name,), share
+    for name, share in figures.newly_attained.items():
+        yield "newly_attained", (name,), share
+    for labels, quantile_s in figures.quantiles_s.items():
+        yield "quantile", labels, quantile_s

@@ -1,0 +1,183 @@
+"""One planner process: builds sources, ledger, dashboard and metrics endpoint around the loop and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.api import GraphDeployment
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError, unwritable
+from penstock.core.http.client import ConnectionPool
+from penstock.core.logs import get_logger
+from penstock.performance.profile import PerformanceProfile
+from penstock_planner.core.state import PlannerSettings
+from penstock_planner.dashboard import Dashboard
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Memory
+from penstock_planner.figures import Figures, Observers
+from penstock_planner.files import FileObservers, FileThread
+from penstock_planner.ledger import FILE_NAME, Ledger
+from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.options import PlannerOptions
+from penstock_planner.sources.base import SourceChain
+from penstock_planner.sources.frontend import FrontendMetrics, sources_of
+from penstock_planner.sources.prometheus import GraphLabels
+from penstock_planner.sources.router import at
+from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
+from penstock_planner.targets.base import Target
+
+MIN_MAX_AGE_S = 1.0
+"""Real seconds below which no metric counts as stale: the router polls a worker every 0.1 s or more, so
+at a high speed a young value is many simulated seconds old."""
+
+MIN_DEADLINE_S = 30.0
+"""Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
+
+LEDGER_BYTES = 32 << 20
+"""Chosen: half a day of mode adaptive at speed 1; as much again is kept in the file before."""
+
+CLOSE_GRACE_S = 1.0
+"""Real seconds for the last scrape of the planner's own metrics."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerService:
+    """Settings of one planner process.
+
+    Attributes:
+        graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
+        performance: What mode sla plans by; None in every other mode.
+        memory: Of another graph's planner, to start from where the ledger has none.
+    """
+
+    options: PlannerOptions
+    graph: GraphDeployment | None
+    speed: float
+    host: str
+    metrics_port: int
+    graph_file: Path | None = None
+    performance: PerformanceProfile | None = None
+    memory: Memory = field(default_factory=dict)
+
+    def settings(self) -> PlannerSettings:
+        """Return the loop's settings."""
+        clock = SimulatedClock(self.speed)
+        options = self.options
+        return PlannerSettings(
+            config=options.decide_config(self.graph, self.performance),
+            max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
+            adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
+            timeline=f"{boot_id()}@{self.speed:g}",
+            about={
+                "namespace": options.namespace,
+                "environment": options.environment.value,
+                "served_model_name": options.served_model_name,
+                "speed": self.speed,
+                "graph_file": None if self.graph_file is None else str(self.graph_file.absolute()),
+            },
+            memory=self.memory,
+        )
+
+
+async def run_until_stopped(
+    service: PlannerService, target: Target, router_url: str | None, stop: asyncio.Event
+) -> None:
+    """Plan until ``stop`` is set.
+
+    Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
+    is taken.
+    """
+    options = service.options
+    folder = made_folder(options.log_folder())
+    settings = service.settings()
+    clock = SimulatedClock(service.speed)
+    pool = ConnectionPool()
+    metrics = PlannerMetrics()
+    graph = service.graph.name if service.graph is not None else options.namespace
+    figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None
+    is_chosen = options.log_dir is not None
+    log.info("planner options", **options.model_dump(mode="json"))
+    try:
+        with recording(
+            folder, settings.config, figures, thread, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+        ) as (ledger, files):
+            if service.metrics_port:
+                server = await serve(metrics, service.host, service.metrics_port)
+            loop = PlannerLoop(
+                settings,
+                target=target,
+                source=_sources(service, pool, router_url, clock),
+                ledger=ledger,
+                time=ModelTime(clock),
+                observers=Observers([figures, files]),
+            )
+            await loop.run(stop)
+            log.info("planner stopped")
+    finally:
+        await asyncio.to_thread(thread.close)
+        if server is not None:
+            await server.close(grace_s=CLOSE_GRACE_S)
+        await pool.close()
+
+
+def _sources(
+    service: PlannerService, pool: ConnectionPool, router_url: str | None, clock: SimulatedClock
+) -> SourceChain:
+    """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
+    pages = MetricsPages(pool, real_now_s=time.monotonic)
+    urls = at(router_url or "")
+    frontend = FrontendMetrics(pages, urls, ScrapeSource(pages), clock)
+    labels = GraphLabels(service.options.served_model_name, service.graph.name if service.graph else None)
+    sources = sources_of(service.options, service.graph, frontend, labels, has_router=router_url is not None)
+    return SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic)
+
+
+@contextmanager
+def recording(
+    folder: Path,
+    config: DecideConfig,
+    figures: Figures,
+    thread: FileThread,
+    *,
+    is_chosen: bool,
+    rotate_bytes: int,
+) -> Iterator[tuple[Ledger, FileObservers]]:
+    """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
+
+    ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
+    """
+    figures.begin(config)
+    dashboard = Dashboard.of(folder, config, is_chosen=is_chosen)
+    files = FileObservers(folder, config, dashboard, thread, figures)
+    ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
+    try:
+        yield ledger, files
+    finally:
+        figures.restarted()
+        ledger.close()
+        files.close()
+
+
+def made_folder(folder: Path) -> Path:
+    """Return the folder, made if it was not there; raises `ConfigError` where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--log-dir {folder}", exc)) from exc
+    return folder
+
+
+def boot_id() -> str:
+    """Return an identifier of this boot of the host: its monotonic clock restarts with each boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    except OSError:
+        return "boot"

@@ -1,0 +1,316 @@
+"""What every source gives: readings of workers and prefill queue, demand, latency histograms; and the chain of sources.
+
+The chain asks each source only for what the earlier ones could not provide. A reading that came from a backup says so
+in its ``source``; a queue from a backup that sees only the workers' own queues is a lower bound. When none answers, the
+last fresh value is kept with its growing age until it is too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from penstock.api import Role
+from penstock.core.errors import ObservationError, PenstockError
+from penstock.core.exposition import Sample
+from penstock.core.logs import get_logger
+from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.reading import RANK, Quality, Reading, assess, missing
+from penstock_planner.targets.base import Endpoint
+
+Urls = Callable[[], Sequence[str]]
+"""Base URLs of the graph's ready routers now, without a trailing slash."""
+
+Buckets = tuple[tuple[float, float], ...]
+"""Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+"""Real seconds without asking what failed, doubling. Chosen: what hangs costs its time-out once per pause
+instead of once per pull, and one that is back is noticed within half a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to read: of ready workers, as old as ``max_age_s`` simulated seconds at most."""
+
+    endpoints: tuple[Endpoint, ...]
+    max_age_s: float
+
+    @property
+    def kv_workers(self) -> tuple[Endpoint, ...]:
+        """Return the workers whose KV usage counts: aggregated and decode ones."""
+        return tuple(e for e in self.endpoints if e.role in (Role.DECODE, Role.AGGREGATED))
+
+    @property
+    def prefill_workers(self) -> tuple[Endpoint, ...]:
+        """Return the prefill workers."""
+        return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Readings of one source.
+
+    Attributes:
+        kv: KV usage fraction by worker name; exactly the query's KV workers.
+        queue: Requests waiting for prefill.
+        queue_is_complete: The queue includes what a router holds back; a source that asks only the workers
+            cannot know.
+        demand: At the routers' frontends since the last pull; None where it is unknown or the source cannot know.
+        worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
+    """
+
+    kv: Mapping[str, Reading]
+    queue: Reading
+    queue_is_complete: bool = True
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, Reading] | None = None
+    latency: Mapping[str, Buckets] = field(default_factory=dict)
+
+
+class ReadingSource(Protocol):
+    """One place to read metrics from; ``counts_demand``: whether it can know the demand."""
+
+    counts_demand: bool
+
+    @property
+    def name(self) -> str:
+        """Return the word that readings carry."""
+        ...
+
+    async def read(self, query: Query) -> Readings:
+        """Return one reading for everything requested.
+
+        Raises:
+            ObservationError: the entire source gave nothing.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class PullBackoff:
+    """One source's or one page's failures in a row; not asked before ``retry_at_s``, real monotonic seconds."""
+
+    failures: int = 0
+    retry_at_s: float = 0.0
+    why: str = ""
+
+    def is_pausing(self, now_s: float) -> bool:
+        """Return whether it is too early to query it again."""
+        return now_s < self.retry_at_s
+
+    def failed(self, why: str, now_s: float) -> None:
+        """Count a failure and begin the next pause."""
+        self.failures += 1
+        self.retry_at_s = now_s + min(FIRST_PAUSE_S * 2 ** min(self.failures - 1, 16), LONGEST_PAUSE_S)
+        self.why = why
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.failures, self.retry_at_s = 0, 0.0
+
+
+def total_of(readings: Sequence[Reading]) -> Reading:
+    """Return the sum of readings, one at least, as old as the oldest of them.
+
+    The first one without a value is returned if there is one: the sum of a part would be too small.
+    """
+    unknown = next((reading for reading in readings if reading.value is None), None)
+    if unknown is not None:
+        return unknown
+    oldest = max(readings, key=lambda reading: reading.age_s or 0.0)
+    return replace(oldest, value=sum(reading.value or 0.0 for reading in readings))
+
+
+def address(url: str) -> str:
+    """Return ``host:port`` of a URL, Prometheus' ``instance``."""
+    return urlsplit(url).netloc
+
+
+def in_short(exc: PenstockError) -> str:
+    """Return an error's first line, bounded, for a reading's ``why``."""
+    lines = str(exc).splitlines()
+    return lines[0][:160] if lines else type(exc).__name__
+
+
+TTFT: Final = "ttft"
+ITL: Final = "itl"
+
+
+class LatencyTotals:
+    """Histograms of several frontends as one that never falls, though frontends restart and leave."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Mapping[str, Buckets]] = {}
+        self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL)}
+
+    def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
+        """Return the sums after what each router counted since the last read."""
+        for url, latency in pages.items():
+            before = self._before.get(url, {})
+            for key, buckets in latency.items():
+                if buckets == before.get(key):
+                    continue
+                total = self._total[key]
+                for bound, count in gained(before.get(key, ()), buckets):
+                    total[bound] = total.get(bound, 0.0) + count
+        self._before = {url: pages.get(url) or self._before.get(url, {}) for url in urls}
+        return {key: tuple(sorted(total.items())) for key, total in self._total.items()}
+
+
+def buckets_of(samples: Sequence[Sample]) -> Buckets:
+    """Return the sum of a histogram's series; samples without a bound are skipped."""
+    totals: dict[float, float] = {}
+    for sample in samples:
+        try:
+            bound = _bound(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        totals[bound] = totals.get(bound, 0.0) + sample.value
+    return tuple(sorted(totals.items()))
+
+
+_bound = lru_cache(1024)(float)
+"""The same few bounds come with every page."""
+
+
+def gained(before: Buckets, after: Buckets) -> Buckets:
+    """Return the cumulative counts gained since ``before``.
+
+    A counter that fell (its process restarted) counts from 0, as in Prometheus.
+    """
+    earlier = dict(before)
+    if any(count < earlier.get(bound, 0.0) for bound, count in after):
+        return after
+    return tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in after)
+
+
+Key = tuple[str, str]
+"""What a reading is of, and which worker's."""
+
+_KV, _WAITING = "kv", "waiting"
+_QUEUE: Key = ("queue", "")
+
+log = get_logger(__name__)
+
+
+class SourceChain:
+    """Sources by preference."""
+
+    name = "chain"
+    counts_demand = True
+
+    def __init__(
+        self, sources: Sequence[ReadingSource], *, now_s: Callable[[], float], real_now_s: Callable[[], float]
+    ) -> None:
+        self._sources = tuple(sources)
+        self._now_s = now_s
+        self._real_now_s = real_now_s
+        self._health = {source.name: PullBackoff() for source in sources}
+        self._last: dict[Key, tuple[float, Reading]] = {}
+        self._serving = sources[0].name
+
+    async def read(self, query: Query) -> Readings:
+        """Return one reading for everything requested; never raises for a source's failure.
+
+        The demand is the first source's that knows it; a source that cannot is not asked for it.
+        """
+        workers = [worker.name for worker in query.kv_workers]
+        wanted: list[Key] = [(_KV, name) for name in workers]
+        if query.prefill_workers or not workers:
+            wanted.append(_QUEUE)
+        found: dict[Key, Reading] = {}
+        latency: Mapping[str, Buckets] = {}
+        demand: Demand | None = None
+        for position, source in enumerate(self._sources):
+            is_complete = all(key in found and found[key].is_known for key in wanted)
+            if is_complete and (demand is not None or not source.counts_demand):
+                continue
+            answer = await self._ask(source, query)
+            if isinstance(answer, str):
+                known = [(_WAITING, name) for name in workers if (_WAITING, name) in self._last]
+                readings = dict.fromkeys([*wanted, *known], missing(answer, source=source.name))
+            else:
+                readings = _by_key(answer, is_backup=position > 0)
+                latency = latency or answer.latency
+                demand = demand or answer.demand
+            _merge(found, readings, is_backup=position > 0)
+        self._remember(found)
+        kept = {key: self._kept(key, reading, query.max_age_s) for key, reading in found.items()}
+        self._note([kept[key] for key in wanted if key in kept])
+        waiting = {name: kept[_WAITING, name] for name in workers if (_WAITING, name) in kept}
+        return Readings(
+            {name: kept[_KV, name] for name in workers},
+            kept.get(_QUEUE) or missing("not asked", source="none"),
+            demand=demand,
+            worker_waiting=waiting or None,
+            latency=latency,
+        )
+
+    async def _ask(self, source: ReadingSource, query: Query) -> Readings | str:
+        """Return the source's readings, or why it has none."""
+        health = self._health[source.name]
+        if health.is_pausing(self._real_now_s()):
+            return health.why
+        try:
+            answer = await source.read(query)
+        except ObservationError as exc:
+            health.failed(in_short(exc), self._real_now_s())
+            if health.failures == 1:
+                log.warning("metrics source gone", source=source.name, why=health.why)
+            return health.why
+        if health.failures:
+            log.info("metrics source back", source=source.name, failures=health.failures)
+        health.succeeded()
+        return answer
+
+    def _remember(self, found: Mapping[Key, Reading]) -> None:
+        now_s = self._now_s()
+        self._last = {key: self._last[key] for key in found if key in self._last}
+        for key, reading in found.items():
+            if reading.is_known:
+                self._last[key] = (now_s - (reading.age_s or 0.0), reading)
+
+    def _kept(self, key: Key, reading: Reading, max_age_s: float) -> Reading:
+        if reading.quality is not Quality.MISSING or key not in self._last:
+            return reading
+        measured_s, last = self._last[key]
+        aged = assess(last.value, age_s=self._now_s() - measured_s, max_age_s=max_age_s, source=last.source)
+        return aged if aged.is_known else replace(aged, why=f"{aged.why}; {reading.why}")
+
+    def _note(self, readings: Sequence[Reading]) -> None:
+        known = [reading.source.split(" ")[0] for reading in readings if reading.is_known]
+        serving = known[-1] if known else "none"
+        if serving != self._serving:
+            log.warning("metrics come from another source", source=serving, before=self._serving)
+            self._serving = serving
+
+
+def _by_key(answer: Readings, *, is_backup: bool) -> dict[Key, Reading]:
+    # A router that is too busy to answer may hold a long queue that no worker knows of.
+    is_part = answer.queue.at_least or (is_backup and not answer.queue_is_complete)
+    waiting = answer.worker_waiting or {}
+    return {
+        **{(_KV, name): reading for name, reading in answer.kv.items()},
+        **{(_WAITING, name): reading for name, reading in waiting.items()},
+        _QUEUE: replace(answer.queue, at_least=is_part),
+    }
+
+
+def _merge(found: dict[Key, Reading], readings: Mapping[Key, Reading], *, is_backup: bool) -> None:
+    """Take over what is better than what is there: fresh over stale over missing, reasons joined."""
+    for key, reading in readings.items():
+        before = found.get(key)
+        if before is None:
+            found[key] = reading
+        elif RANK[reading.quality] > RANK[before.quality]:
+            source = f"{reading.source} (backup of {before.source})" if is_backup else reading.source
+            why = f"{before.source}: {before.why}" + (f"; {reading.why}" if reading.why else "")
+            found[key] = replace(reading, source=source, why="" if reading.is_known else why)
+        elif not before.is_known:
+            why = f"{before.why}; {reading.source}: {reading.why}"
+            found[key] = replace(before, why=why)

@@ -1,0 +1,250 @@
+"""Reads the same names from Prometheus; needs the extra ``penstock[prometheus]``.
+
+The client library blocks, so queries run in one thread of their own, within one time-out for all of a read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.core import metric_names as names
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError, ObservationError
+from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.sources.base import Query, Readings, Urls, address, total_of
+from penstock_planner.targets.base import Endpoint
+
+READ_TIMEOUT_S = 2.0
+"""Real seconds for all queries of a read. Chosen: instant queries over thousands of series take well below one."""
+
+FRESH_S = 30.0
+"""Real seconds up to which a sample is fresh even if the planner requires younger ones. Chosen: two of the
+usual 15 s scrape intervals; with less, most samples of a healthy server would count as stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLabels:
+    """Labels of one graph's series; two graphs may serve the same model. None: unknown, or not asked for.
+
+    The chart's PodMonitor sets ``graph``; series without it count if their ``instance`` is one of the graph's own processes.
+    """
+
+    model_name: str
+    graph: str | None = None
+    namespace: str | None = None
+
+    def selector(self, extra: str = "") -> str:
+        """Return the PromQL selector of the graph's series and of those that name no graph."""
+        matchers = [f'model_name="{_escaped(self.model_name)}"']
+        if self.namespace is not None:
+            matchers.append(f'namespace="{_escaped(self.namespace)}"')
+        if self.graph is not None:
+            matchers.append(f'graph=~"{_escaped(re.escape(self.graph))}|"')
+        return "{" + ",".join([*matchers, extra] if extra else matchers) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One series' newest sample."""
+
+    labels: Mapping[str, str]
+    reading: Reading
+
+    @property
+    def process(self) -> tuple[str, str]:
+        """Return what identifies a counting process: its target, and its engine within that."""
+        labels = self.labels
+        return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
+
+    @property
+    def age_s(self) -> float:
+        """Return the sample's age; infinite where it is unknown."""
+        return math.inf if self.reading.age_s is None else self.reading.age_s
+
+    def is_of(self, worker: Endpoint) -> bool:
+        """Return whether the worker exports it."""
+        return worker.name == self.labels.get("pod") or address(worker.url) == self.labels.get("instance")
+
+
+class PrometheusSource:
+    """One Prometheus server, queried for one graph."""
+
+    name = "prometheus"
+    counts_demand = False
+
+    def __init__(
+        self, client: Any, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
+    ) -> None:
+        self._client = client
+        self._labels = labels
+        self._clock = clock
+        self._routers = routers
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
+
+    async def read(self, query: Query) -> Readings:
+        """Return the newest samples with their age by Prometheus' own clock.
+
+        The demand is not known: samples come too rarely to be counted from pull to pull.
+
+        Raises:
+            ObservationError: Prometheus does not answer within `READ_TIMEOUT_S`.
+        """
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                usage = await self._series(names.VLLM_KV_USAGE, query.max_age_s, upper=1.0)
+                queue = await self._routers_queue(query)
+                is_complete = queue is not None
+                waiting = await self._waiting(query.endpoints, query.max_age_s)
+        except TimeoutError as exc:
+            raise ObservationError(f"prometheus: no answer in {READ_TIMEOUT_S:g} s") from exc
+        return Readings(
+            {worker.name: self._mean([s for s in usage if s.is_of(worker)]) for worker in query.kv_workers},
+            queue if queue is not None else self._workers_queue(query, waiting),
+            queue_is_complete=is_complete,
+            worker_waiting={worker.name: waiting[worker.name] for worker in query.kv_workers},
+        )
+
+    def close(self) -> None:
+        """Leave the thread to end by itself; a running query is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _mean(self, engines: Sequence[_Series]) -> Reading:
+        """Return the mean over a data-parallel worker's engines; missing if one of them is."""
+        if not engines:
+            return missing("no such series", source=self.name)
+        total = total_of([each.reading for each in engines])
+        return total if total.value is None else replace(total, value=total.value / len(engines))
+
+    async def _routers_queue(self, query: Query) -> Reading | None:
+        """Return the routers' queues together; None if no router is ready or the graph is not known to have one.
+
+        A router without a series makes it unknown, whatever routers that are gone have left: the sum of the others would
+        be too small. Without known routers the graph's label says whose a series is.
+        """
+        found = await self._series(names.ROUTER_QUEUE_REQUESTS, query.max_age_s)
+        if self._routers is None:
+            own = [each.reading for each in found if "graph" in each.labels]
+            return total_of(own) if own else None
+        addresses = {address(url) for url in self._routers()}
+        by_router = {
+            instance: each.reading
+            for each in found
+            if (instance := each.labels.get("instance", "")) in addresses
+        }
+        unseen = sorted(addresses - by_router.keys())
+        if unseen:
+            why = (
+                f"{names.ROUTER_QUEUE_REQUESTS}: {len(by_router)} of {len(addresses)} routers have a series;"
+                f" none with instance={' or '.join(unseen)}"
+            )
+            return missing(why, source=self.name)
+        return total_of(list(by_router.values())) if by_router else None
+
+    def _workers_queue(self, query: Query, waiting: Mapping[str, Reading]) -> Reading:
+        """Return the prefill workers' own queues together; at least that waits if a router should be there."""
+        workers = query.prefill_workers
+        if not workers:
+            return missing("no ready prefill worker", source=self.name)
+        unknown = next((worker.name for worker in workers if waiting[worker.name].value is None), None)
+        if unknown is not None:
+            return missing(f"{unknown}: {waiting[unknown].why}", source=self.name)
+        total = total_of([waiting[worker.name] for worker in workers])
+        return replace(total, at_least=self._routers is not None)
+
+    async def _waiting(self, workers: Sequence[Endpoint], max_age_s: float) -> dict[str, Reading]:
+        """Return the requests that wait in each worker for room; of older workers all that wait."""
+        by_reason = await self._series(names.VLLM_WAITING_BY_REASON, max_age_s, extra='reason="capacity"')
+        waiting: list[_Series] = []
+        if not all(any(each.is_of(worker) for each in by_reason) for worker in workers):
+            waiting = await self._series(names.VLLM_WAITING, max_age_s)
+        found = {}
+        for worker in workers:
+            engines = [s.reading for s in by_reason if s.is_of(worker)] or [
+                s.reading for s in waiting if s.is_of(worker)
+            ]
+            found[worker.name] = total_of(engines) if engines else missing("no such series", source=self.name)
+        return found
+
+    async def _series(
+        self, metric: str, max_age_s: float, *, extra: str = "", upper: float | None = None
+    ) -> list[_Series]:
+        """Return the metric's newest samples, one of each process."""
+        max_age_s = max(max_age_s, self._clock.to_model_s(FRESH_S))
+        selected = metric + self._labels.selector(extra)
+        values = await self._ask(selected)
+        ages = {
+            _key(item): _number(item, 0) - _number(item) for item in await self._ask(f"timestamp({selected})")
+        }
+        series = []
+        for item in values:
+            age_s = self._clock.to_model_s(ages.get(_key(item), math.nan))
+            reading = assess(_number(item), age_s=age_s, max_age_s=max_age_s, source=self.name, upper=upper)
+            series.append(_Series(item.get("metric", {}), reading))
+        return _distinct(series)
+
+    async def _ask(self, promql: str) -> list[dict[str, Any]]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, promql)
+
+    def _guarded(self, promql: str) -> list[dict[str, Any]]:
+        try:
+            return list(self._client.custom_query(promql))
+        except Exception as exc:  # the library raises its own, requests' and json's errors
+            raise ObservationError(f"prometheus: {type(exc).__name__}: {exc}") from exc
+
+
+def require_client() -> None:
+    """Refuse to continue where no Prometheus can be queried; `penstock up` and `planner run` call it before they start.
+
+    Raises:
+        ConfigError: the extra is not installed; the message has the command that installs it.
+    """
+    try:
+        import prometheus_api_client  # noqa: F401, PLC0415 - optional extra
+    except ImportError as exc:
+        raise ConfigError(
+            "--prometheus-url: prometheus-api-client is not installed; run pip install 'penstock[prometheus]'"
+        ) from exc
+
+
+def connect(url: str) -> Any:
+    """Return a client of the server at ``url``; nothing is sent yet.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    require_client()
+    from prometheus_api_client import PrometheusConnect  # noqa: PLC0415 - optional extra
+    from urllib3.util.retry import Retry  # noqa: PLC0415 - comes with the extra
+
+    # The library's own retries take seconds; the chain's next source is better than waiting.
+    return PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0))
+
+
+def _distinct(series: Sequence[_Series]) -> list[_Series]:
+    """Return the youngest of each process' series: two scraping jobs may read the same page."""
+    by_process: dict[tuple[str, str], list[_Series]] = {}
+    for each in series:
+        by_process.setdefault(each.process, []).append(each)
+    return [min(found, key=lambda each: each.age_s) for found in by_process.values()]
+
+
+def _key(item: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((key, value) for key, value in item.get("metric", {}).items() if key != "__name__")
+
+
+def _number(item: Mapping[str, Any], index: int = 1) -> float:
+    """Return a sample's value, or the time of the query (0) by Prometheus' own clock; NaN where there is none."""
+    try:
+        return float(item["value"][index])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return math.nan
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

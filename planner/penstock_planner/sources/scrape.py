@@ -1,0 +1,172 @@
+"""Fetches metrics pages, and reads each worker's own by vLLM's names.
+
+A page that hangs is left alone for a while, so that it does not slow every pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from penstock.core import metric_names as names
+from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
+from penstock.core.exposition import parse_samples
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
+from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.sources.base import LONGEST_PAUSE_S, PullBackoff, Query, Readings, in_short, total_of
+from penstock_planner.targets.base import Endpoint
+
+PageT = TypeVar("PageT")
+
+PULL_TIMEOUT_S = 1.0
+"""Real seconds for one page. Chosen: the pull interval at real time; a page takes milliseconds."""
+
+MAX_CONCURRENT = 64
+"""Chosen: pages fetched at once; a thousand workers take 16 rounds of milliseconds."""
+
+
+class MetricsPages:
+    """The pages of one kind of process, by URL.
+
+    All pages of a pull are waited for together, so one process that accepts connections and never answers
+    would stretch each pull to the time-out. After a time-out a page counts as failed, without a request, for
+    1, 2, 4 ... 30 real seconds. A refused connection costs nothing and is tried at every pull.
+    """
+
+    def __init__(self, pool: ConnectionPool, *, real_now_s: Callable[[], float]) -> None:
+        self._pool = pool
+        self._real_now_s = real_now_s
+        self._hung: dict[str, PullBackoff] = {}
+
+    async def fetch(self, base_url: str) -> str:
+        """Return the page at ``base_url`` + ``/metrics``.
+
+        Raises:
+            ObservationError: no answer within `PULL_TIMEOUT_S` now or shortly before, a broken one, or a
+                status other than 200.
+        """
+        url = base_url + "/metrics"
+        hung = self._hung.get(url)
+        if hung is not None and hung.is_pausing(self._real_now_s()):
+            raise ObservationError(hung.why)
+        try:
+            text = await self._get(url)
+        except UpstreamTimeout as exc:
+            self._count_time_out(url, in_short(exc))
+            raise ObservationError(f"{url}: {exc}") from exc
+        except PenstockError as exc:
+            self._hung.pop(url, None)
+            raise ObservationError(f"{url}: {exc}") from exc
+        self._hung.pop(url, None)
+        return text
+
+    async def fetch_all(
+        self, urls: Sequence[str], read: Callable[[str, str], PageT]
+    ) -> tuple[dict[str, PageT], list[ObservationError]]:
+        """Return what ``read`` makes of each process's URL and page, and why others cannot be read."""
+
+        async def page(url: str) -> PageT | ObservationError:
+            try:
+                return read(url, await self.fetch(url))
+            except ObservationError as exc:
+                return exc
+
+        answers = dict(zip(urls, await asyncio.gather(*map(page, urls)), strict=True))
+        flaws = [each for each in answers.values() if isinstance(each, ObservationError)]
+        return {url: each for url, each in answers.items() if not isinstance(each, ObservationError)}, flaws
+
+    async def _get(self, url: str) -> str:
+        limits = Timeouts(
+            connect_s=PULL_TIMEOUT_S,
+            first_byte_s=PULL_TIMEOUT_S,
+            idle_s=PULL_TIMEOUT_S,
+            total_s=PULL_TIMEOUT_S,
+        )
+        response = await self._pool.request("GET", url, timeouts=limits)
+        if response.status != 200:
+            raise ObservationError(f"answered {response.status}")
+        return response.body.decode("utf-8", errors="replace")
+
+    def _count_time_out(self, url: str, why: str) -> None:
+        now_s = self._real_now_s()
+        for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + LONGEST_PAUSE_S]:
+            # A process that has left: the time since its last request exceeds any pause.
+            del self._hung[other]
+        self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)
+
+
+def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, source: str) -> Reading | None:
+    """Return the queue of processes of which some cannot be read; None if all ``read`` ones are all there are.
+
+    Raises:
+        ObservationError: there is no process of the kind, or none gives a readable answer.
+    """
+    if not read:
+        raise flaws[0] if flaws else ObservationError(f"no ready {kind}")
+    if not flaws:
+        return None
+    why = f"{len(flaws)} of {len(flaws) + read} {kind}s cannot be read: {in_short(flaws[0])}"
+    return missing(why, source=source)
+
+
+class ScrapeSource:
+    """The workers of one graph."""
+
+    name = "scrape"
+    counts_demand = False
+
+    def __init__(self, pages: MetricsPages) -> None:
+        self._pages = pages
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def read(self, query: Query) -> Readings:
+        """Return what the workers report; one that does not answer is missing, with its reason.
+
+        The queue is known only if every prefill worker's is. The demand is not known: workers see neither what
+        the router holds back nor what it refuses.
+        """
+        workers = (*query.kv_workers, *query.prefill_workers)
+        found = dict(
+            zip(
+                (worker.name for worker in workers),
+                await asyncio.gather(*(self._read(worker, query.max_age_s) for worker in workers)),
+                strict=True,
+            )
+        )
+        queues = {worker.name: found[worker.name][1] for worker in query.prefill_workers}
+        unknown = [f"{name}: {reading.why}" for name, reading in queues.items() if not reading.is_known]
+        if unknown or not queues:
+            queue = missing("; ".join(unknown[:3]) or "no ready prefill worker", source=self.name)
+        else:
+            queue = total_of(list(queues.values()))
+        return Readings(
+            {worker.name: found[worker.name][0] for worker in query.kv_workers},
+            queue,
+            queue_is_complete=False,
+            worker_waiting={worker.name: found[worker.name][1] for worker in query.kv_workers},
+        )
+
+    async def _read(self, worker: Endpoint, max_age_s: float) -> tuple[Reading, Reading]:
+        """Return the KV usage and the waiting requests of one worker."""
+        try:
+            async with self._slots:
+                page = await self._pages.fetch(worker.url)
+            samples = parse_samples(page, [names.VLLM_KV_USAGE, *WAITING_NAMES])
+        except ObservationError as exc:
+            gone = missing(in_short(exc), source=self.name)
+            return gone, gone
+        # One page holds one series per engine of a data-parallel worker.
+        usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
+        waiting = waiting_by_engine(samples)
+        kv = assess(
+            sum(usage) / len(usage) if usage else None,
+            age_s=0.0,
+            max_age_s=max_age_s,
+            source=self.name,
+            upper=1.0,
+        )
+        if not waiting:
+            return kv, missing(f"{names.VLLM_WAITING} not reported", source=self.name)
+        return kv, assess(sum(waiting), age_s=0.0, max_age_s=max_age_s, source=self.name)

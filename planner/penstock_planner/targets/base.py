@@ -1,0 +1,73 @@
+"""The port between the planner and the backend that starts and stops workers.
+
+A backend (local processes, a cluster) implements `Target`; the loop calls nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.api import Role
+from penstock_planner.decide.observation import PoolCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One ready worker's address.
+
+    Attributes:
+        name: Worker name, unique within the graph; the router uses the same.
+    """
+
+    name: str
+    role: Role
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """One consistent snapshot of the backend; an event of the planner's core.
+
+    Attributes:
+        pools: By role; only the roles that the graph has, the router's excluded.
+        is_adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
+            restarts after a crash is no adjustment.
+        endpoints: Ready workers only.
+        edited: Roles whose number of replicas another client has set since the last snapshot.
+        writers: Who set each role's number of replicas last, where that is known.
+        failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
+        never_ready: Roles with a replica that counts as starting and will never become ready, and why.
+    """
+
+    pools: Mapping[Role, PoolCounts]
+    is_adjusting: bool
+    endpoints: tuple[Endpoint, ...] = ()
+    edited: frozenset[Role] = frozenset()
+    writers: Mapping[Role, str] = field(default_factory=dict)
+    failures: Mapping[Role, str] = field(default_factory=dict)
+    never_ready: Mapping[Role, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """What a backend does for the planner."""
+
+    async def observe(self) -> TargetState:
+        """Return the pools as they are now.
+
+        Raises:
+            ClusterError: the backend cannot be read.
+        """
+        ...
+
+    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
+        """Ask for ``replicas`` of ``role``; returns when the desired number is recorded, not when it is fulfilled.
+
+        Idempotent and level-triggered: asking twice for the same number changes nothing more.
+
+        Raises:
+            ConflictError: another writer changed the backend first; observe and decide again.
+            ClusterError: the backend refused or failed.
+        """
+        ...

@@ -1,0 +1,316 @@
+"""The planner's way to a cluster: pools from watched pods, wishes through ScalingAdapters' /scale.
+
+It creates and deletes nothing: the operator makes a desired number true, drains what leaves and keeps the GPU budget.
+Reads come from the informers' copies; only a change is a call to the API server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.api import GraphDeployment, Role
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.kube.objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
+from penstock_planner.targets.base import TargetState
+from penstock_planner.targets.pods import PodFacts, count
+
+if TYPE_CHECKING:
+    from penstock_planner.cluster.watch import GraphWatch
+
+UNSCHEDULABLE_S: Final = 15.0
+"""Seconds after which an unschedulable pod is given up. A cluster that adds nodes needs longer: an option."""
+
+STUCK_S: Final = 60.0
+"""Seconds for containers that cannot start. Chosen: a registry's hiccup and two crashes fit in."""
+
+GATED_S: Final = 60.0
+"""Seconds that a pod waits for the GPU budget while nothing leaves. Chosen: the operator acts within seconds."""
+
+ATTEMPTS: Final = 4
+"""Tries of one write while others change other fields of the same adapter. Chosen: its status has few writers."""
+
+OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
+"""Field managers whose number of replicas is no edit by another client."""
+
+Object = Mapping[str, Any]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledService:
+    """One worker service, its scaled part.
+
+    Attributes:
+        replicas: Fixed number, or the first one.
+        is_external: Whether another client than the planner sets its number.
+    """
+
+    name: str
+    gpus: int
+    replicas: int
+    bounds: tuple[int, int]
+    is_scalable: bool
+    is_external: bool
+
+    def clamp(self, replicas: int) -> int:
+        """Return the number within the bounds, as the operator takes it."""
+        low, high = self.bounds
+        return max(low, min(high, replicas))
+
+
+def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
+    """Return the worker services by role."""
+    return {
+        spec.role: ScaledService(
+            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None, spec.is_external
+        )
+        for name, spec in graph.spec.workers.items()
+    }
+
+
+class KubernetesTarget:
+    """Implements `penstock_planner.targets.base.Target` on one GraphDeployment."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        graph: GraphDeployment,
+        view: GraphWatch,
+        *,
+        emit: Callable[[EventMessage], None] = lambda _message: None,
+        unschedulable_s: float = UNSCHEDULABLE_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._graph = graph.name
+        self._namespace = graph.metadata.namespace
+        self._services = services_of(graph)
+        self._view = view
+        self._emit = emit
+        self._patience_s = {"unschedulable": unschedulable_s, "stuck": STUCK_S, "gated": GATED_S}
+        self._now_s = now_s
+        self._written: dict[str, Object] = {}
+        self._desired_by_role: dict[Role, int] = {}
+        self._served: set[str] = set()
+        self._trouble: dict[str, tuple[str, float]] = {}
+        self._refused_since_s: dict[Role, float] = {}
+
+    async def observe(self) -> TargetState:
+        """Return the pools as the informers see them.
+
+        Raises:
+            ClusterError: the informers' copies may be old.
+        """
+        if (problem := self._view.problem()) is not None:
+            raise ClusterError(f"the cluster cannot be watched: {problem}")
+        pods = list(self._view.pods().values())
+        self._served = {pod.uid for pod in pods if pod.ready or pod.uid in self._served}
+        failing, refused = self._failing(pods), self._refused()
+        edited, pools = set(), {}
+        for role, service in self._services.items():
+            desired, is_edited = self._desired(role, service)
+            if is_edited:
+                edited.add(role)
+            pools[role] = count(
+                role,
+                [pod for pod in pods if pod.role is role],
+                desired=desired,
+                gpus=service.gpus,
+                served=self._served,
+                failing=failing,
+                refused=refused.get(role, ""),
+            )
+        return TargetState(
+            pools={role: pool.counts for role, pool in pools.items()},
+            # Another autoscaler's changes hold no decision about the other roles back.
+            is_adjusting=any(
+                pool.is_adjusting for role, pool in pools.items() if not self._services[role].is_external
+            ),
+            endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
+            edited=frozenset(edited),
+            writers={
+                role: adapter["owner"]
+                for role, service in self._services.items()
+                if (adapter := self._adapter(service)) and adapter.get("owner")
+            },
+            failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
+        )
+
+    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
+        """Write the number, within the service's bounds, into its ScalingAdapter, as `Target.scale` describes it.
+
+        A change of anything else in the adapter is no conflict; a number other than the last one observed is.
+        """
+        service = self._services.get(role)
+        if service is None:
+            raise ClusterError(f"{self._graph}: has no {role} service to scale")
+        try:
+            await self._scale(role, service, service.clamp(replicas), decision_id)
+        except ClusterError as exc:
+            self._emit(
+                EventMessage(
+                    "ScalingFailed",
+                    f"{role.value} to {replicas}: {exc}",
+                    is_warning=True,
+                    detail=decision_id,
+                )
+            )
+            raise
+
+    async def _scale(self, role: Role, service: ScaledService, wanted: int, decision_id: str) -> None:
+        adapter = self._adapter(service)
+        if adapter is None:
+            if wanted == service.replicas and not service.is_scalable:
+                return
+            raise NotFoundError(
+                f"{child_name(self._graph, service.name)}: no such ScalingAdapter; it comes with "
+                f"spec.services.{service.name}.scaling and a running operator"
+            )
+        if adapter["spec"]["replicas"] != wanted:
+            adapter = await self._set(service, adapter, wanted)
+            log.info("pool scaled", role=role.value, replicas=wanted, decision_id=decision_id)
+        self._desired_by_role[role] = wanted
+        await self._annotate(service, adapter, decision_id)
+
+    async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
+        """Write the number, unless another writer has."""
+        known = adapter["spec"]["replicas"]
+        name = adapter["metadata"]["name"]
+        for attempt in range(1, ATTEMPTS + 1):
+            version = adapter["metadata"]["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": wanted}}
+            try:
+                scale = await self._client.patch(
+                    SCALING_ADAPTER,
+                    name,
+                    patch,
+                    namespace=self._namespace,
+                    subresource="scale",
+                    field_manager=PLANNER,
+                )
+            except ConflictError:
+                adapter = await self._client.get(SCALING_ADAPTER, name, namespace=self._namespace)
+                now = adapter["spec"]["replicas"]
+                if now == wanted:
+                    return self._remember(service, adapter)
+                if now != known or attempt == ATTEMPTS:
+                    raise ConflictError(
+                        f"{name}: replicas are {now}, were {known}; observed and decided again"
+                    ) from None
+                continue
+            metadata = {
+                **adapter["metadata"],
+                "resourceVersion": scale["metadata"]["resourceVersion"],
+                "generation": adapter["metadata"].get("generation", 0) + 1,
+            }
+            spec = {**adapter["spec"], "replicas": wanted}
+            written = {**adapter, "metadata": metadata, "spec": spec, "owner": PLANNER}
+            return self._remember(service, written)
+        raise AssertionError("the loop returns or raises")
+
+    async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
+        """Note the decision on the adapter; the number is set whether or not that succeeds."""
+        metadata = adapter["metadata"]
+        if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
+            return
+        patch = {"metadata": {"annotations": {DECISION_ANNOTATION: decision_id}}}
+        try:
+            answer = await self._client.patch(
+                SCALING_ADAPTER, metadata["name"], patch, namespace=self._namespace, field_manager=PLANNER
+            )
+        except ClusterError as exc:
+            log.warning("decision not noted on its adapter", decision_id=decision_id, error=str(exc))
+            return
+        self._remember(service, answer)
+
+    def _remember(self, service: ScaledService, adapter: Object) -> Object:
+        self._written[service.name] = adapter
+        return adapter
+
+    def _adapter(self, service: ScaledService) -> Object | None:
+        """Return the adapter as the informer or, while that lags behind, as this target has written it."""
+        seen, written = self._view.adapter(service.name), self._written.get(service.name)
+        if seen is None:
+            self._written.pop(service.name, None)
+            return None
+        if written is None or seen["metadata"].get("uid") != written["metadata"].get("uid"):
+            return seen
+        if seen["metadata"].get("generation", 0) >= written["metadata"].get("generation", 0):
+            del self._written[service.name]
+            return seen
+        return written
+
+    def _desired(self, role: Role, service: ScaledService) -> tuple[int, bool]:
+        """Return the desired replicas, and whether another writer has set them since the last read."""
+        adapter = self._adapter(service)
+        if adapter is None:
+            self._desired_by_role.pop(role, None)
+            return service.clamp(service.replicas), False
+        desired = adapter["spec"]["replicas"]
+        before, self._desired_by_role[role] = self._desired_by_role.get(role), desired
+        if service.is_external or before == desired:
+            return service.clamp(desired), False
+        if before is None:
+            return service.clamp(desired), adapter.get("owner", "") not in OWN_MANAGERS
+        by = adapter.get("owner") or "somebody else"
+        log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
+        self._emit(_edited(role, by, f"{before} -> {desired}"))
+        return service.clamp(desired), True
+
+    def _refused(self) -> dict[Role, str]:
+        """Return the roles whose missing pods the API server has refused for long enough, and why."""
+        now_s = self._now_s()
+        found = {}
+        for role, service in self._services.items():
+            adapter = self._view.adapter(service.name)
+            if adapter is not None and (why := adapter.get("refused")):
+                found[role] = str(why)
+        self._refused_since_s = {role: self._refused_since_s.get(role, now_s) for role in found}
+        patience_s = self._patience_s["unschedulable"]
+        return {role: why for role, why in found.items() if now_s - self._refused_since_s[role] > patience_s}
+
+    def _failing(self, pods: list[PodFacts]) -> dict[str, str]:
+        """Return the pods that were given enough time, and why they are given up.
+
+        Times are this process's own, from when it first saw the trouble: no clocks are compared.
+        """
+        now_s = self._now_s()
+        is_leaving = any(pod.leaving and not pod.finished for pod in pods)
+        trouble: dict[str, tuple[str, float]] = {}
+        failing = {}
+        for pod in pods:
+            if not pod.trouble or pod.ready or pod.leaving or pod.finished:
+                continue
+            if pod.served or pod.uid in self._served:
+                continue
+            kind, since_s = self._trouble.get(pod.uid, ("", now_s))
+            if kind != pod.trouble or (kind == "gated" and is_leaving):
+                since_s = now_s
+            trouble[pod.uid] = (pod.trouble, since_s)
+            if now_s - since_s > self._patience_s[pod.trouble]:
+                failing[pod.uid] = f"pod {pod.name}: {pod.message}"
+        self._trouble = trouble
+        return failing
+
+
+def _edited(role: Role, by: str, change: str) -> EventMessage:
+    """Return the message about a number that another writer has set; the same text for all of a writer's."""
+    if by == PLANNER:
+        text = (
+            f"another planner scales {role.value}: two installations of one operatorClass see this namespace; "
+            "give one another class or namespace, see penstock doctor"
+        )
+        return EventMessage("SecondPlanner", text, is_warning=True, detail=change)
+    text = (
+        f"{role.value} is set by {by}: kept for one adjustment interval, longer if it writes again, then planned from;"
+        " scaling.managedBy: external leaves the role to it"
+    )
+    return EventMessage("ReplicasEdited", text, detail=change)
