@@ -59,7 +59,8 @@ def _orphans_of(path: Path, marked: set[int]) -> Iterator[tuple[int, Finding]]:
     reason, leaked = "its graph has no arbiter", marked | grouped
     if state is not None and is_running:
         reason = "its graph's statefile does not name it"
-        leaked = marked - grouped - _descendants(state.arbiter.pid)
+        family = liveness.family_pids(liveness.recorded(state))
+        leaked = marked - family - _descendants(state.arbiter.pid)
     for pid in leaked:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)

@@ -87,6 +87,9 @@ class Watchdog:
 RESUME_S = 600.0
 """Real seconds that a successor tries to take over. Chosen: long enough for a person to make room on a disk."""
 RESUME_PERIOD_S = 1.0
+DYING_S = 30.0
+"""Real seconds that the killed arbiter may still be there: the kernel closes its pipes before it is gone, and on a busy
+machine a process takes time to go. Chosen."""
 _STRAY_GRACE_S = 1.0
 """Real seconds that a process gets to end which was started moments before its arbiter was killed. Chosen."""
 
@@ -104,7 +107,10 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
 
 
 def resume(store: StateStore) -> StateFile:
-    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it."""
+    """Take over the statefile of an arbiter that was killed and may still be going.
+
+    Tries for ten minutes where a full disk or a held lock forbids it.
+    """
     made: list[str] = []
 
     def take(state: StateFile) -> tuple[StateFile, StateFile]:
@@ -116,7 +122,7 @@ def resume(store: StateStore) -> StateFile:
         owned = replace(owned, arbiter=replace(owned.arbiter, restarts=state.arbiter.restarts + 1))
         return owned, owned
 
-    deadline_s = time.monotonic() + RESUME_S
+    began_s = time.monotonic()
     while True:
         try:
             return store.update(take)
@@ -125,7 +131,8 @@ def resume(store: StateStore) -> StateFile:
         except PenstockError as exc:
             while made:
                 remove_endpoints(made.pop())
-            if time.monotonic() > deadline_s or store.running() is not None:
+            waited_s = time.monotonic() - began_s
+            if waited_s > RESUME_S or (waited_s > DYING_S and store.running() is not None):
                 raise
             _log.warning("cannot take over yet", why=str(exc))
             time.sleep(RESUME_PERIOD_S)
@@ -143,8 +150,7 @@ def _owned(store: StateStore, state: StateFile) -> StateFile:
 
 def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """End the processes that a killed arbiter started and had no time to record: another will take their place."""
-    covered = {*liveness.group_pids(liveness.recorded(state)), watchdog.pid}
-    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered]
+    orphans = [one for one in liveness.unrecorded(state, str(store.path)) if one.pid != watchdog.pid]
     if orphans:
         _log.warning("ending processes that were not recorded", pids=[one.pid for one in orphans])
         liveness.end(orphans, grace_s=_STRAY_GRACE_S)

@@ -107,6 +107,11 @@ def group_pids(leaders: Iterable[ProcessId]) -> list[int]:
     return [member.pid for leader in leaders for member in group_of(leader)]
 
 
+def family_pids(leaders: Iterable[ProcessId]) -> set[int]:
+    """Return the pids of several groups and of all descendants: a child of an engine may lead a group of its own."""
+    return {process.pid for leader in leaders for process in _family(leader)}
+
+
 def marked(statefile: str) -> list[ProcessId]:
     """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
     return _running(lambda process: process.environ().get(MARK_VARIABLE) == statefile)
@@ -133,8 +138,19 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
         Leaders of groups, a leader itself perhaps gone, and processes outside these groups.
     """
     found = [leader for leader in recorded(state) if group_of(leader)]
+    others = marked(statefile)
     covered = group_pids(found)
-    return [*found, *(one for one in marked(statefile) if one.pid not in covered)]
+    return [*found, *(one for one in others if one.pid not in covered)]
+
+
+def unrecorded(state: StateFile, statefile: str) -> list[ProcessId]:
+    """Return the marked processes that neither are recorded nor descend from one that is.
+
+    The families are read last: what a recorded process starts meanwhile is no stranger.
+    """
+    found = marked(statefile)
+    covered = family_pids(recorded(state))
+    return [one for one in found if one.pid not in covered]
 
 
 def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core import logs
-from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
+from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError, PenstockError
 from penstock.core.local_state import EntryState
 from penstock.local import process_log
 from penstock.local.build import argv_of, environment_of, ports_for
@@ -32,8 +32,8 @@ _log = logs.get_logger(__name__)
 class Record:
     """One statefile, as its arbiter edits it.
 
-    Every method raises ConflictError when the file's lock is held for too long; the caller tries again at its
-    next tick.
+    Every method but `started` raises ConflictError when the file's lock is held for too long; the caller tries again
+    at its next tick.
     """
 
     def __init__(self, store: StateStore, state: StateFile) -> None:
@@ -75,8 +75,19 @@ class Record:
         return entry if entry is not None and entry.is_replica else None
 
     def started(self, name: str, process: ProcessId) -> None:
-        """Write which process serves an entry, even one withdrawn since."""
-        self._edit(lambda state: state.change(name, pid=process.pid, started=process.started))
+        """Write which process serves an entry, even one withdrawn since; a file that is locked gets it at the next look.
+
+        Until then a successor would end the process as one that nobody recorded.
+        """
+
+        def edit(state: StateFile) -> StateFile:
+            return state.change(name, pid=process.pid, started=process.started)
+
+        try:
+            self._edit(edit)
+        except ConflictError as exc:
+            self.state = edit(self.state)
+            self._keep((*self._pending, edit), exc)
 
     def change(self, name: str, **fields: Any) -> None:
         """Write fields of an entry, unless it has been withdrawn since."""
@@ -125,7 +136,7 @@ class Record:
                 _log.info("statefile can be written again", path=str(self.store.path))
             self._pending = ()
 
-    def _keep(self, changes: tuple[_Change, ...], why: ConfigError) -> None:
+    def _keep(self, changes: tuple[_Change, ...], why: PenstockError) -> None:
         if not self._pending:
             _log.error("statefile cannot be written; going on from memory", why=str(why))
         self._pending = changes

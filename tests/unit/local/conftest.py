@@ -49,7 +49,9 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start(code: str = SLEEP, **env: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", code]
         variables = {**os.environ, **env}
-        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         started.append(process)
         return process
 
@@ -58,6 +60,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 

@@ -190,8 +190,54 @@ def test_what_was_started_and_not_recorded_is_ended_and_nothing_else(disk, spawn
     assert identify(watchdog.pid) is None
 
 
-def test_a_graph_that_was_stopped_or_has_an_arbiter_is_left_alone(disk, state_of):
+def test_an_arbiter_that_is_still_going_is_waited_for(disk, spawn, state_of, monkeypatch):
+    """The kernel closes the pipe to the watchdog before the killed process is gone; giving up then leaves nobody."""
+    dying = spawn()
+    found = identify(dying.pid)
+    disk.write(state_of("n", pid=found.pid, started=found.started))
+    looks = iter(range(3))
+
+    def look(_seconds):
+        if next(looks) == 1:
+            dying.kill()
+            dying.wait()
+
+    monkeypatch.setattr(arbiter.time, "sleep", look)
+    assert resume(disk).arbiter.pid == os.getpid()
+
+
+def test_what_a_recorded_process_starts_is_no_stranger(disk, spawn, entry_of, monkeypatch):
+    """A child in a session of its own, and one that is started while the successor looks, belong to it."""
+    mark = {MARK_VARIABLE: str(disk.path)}
+    leader = spawn(
+        "import subprocess, sys\nfor line in sys.stdin: print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=line.strip() == 'own').pid, flush=True)",
+        **mark,
+    )
+    found = identify(leader.pid)
+    entry = entry_of("decode", pid=found.pid, started=found.started)
+    before = [_child_of(leader, "own")]
+    marked = liveness.marked
+
+    def looks(statefile):
+        before.append(_child_of(leader, "group"))
+        return marked(statefile)
+
+    monkeypatch.setattr(liveness, "marked", looks)
+    end_unrecorded(disk, disk.read().with_entry("n_decode", entry), Watchdog([], {}))
+    assert all(identify(child) for child in (leader.pid, *before))
+    os.kill(before[0], signal.SIGKILL)
+
+
+def _child_of(leader, where):
+    leader.stdin.write(f"{where}\n".encode())
+    leader.stdin.flush()
+    return int(leader.stdout.readline())
+
+
+def test_a_graph_that_was_stopped_or_has_an_arbiter_is_left_alone(disk, state_of, monkeypatch):
     """`penstock down` removed the file, or `penstock up` was quicker."""
+    monkeypatch.setattr(arbiter, "DYING_S", 0.0)
     me = identify(os.getpid())
     disk.write(state_of("n", pid=me.pid, started=me.started))
     with pytest.raises(ConfigError, match="nothing to take over"):

@@ -108,6 +108,18 @@ def test_on_a_full_disk_a_crashed_worker_can_be_restarted(disk, record):
     assert disk.read().entries["n_decode"].pid == 7
 
 
+def test_a_process_whose_start_could_not_be_recorded_for_a_held_lock_is_recorded_later(
+    disk, record, monkeypatch
+):
+    """Else the successor of a killed arbiter ends a living worker as one that nobody recorded."""
+    with disk.locked():
+        monkeypatch.setattr(disk, "locked", lambda: StateStore.locked(disk, 0.0))
+        record.started("n_decode", ProcessId(8, "b/2"))
+    assert disk.read().entries["n_decode"].pid == 7
+    assert record.read().entries["n_decode"].pid == 8
+    assert disk.read().entries["n_decode"].pid == 8
+
+
 def test_edits_held_in_memory_reach_the_file_with_what_others_wrote(disk, record, entry_of):
     """Once there is room both the supervisor's and the planner's edits stand in the file."""
     disk.full_writes = math.inf
