@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
+from penstock.core.errors import InvalidSpecError, Problem
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -33,6 +34,7 @@ from penstock.runtimes import (
     process_specs,
     runtime_of,
 )
+from penstock.runtimes.engine_flags import split_of
 from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
 from penstock_operator.resources.metadata import (
     ROUTER_SUFFIX,
@@ -272,7 +274,24 @@ def pod_template(
     template = overlaid(
         built, service.pod_template, path, counted=counted, allows_privileges=context.allows_privileges
     )
+    _refuse_uncounted_split(graph, spec.service, template)
     return _with_own_marks(graph, spec.service, template, own_labels)
+
+
+def _refuse_uncounted_split(graph: GraphDeployment, name: str, template: Mapping[str, Any]) -> None:
+    """Refuse an engine whose own arguments split it over more GPUs than the budget counts, such as those of a claim."""
+    service = graph.spec.services[name]
+    (main,) = [each for each in template["spec"]["containers"] if each["name"] == MAIN]
+    argv = main.get("args")
+    if not service.role.is_worker or graph.spec.models_gpus or not isinstance(argv, list):
+        return
+    sizes = split_of([str(word) for word in argv])
+    if math.prod(sizes) > service.gpus:
+        message = (
+            f"split an engine over {math.prod(sizes)} GPUs (tensor {sizes[0]} x pipeline {sizes[1]}), but the budget counts"
+            f" {service.gpus}; remove the flags and set gpusPerReplica: {math.prod(sizes)}"
+        )
+        raise InvalidSpecError([Problem(path=f"spec.services.{name}.args", message=message)])
 
 
 def _container(

@@ -14,6 +14,12 @@ _KV_EVENTS = "--kv-events-config"
 _LAST_PORT = 65535
 _RENDEZVOUS_PORT = "29501"
 """vLLM's default of --master-port."""
+_SPLITS = {
+    "--tensor-parallel-size": "tensor",
+    "-tp": "tensor",
+    "--pipeline-parallel-size": "pipeline",
+    "-pp": "pipeline",
+}
 LEADER_RANK = "0"
 """Of the node that answers a replica's requests."""
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
@@ -58,6 +64,18 @@ def parallel_flags(service: ServiceSpec) -> list[str]:
     if service.nodes_per_replica > 1:
         flags += ["--pipeline-parallel-size", str(service.nodes_per_replica)]
     return flags
+
+
+def split_of(argv: Sequence[str]) -> tuple[int, int]:
+    """Return the tensor and the pipeline parallelism that a command states; the last of a flag counts, as in vLLM."""
+    sizes = {"tensor": 1, "pipeline": 1}
+    for at, word in enumerate(argv):
+        name, has_value, value = word.partition("=")
+        kind = _SPLITS.get(name.replace("_", "-"))
+        text = value if has_value else next(iter(argv[at + 1 : at + 2]), "")
+        if kind is not None and text.isdecimal():
+            sizes[kind] = int(text)
+    return sizes["tensor"], sizes["pipeline"]
 
 
 def node_flags(nodes: int, rank: str) -> list[str]:

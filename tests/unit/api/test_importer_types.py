@@ -158,6 +158,82 @@ def test_what_only_a_shell_can_compute_is_left_out_by_name(script, left_out):
 
 
 @pytest.mark.parametrize(
+    ("script", "words", "env"),
+    [
+        (f"export A=b\nTP=4\n{VLLM} --a $A --t $TP", ["--a", "b", "--t", "4"], {"A": "b"}),
+        (
+            f"export A=b B='$A c' # why\n{VLLM} --a ${{A}} --b \"$B\"",
+            ["--a", "b", "--b", "$A c"],
+            {"A": "b", "B": "$A c"},
+        ),
+        (f"A=b; export A=$A/c && {VLLM} --a /m/$A", ["--a", "/m/b/c"], {"A": "b/c"}),
+        (
+            f'C=\'{{"k": "$v"}}\'\nexport D="$C"\n{VLLM} --a "$D"',
+            ["--a", '{"k": "$v"}'],
+            {"D": '{"k": "$v"}'},
+        ),
+        (f"MODEL=n\n{VLLM} --a $MODEL --b '$MODEL'", ["--a", "n", "--b", "$MODEL"], {}),
+    ],
+)
+def test_literal_assignments_of_a_script_count_like_the_containers_variables(script, words, env):
+    """In their order; what is exported is the worker's environment as well, and nothing is left out."""
+    command = parsed(script)
+    assert (command.words, command.env, command.left_out) == (words, env, [])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "export MODEL=$(cat /m)",
+        "MODEL=`cat /m`",
+        "if [ -e /m ]; then\nexport MODEL=x\nfi",
+        "test -e /m && MODEL=x",
+        "test -e /m || MODEL=x",
+        "for MODEL in a b; do MODEL=x; done",
+        "set() {\nMODEL=x\n}",
+        ": ${MODEL:=x}",
+        "read -r MODEL",
+        "unset MODEL",
+        "MODEL+=x",
+        "export MODEL=${OTHER}",
+        "MODEL=x python3 other.py; MODEL=$(pwd)",
+    ],
+)
+def test_a_variable_that_only_a_shell_can_compute_is_not_guessed(before):
+    """Its container's value does not count either: the flag is left out and named."""
+    command = parsed(f"{before}\n{VLLM} --a $MODEL")
+    assert command.words == []
+    assert [why for _, why in command.left_out] == [NOT_RUN, NOT_COMPUTED]
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ('--speculative-config "${SPEC}"', ["--speculative-config", "$(SPEC)"]),
+        ("--speculative-config $SPEC", ["--speculative-config", "$(SPEC)"]),
+        ('"--seed=$SPEC"', ["--seed=$(SPEC)"]),
+        ("$SPEC", []),
+        ("--enforce-eager=1 $SPEC", ["--enforce-eager=1"]),
+    ],
+)
+def test_a_variable_that_the_cluster_knows_is_left_to_kubernetes(word, words):
+    """One word of a ConfigMap's becomes its own `$(NAME)`; bare ones may be several flags and are named instead."""
+    command = parse_command(["sh", "-c", f"exec {VLLM} {word}"], {"SPEC": None})
+    assert command.words == words
+    assert [text for text, _ in command.left_out] == ["$(SPEC)"] * (
+        not any("$(SPEC)" in each for each in words)
+    )
+
+
+def test_kubernetes_own_references_to_literal_variables_are_filled_in():
+    """The graph's model is a name, not a reference; what the cluster alone knows stays one."""
+    command = parse_command(
+        ["python3", "-m", "dynamo.vllm", "--model", "$(M)", "--x", "$(Y)"], {"M": "m/x", "Y": None}
+    )
+    assert command.words == ["--model", "m/x", "--x", "$(Y)"]
+
+
+@pytest.mark.parametrize(
     "script", [f"{VLLM} --a & {VLLM} --b", "a && b", f"{VLLM} 'open", "python3 -m m", ""]
 )
 def test_a_script_that_starts_dynamo_by_no_command_or_several_is_not_read(script):

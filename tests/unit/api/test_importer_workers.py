@@ -186,6 +186,42 @@ def test_one_of_several_deployments_is_chosen_by_name():
             import_dgd(text, name=name)
 
 
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [{"exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}],
+        [
+            {"deviceClassName": "gpu.nvidia.com", "count": 3},
+            {"exactly": {"deviceClassName": "gpu.nvidia.com"}},
+            {"exactly": {"deviceClassName": "nic.example.org", "count": 8}},
+        ],
+    ],
+)
+def test_a_claim_of_the_same_file_says_its_gpus(requests):
+    """What is held counts, whatever the engine is split over; network cards do not."""
+    objects = [
+        {
+            "kind": "ResourceClaimTemplate",
+            "apiVersion": "resource.k8s.io/v1",
+            "metadata": {"name": "four"},
+            "spec": {"spec": {"devices": {"requests": requests}}},
+        },
+        {
+            **HEAD,
+            "spec": {
+                "services": {
+                    "W": component(
+                        container={"resources": {"claims": [{"name": "gpu"}]}},
+                        pod={"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "four"}]},
+                    )
+                }
+            },
+        },
+    ]
+    spec = import_dgd(yaml.safe_dump_all(objects)).graph.to_manifest()["spec"]
+    assert spec["services"]["w"]["gpusPerReplica"] == 4
+
+
 def test_other_objects_of_the_file_are_listed():
     """A graph holds none; some of them its pods need."""
     objects = [

@@ -339,6 +339,49 @@ def test_overlay_may_ask_for_no_gpu_or_the_same(template, patch):
     assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"args": ["--tensor-parallel-size", "4"]},
+            "over 4 GPUs .tensor 4 x pipeline 1., but the budget counts 1",
+        ),
+        ({"args": ["-tp=2", "-pp", "2"], "gpusPerReplica": 2}, "over 4 GPUs .* set gpusPerReplica: 4"),
+        (
+            {
+                "podTemplate": {
+                    "spec": {"containers": [{"name": "main", "args": ["--tensor_parallel_size=8"]}]}
+                }
+            },
+            "over 8 GPUs",
+        ),
+    ],
+)
+def test_an_engine_may_not_be_split_over_uncounted_gpus(template, changes, words):
+    """A claim holds GPUs that no resource counts: a budget of 8 would admit 32."""
+    with pytest.raises(InvalidSpecError, match=words) as caught:
+        template("decode", services={"decode": changes})
+    assert caught.value.problems[0].path == "spec.services.decode.args"
+
+
+def test_gpus_of_a_claim_count_and_are_not_asked_for_twice(template):
+    """As docs/kubernetes.md writes them by hand: the claim, none of the device plugin's, and their number."""
+    resources = {
+        "claims": [{"name": "gpu"}],
+        **{kind: {"nvidia.com/gpu": "0"} for kind in ("limits", "requests")},
+    }
+    patch = {
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "four-gpus"}],
+            "containers": [{"name": "main", "resources": resources}],
+        }
+    }
+    found = overlaid(template, patch, gpusPerReplica=4)
+    assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "4"
+    assert found["spec"]["containers"][0]["resources"] == resources
+    assert "--tensor-parallel-size 4" in " ".join(found["spec"]["containers"][0]["args"])
+
+
 IDLE = "vllm:num_requests_running{m=1} 0.0\nvllm:kv_cache_usage_perc 0.0\nother 5\n# HELP vllm:num_requests_running 3\n"
 BUSY = "vllm:num_requests_running{m=1} 2.0\n"
 WAITING = "vllm:num_requests_waiting{m=1} 1.0\n"

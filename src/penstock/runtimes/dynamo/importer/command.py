@@ -1,7 +1,7 @@
 """A container's command line becomes a program and its flags.
 
 Understands ``command`` and ``args`` as Dynamo's examples write them: ``python3 -m dynamo.vllm`` split in
-any way over both, and the same within the script of a ``sh -c``.
+any way over both, and the same within the script of a ``sh -c``, whose literal assignments count like the container's variables.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from penstock.runtimes.dynamo.importer.shell import NAME, Word, assigned, split_words
 
 _JOINED = re.compile(r"\\\n\s*|\s\d*>&\d")
 """Lines that go on, and outputs that are joined."""
@@ -20,8 +22,8 @@ _COMMAND = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 """The statement of a script that starts Dynamo, up to what ends it or says where its output goes."""
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_COMPUTED = re.compile(r"[$`]")
+_REFERENCE = re.compile(rf"\$\(({NAME})\)")
+"""A variable in a container's arguments, which Kubernetes fills in."""
 CONNECTOR_FLAG = "--kv-transfer-config"
 
 NOT_RUN = "starts Dynamo in a script; what else the script does is not run: put it into the image"
@@ -85,48 +87,65 @@ class Command:
         return [value for word in found for value in word.removeprefix(name).removeprefix("=").split()]
 
 
-def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
+def parse_command(words: list[str], variables: Mapping[str, str | None] | None = None) -> Command | None:
     """Return the module and flags of a container's command and arguments, or None if it runs something else.
 
-    Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module. Variables with
-    literal values are filled in as its shell does.
+    Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module.
+
+    Args:
+        words: Command and arguments.
+        variables: Of the container. Literal values are filled in, as Kubernetes and the container's shell do; None: the
+            value is known in the cluster alone, so a reference becomes Kubernetes' own, ``$(NAME)``.
     """
+    known = variables or {}
     if words and words[0] in SHELLS:
         has_script = len(words) > SCRIPT_AT and _TAKES_SCRIPT.fullmatch(words[1])
-        return _read_script(words[SCRIPT_AT], words[SCRIPT_AT + 2 :], variables or {}) if has_script else None
+        return _read_script(words[SCRIPT_AT], words[SCRIPT_AT + 2 :], known) if has_script else None
+    words = [_REFERENCE.sub(lambda name: known.get(name[1]) or name[0], word) for word in words]
     if len(words) >= 3 and words[0].rpartition("/")[2].startswith("python") and words[1] == "-m":
         return Command(words[2], words[3:])
     return None if words and not words[0].startswith("-") else Command(None, words)
 
 
-def _read_script(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Command | None:
+def _read_script(
+    script: str, arguments: Sequence[str], variables: Mapping[str, str | None]
+) -> Command | None:
     """Return the one command that starts Dynamo; None if there is no such command, or several."""
     text = _JOINED.sub(" ", script).replace('"$@"', shlex.join(arguments))
     found = list(_COMMAND.finditer(text))
     if len(found) != 1:
         return None
     (start,) = found
-
-    def split(part: str) -> list[str]:
-        return shlex.split(_VARIABLE.sub(lambda name: variables.get(name[1] or name[2], name[0]), part))
-
+    before = assigned(text[: start.start()], variables)
     try:
-        words, env = split(start["words"]), dict(word.split("=", 1) for word in split(start["env"]))
+        words, env = (split_words(start[part], before.known) for part in ("words", "env"))
     except ValueError:  # a quote that is left open
         return None
-    command = Command(start["module"])
-    if text.strip() != start[0].strip():
+    command = Command(start["module"], env=before.exported)
+    if before.does_more or text[start.end() :].strip():
         command.left_out.append((script, NOT_RUN))
     for word in words:
-        if not _COMPUTED.search(word):
-            command.words.append(word)
-            continue
-        has_flag = not word.startswith("-") and command.words and command.words[-1].startswith("--")
-        shown = f"{command.words.pop()} {word}" if has_flag else word
-        command.left_out.append((shown, NO_CONNECTOR if shown.startswith(CONNECTOR_FLAG) else NOT_COMPUTED))
-    for name, value in env.items():
-        if _COMPUTED.search(value):
-            command.left_out.append((f"{name}={value}", NOT_COMPUTED))
+        _add_word(command, word)
+    for word in env:
+        name, _, value = word.text.partition("=")
+        if word.is_computed or word.is_reference:
+            command.left_out.append((word.text, NOT_COMPUTED))
         else:
             command.env[name] = value
     return command
+
+
+def _add_word(command: Command, word: Word) -> None:
+    has_flag = (
+        not word.text.startswith("-")
+        and bool(command.words)
+        and command.words[-1].startswith("--")
+        and "=" not in command.words[-1]
+    )
+    # Without quotes and a flag before it, it may be several words, or none.
+    is_one = word.is_quoted or has_flag or not word.is_reference
+    if is_one and not word.is_computed:
+        command.words.append(word.text)
+        return
+    shown = f"{command.words.pop()} {word.text}" if has_flag else word.text
+    command.left_out.append((shown, NO_CONNECTOR if shown.startswith(CONNECTOR_FLAG) else NOT_COMPUTED))

@@ -9,7 +9,7 @@ Source: ai-dynamo/dynamo, deploy/operator/api and examples/backends/vllm/deploy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -60,6 +60,7 @@ class Component:
         key: Its name there.
         shared_env: Variables of all components.
         is_beta: Whether it stands in a manifest of v1beta1.
+        claimed: GPUs of each ResourceClaimTemplate that stands in the same file.
         role: None while it depends on the other components.
         gpus: GPUs of one replica over all its nodes.
         nodes: Nodes of one replica.
@@ -70,6 +71,7 @@ class Component:
     key: str
     shared_env: ManifestSource
     is_beta: bool
+    claimed: Mapping[str, int] = field(default_factory=dict)
     role: Role | None = None
     gpus: int = 1
     nodes: int = 1
@@ -105,12 +107,13 @@ class Component:
     @cached_property
     def command(self) -> Command | None:
         """What its container runs; None if that is no plain Dynamo module."""
-        variables: dict[str, str] = {}
+        variables: dict[str, str | None] = {}
         # A later place wins, as in Dynamo's operator.
         for listed in (self.shared_env, self.source.at("envs"), self.container.at("env")):
             for each in listed.elements():
-                if isinstance(each.peek("value"), str):
-                    variables[str(each.peek("name"))] = each.peek("value")
+                value = each.peek("value")
+                if isinstance(value, str) or isinstance(each.peek("valueFrom"), dict):
+                    variables[str(each.peek("name"))] = value if isinstance(value, str) else None
         return parse_command(self.words, variables)
 
     @property
@@ -174,12 +177,27 @@ class Component:
         nodes = self.source.take("multinode", "nodeCount")
         self.nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1
         stated = number_of(str(count))
-        per_node = stated if isinstance(stated, int) and stated > 0 else 1
-        if count is not None and stated != per_node:
-            self.resources.at("limits", self.gpu_key).note("is no number of whole GPUs; 1 is used")
+        if isinstance(stated, int) and stated > 0:
+            per_node = stated
+        else:
+            per_node = self._unstated_gpus()
+            if count is not None:
+                why = f"is no number of whole GPUs; {per_node} is used, by the engine's own split"
+                self.resources.at("limits", self.gpu_key).note(why)
         self.gpus = per_node * self.nodes
         sizes = {"gpusPerReplica": self.gpus, "nodesPerReplica": self.nodes}
         self.service |= {key: size for key, size in sizes.items() if size != 1}
+
+    def _unstated_gpus(self) -> int:
+        """Return the GPUs of a node where no resource counts them: what its claims hold, else what its engines split over."""
+        listed = (self.resources.at("claims"), self.container.at("resources", "claims"))
+        used = {each.word("name") for claims in listed for each in claims.elements()}
+        named = {
+            each.word("name"): each.word("resourceClaimTemplateName")
+            for each in self.pod.elements("resourceClaims")
+        }
+        claimed = sum(self.claimed.get(named.get(name) or "", 0) for name in used)
+        return claimed or -(-engine_gpus(self.command, self.nodes) // self.nodes)
 
     def _read_scaling(self) -> None:
         bounds = {key: self.source.take("autoscaling", key) for key in ("minReplicas", "maxReplicas")}
@@ -200,16 +218,57 @@ def places_of(source: ManifestSource) -> tuple[ManifestSource, ManifestSource]:
     return listed, env
 
 
-def components_of(source: ManifestSource) -> Iterator[Component]:
-    """Yield a deployment's components."""
+def components_of(source: ManifestSource, claimed: Mapping[str, int]) -> Iterator[Component]:
+    """Yield a deployment's components; ``claimed`` has the GPUs of the ResourceClaimTemplates beside it."""
     listed, env = places_of(source)
     if source.peek("apiVersion") == BETA:
         for index, each in enumerate(listed.elements()):
             if isinstance(each.peek(), dict):
-                yield Component(each, str(each.take("name") or f"component-{index}"), env, is_beta=True)
+                name = str(each.take("name") or f"component-{index}")
+                yield Component(each, name, env, is_beta=True, claimed=claimed)
     else:
         for key in listed.names():
-            yield Component(listed.at(key), key, env, is_beta=False)
+            yield Component(listed.at(key), key, env, is_beta=False, claimed=claimed)
+
+
+def engine_gpus(command: Command | None, nodes: int) -> int:
+    """Return the GPUs over which a replica's engines are split by their flags, over all its nodes."""
+    if command is None:
+        return 1
+    flags = Command(None, list(command.words))
+    total = 1
+    local = flags.pop_value("--data-parallel-size-local", "-dpl")
+    over_data = flags.pop_value("--data-parallel-size", "--data_parallel_size", "-dp")
+    for text in (
+        flags.pop_value("--tensor-parallel-size", "-tp"),
+        flags.pop_value("--pipeline-parallel-size", "-pp"),
+        over_data if local is None else str(nodes),
+        local,
+    ):
+        size = number_of(text or "1")
+        total *= size if isinstance(size, int) and size > 0 else 1
+    return total
+
+
+def claimed_gpus(template: Mapping[str, Any]) -> int:
+    """Return the GPUs that a ResourceClaimTemplate holds: of its requests of a device class that is named after them.
+
+    Source: resource.k8s.io/v1 and v1beta2 (``exactly``), v1beta1.
+    """
+
+    def at(value: Any, *keys: str) -> Any:
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    total = 0
+    requests = at(template, "spec", "spec", "devices", "requests")
+    for request in requests if isinstance(requests, list) else ():
+        exactly = at(request, "exactly") or request
+        count = 1 if at(exactly, "count") is None else at(exactly, "count")
+        if "gpu" in str(at(exactly, "deviceClassName")) and isinstance(count, int) and count > 0:
+            total += count
+    return total
 
 
 def number_of(text: str) -> float | int | str:

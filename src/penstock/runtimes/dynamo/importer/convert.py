@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
@@ -23,6 +23,7 @@ from penstock.runtimes.dynamo.importer.component import (
     BETA,
     GROUP,
     Component,
+    claimed_gpus,
     components_of,
     places_of,
     refuse_what_no_graph_runs,
@@ -62,6 +63,11 @@ _UNUSED = {
 }
 """Keys of a component, and why a graph does without them."""
 
+WRITTEN_FOR: Final = (1, 6)
+"""The Dynamo whose flags the runtime gives."""
+_DYNAMO_IMAGE = re.compile(r"(?:dynamo|/vllm-runtime)[^:@]*:v?(\d+)\.(\d+)")
+"""Dynamo's images, and own ones that are named after it, with the version in their tag."""
+
 _PLACEHOLDER = re.compile(r"\$\{[A-Za-z_]\w*\}")
 
 
@@ -86,7 +92,7 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
     """
     document, others = _only_document(text, file, name)
     source = ManifestSource(document)
-    components = list(components_of(source))
+    components = list(components_of(source, _claim_templates(others)))
     refuse_what_no_graph_runs(source, components)
     manifest = _convert(source, components)
     if source.problems:
@@ -99,6 +105,17 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
         )
     notes = [*source.notes, *map(_other_object, others), *_placeholders(manifest)]
     return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
+
+
+def _claim_templates(others: list[Document]) -> dict[str, int]:
+    """Return the GPUs of each ResourceClaimTemplate of the file, by name."""
+    found = {}
+    for each in others:
+        source = ManifestSource(each)
+        name = source.word("metadata", "name")
+        if source.peek("kind") == "ResourceClaimTemplate" and name is not None:
+            found[name] = claimed_gpus(each.value)
+    return found
 
 
 def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
@@ -138,6 +155,7 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
         else:
             each.read()
             kept.append(each)
+    _note_old_images(kept)
     _settle_roles(kept)
     _settle_names(kept, str(metadata.get("name", "")))
     _fill(source, spec, kept)
@@ -145,7 +163,7 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
     everything, _ = places_of(source)
     if not source.problems and "name" not in spec["model"]:
         if workers:
-            workers[0].args.refuse("names no model, nor does another worker; add --model to its arguments")
+            workers[0].args.refuse(_why_no_model(workers))
         else:
             everything.refuse("hold no worker, so there is no model to serve; import the file that has one")
     if planner != {"enabled": False}:
@@ -159,6 +177,17 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
     _share_image(spec)
     spec["planner"] = planner
     return {"apiVersion": API_VERSION, "kind": "GraphDeployment", "metadata": metadata, "spec": spec}
+
+
+def _why_no_model(workers: list[Component]) -> str:
+    """Say what is missing, or which model only a shell or the cluster knows."""
+    found = [text for each in workers if each.command for text, _ in each.command.left_out]
+    computed = next((text for text in found if text.startswith(("--model ", "--model-path "))), None)
+    if computed is not None:
+        return (
+            f"name a model that only the container's shell knows, {computed}; write its name after the flag"
+        )
+    return "names no model, nor does another worker; add --model to its arguments"
 
 
 def _metadata(source: ManifestSource) -> dict[str, Any]:
@@ -244,6 +273,21 @@ def _open_scaling(workers: list[Component]) -> None:
         start = component.service.get("replicas", 1)
         scaling.setdefault("minReplicas", min(1, start))
         scaling.setdefault("maxReplicas", max(DEFAULT_BUDGET, start))
+
+
+def _note_old_images(components: list[Component]) -> None:
+    """Report each image once that is older than the flags which its processes will be started with."""
+    told = set()
+    for component in components:
+        image = component.service.get("image", "")
+        found = _DYNAMO_IMAGE.search(image)
+        if found is None or image in told or (int(found[1]), int(found[2])) >= WRITTEN_FOR:
+            continue
+        told.add(image)
+        component.container.at("image").note(
+            f"is of Dynamo {found[1]}.{found[2]} by its tag; the runtime starts its processes with flags of"
+            f" {'.'.join(map(str, WRITTEN_FOR))}, which an older one may refuse: use an image of that version or newer"
+        )
 
 
 def _share_image(spec: dict[str, Any]) -> None:

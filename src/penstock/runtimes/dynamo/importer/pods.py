@@ -149,6 +149,21 @@ def _selects_by_foreign_labels(value: object) -> bool:
     return isinstance(value, str) and _FOREIGN_LABEL.search(value) is not None
 
 
+def _without_foreign_terms(part: ManifestSource) -> Any:
+    """Return affinities or spreading without the terms that go by foreign labels, which are noted; None: nothing is left."""
+    value = part.peek()
+    if not _selects_by_foreign_labels(value):
+        return part.take()
+    if isinstance(value, dict):
+        kept = {key: _without_foreign_terms(part.at(key)) for key in part.names()}
+        return {key: each for key, each in kept.items() if each is not None} or None
+    terms = part.elements()
+    for term in terms:
+        if _selects_by_foreign_labels(term.peek()):
+            term.note(_FOREIGN_SELECTION)
+    return [term.take() for term in terms if not _selects_by_foreign_labels(term.peek())] or None
+
+
 def _read_environment(component: Component, parts: PodParts) -> None:
     source, container = component.source, component.container
     parts.env = [*read_env(source.at("envs")), *read_env(container.at("env"))]
@@ -181,8 +196,9 @@ def read_env(listed: ManifestSource) -> list[dict[str, Any]]:
 def _read_pod_spec(component: Component, parts: PodParts) -> None:
     pod, main = component.pod, component.container
     for key in pod.names():
-        if key in _SELECTING and _selects_by_foreign_labels(pod.peek(key)):
-            pod.at(key).note(_FOREIGN_SELECTION)
+        if key in _SELECTING:
+            kept = _without_foreign_terms(pod.at(key))
+            parts.pod |= {} if kept is None else {key: kept}
         elif key in _PLACEMENT:
             parts.placement[key] = pod.take(key)
         elif key == "terminationGracePeriodSeconds" and isinstance(pod.peek(key), int):
