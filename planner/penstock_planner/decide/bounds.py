@@ -74,14 +74,6 @@ def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposa
     return blank.changed(Action.UP, Reason.BELOW_FLOOR, detail, step, amount=amount)
 
 
-def not_ready(proposal: RoleProposal) -> RoleProposal:
-    """Return a scale-down held because a replica starts."""
-    pool = proposal.pool
-    step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
-    detail = f"{pool.starting} of {pool.replicas} replicas not ready"
-    return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
-
-
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     """Return a scale-up held after a failed one, regardless of ready replicas: the next one would be refused too."""
     if not state.backoff or proposal.action is not Action.UP:

@@ -19,7 +19,7 @@ from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, 
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.rules import ObservedWorkers
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
-from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, not_ready, remember
+from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, remember
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -243,7 +243,7 @@ def _load(
         grows_at=grows_at,
         shrinks_at=max(grows_at, rules.shrinks_at(case)),
         startup_s=math.ceil(case.horizon_s),
-        hold_s=math.ceil(hold_s(case.horizon_s)),
+        hold_s=math.ceil(case.hold_s),
         sizes=max(1, most),
         least=config.floor(case.role, gpus),
         served_at_once_by=case.pool.ready if is_idle_somewhere else None,
@@ -295,13 +295,20 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     if waiting:
         step = Step("waiting", {"requests": waiting}, 0, "hold")
         return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests wait", step)
-    if pool.starting:
-        return not_ready(proposal)
-    left_s = memory.of(role).held_s(case.horizon_s, window.end_s)
+    left_s = memory.held_s(role, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
         return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)
-    return replace(proposal.passed(step), action=Action.DOWN)
+    proposal = replace(proposal.passed(step), action=Action.DOWN)
+    if not pool.starting:
+        return proposal
+    step = Step(
+        "starting",
+        {"starting": pool.starting},
+        0,
+        "withdraw: every backend lets go first what does not serve",
+    )
+    return replace(proposal.passed(step), detail=f"{proposal.detail}; one that only starts goes first")
 
 
 def _case(
@@ -334,6 +341,7 @@ def _case(
         pool=pull.pools[role],
         slo_s=config.ttft_slo_s,
         horizon_s=horizon_s,
+        hold_s=hold_s(memory.known_startup_s(role) + config.metric_pulling_interval_s),
         arrivals_s=memory.of(role).arrivals_s(startup_s, at_s),
         work=None if role is Role.DECODE else view,
         kv=KvView(load, workers.decoding(memory.kv, prefilled_per_s)) if has_kv else None,
@@ -450,7 +458,6 @@ def _awake(
     # Once one role is at zero the other follows: one role alone serves no requests.
     is_begun = any(not each.pool.replicas for each in proposals)
     is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
-    is_due = is_due and not any(each.pool.starting for each in proposals)
     # What a worker can do may never have been measured, so that no other rule finds one to spare.
     above_one = [each for each in proposals if each.pool.replicas > 1]
     leaving = above_one or [each for each in proposals if each.pool.replicas]

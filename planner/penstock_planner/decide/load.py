@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.bounds import back_off, below_floor, in_intervals, not_ready, remember
+from penstock_planner.decide.bounds import back_off, below_floor, in_intervals, remember
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -290,8 +290,11 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
 
 
 def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig) -> RoleProposal:
-    if proposal.pool.starting:
-        return not_ready(proposal)
+    pool = proposal.pool
+    if pool.starting:
+        step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
+        detail = f"{pool.starting} of {pool.replicas} replicas not ready"
+        return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
     if proposal.role is Role.PREFILL:
         return proposal
     inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}

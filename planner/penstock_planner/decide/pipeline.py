@@ -71,8 +71,9 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         older = aged(seen[each.role], config) if state.interval_s is None else seen[each.role]
         memory[each.role] = replace(older, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
-            asked = each.desired if each.action is Action.UP else None
-            memory[each.role] = replace(memory[each.role], asked=asked)
+            # Starts that stay are still to become ready.
+            is_awaited = each.action is Action.UP or each.desired > pools[each.role].ready
+            memory[each.role] = replace(memory[each.role], asked=each.desired if is_awaited else None)
     return decision, PlannerState(sequence, memory, proposed.memory, again_s)
 
 

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
-from penstock.simulator.scenario import PoolSpec, ProfiledModel
+from penstock.simulator.scenario import PlannerPatience, PoolSpec, ProfiledModel
 from penstock_planner.decide.config import BaselineSettings, DecideConfig
 from penstock_planner.decide.policy import policy_names, policy_of
 from penstock_planner.options import join
@@ -87,6 +87,12 @@ def planner_config(
                 pool.gpus
             )
     return replace(join(given=given, graph=graph).decide_config(graph), ttft_slo_s=slo_s)
+
+
+def patience_of(graph: GraphDeployment) -> PlannerPatience:
+    """Return how long the planner of a graph waits, live and simulated."""
+    options = join(given={}, graph=graph)
+    return PlannerPatience(options.adjustment_deadline, options.metrics_max_age)
 
 
 def chosen_planners(

@@ -20,7 +20,7 @@ from penstock.core.errors import ConfigError
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
-from penstock.simulator.baselines import configured, performance_profile
+from penstock.simulator.baselines import configured, patience_of, performance_profile
 from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
 from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
@@ -145,7 +145,14 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
     start_up_s, note = _start_up(run, graph)
     slo_s = graph_slo_s(graph)
     return Setting(
-        base=Scenario(pools, graph.spec.router, cold_start_s=start_up_s, max_gpus=budget, slo_s=slo_s),
+        base=Scenario(
+            pools,
+            graph.spec.router,
+            patience=patience_of(graph),
+            cold_start_s=start_up_s,
+            max_gpus=budget,
+            slo_s=slo_s,
+        ),
         planner=replace(
             config,
             max_gpu_budget=budget,

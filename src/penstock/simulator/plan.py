@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
-from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config
+from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, patience_of, planner_config
 from penstock.simulator.observer import Recording
 from penstock.simulator.output import SCHEMA
 from penstock.simulator.scenario import (
@@ -21,6 +21,7 @@ from penstock.simulator.scenario import (
     DUALMAP_14B,
     Faults,
     Model,
+    PlannerPatience,
     PoolSpec,
     ProfiledModel,
     Resize,
@@ -220,6 +221,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
             router=router,
             routers=group,
             planner=config,
+            patience=PlannerPatience() if graph is None else patience_of(graph),
             resizes=options.resizes,
             failures=options.failures,
             faults=options.faults,

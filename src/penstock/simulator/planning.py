@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from penstock.api import Role
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
-from penstock.simulator.scenario import Fault
+from penstock.simulator.scenario import Fault, PlannerPatience
 from penstock.simulator.state import SimulationState
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.state import (
@@ -37,9 +37,6 @@ _TIMELINE = "simulated"
 ScalePool = Callable[[Change], str | None]
 """Carries a change of a pool out; returns why it was refused, None if it was not."""
 
-MAX_AGE_S = 10.0
-"""Oldest fresh reading; the default of the planner's ``--metrics-max-age``."""
-
 DEADLINE_S = 600.0
 """The default of the planner's ``--adjustment-deadline``."""
 
@@ -57,6 +54,7 @@ class SimulatedObservation:
         demand: At the frontend since the last pull; None when unknown.
         worker_waiting: Requests that wait inside, by ready decode (or aggregated) worker; None when unknown.
         never_ready: Why a replica of the role will not become ready, by role.
+        max_age_s: Age above which the readings are stale.
     """
 
     pools: Mapping[Role, PoolCounts]
@@ -67,12 +65,13 @@ class SimulatedObservation:
     demand: Demand | None = None
     worker_waiting: Mapping[str, float | None] | None = None
     never_ready: Mapping[Role, str] = field(default_factory=dict)
+    max_age_s: float = PlannerPatience().max_age_s
 
     def pull(self, now_s: float) -> Pull:
         """Return the metrics as the live loop would have read them at ``now_s``."""
 
         def reading(value: float | None, upper: float | None = None) -> Reading:
-            return assess(value, age_s=self.age_s, max_age_s=MAX_AGE_S, source=_SOURCE, upper=upper)
+            return assess(value, age_s=self.age_s, max_age_s=self.max_age_s, source=_SOURCE, upper=upper)
 
         inside = self.worker_waiting
         return summarise(
@@ -158,8 +157,9 @@ class Control:
         self._state = state
         self._scale_pool = scale
         self._scenario = state.scenario
-        # Twice the cold start where that is longer than the default, as a user would set it.
-        deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
+        deadline_s = self._scenario.patience.deadline_s
+        if deadline_s is None:
+            deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
         self.planner = VirtualPlanner(config, deadline_s=deadline_s, memory=self._scenario.memory)
         self._known: SimulatedObservation | None = None
 
@@ -218,6 +218,7 @@ class Control:
             demand=state.frontend.take(now_s, in_flight, state.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),
+            max_age_s=scenario.patience.max_age_s,
         )
 
     def _never_ready(self, roles: list[Role], now_s: float) -> dict[Role, str]:

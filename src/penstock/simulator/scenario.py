@@ -257,6 +257,20 @@ class RouterGroup:
         _require("--routers", self.count, has_heir, "at least 2 where the picker dies")
 
 
+@dataclass(frozen=True, slots=True)
+class PlannerPatience:
+    """How long a planner waits.
+
+    Attributes:
+        deadline_s: For a replica before it is rolled back, > 0; None: 600 s, or twice the cold start where that is longer,
+            as a user would set it.
+        max_age_s: Age above which a reading is stale, > 0.
+    """
+
+    deadline_s: float | None = None
+    max_age_s: float = 10.0
+
+
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:
     """Return a router section with a queue that refuses nothing within a simulation's time."""
     queue = {"maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S, **section.pop("prefillQueue", {})}
@@ -269,6 +283,7 @@ class Scenario:
 
     Attributes:
         pools: Either prefill and decode, or aggregated.
+        patience: Of the planner, as the graph has it.
         memory: What the planner starts from, learnt by another one.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """
@@ -277,6 +292,7 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     routers: RouterGroup = field(default_factory=RouterGroup)
     planner: DecideConfig | None = None
+    patience: PlannerPatience = field(default_factory=PlannerPatience)
     memory: Memory = field(default_factory=dict)
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()

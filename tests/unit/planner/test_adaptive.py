@@ -164,6 +164,30 @@ def test_a_load_grows_holds_or_shrinks_a_role(seconds, load, expected):
     assert {role: (found[role].action, found[role].reason) for role in expected} == expected
 
 
+def test_demand_that_fell_withdraws_what_only_starts():
+    """A start that hangs: a minute after demand has fallen it goes, and not only once it has hung as long as demand was high."""
+    _, state = _after(200, rate=19_500.0, prefill=2, starting=1)
+    shrunk = []
+    for at_s in range(200, 300, 5):
+        found, state = _after(5, state, start_s=at_s, rate=1000.0, prefill=2, starting=1)
+        if found[Role.PREFILL].action is Action.DOWN:
+            shrunk.append((at_s, found[Role.PREFILL].sentence))
+    assert shrunk[0][0] == 260
+    assert "one that only starts goes first" in shrunk[0][1]
+
+
+def test_a_start_that_stays_after_a_smaller_one_was_asked_for_can_still_be_rolled_back():
+    """Of two that hang one is withdrawn: the other is still awaited; where none starts nothing is."""
+    config = replace(CONFIG, max_gpu_budget=3)
+    for starting, asked in ((2, 2), (0, None)):
+        before = PlannerState(0, {Role.PREFILL: RoleState(seen=1, asked=3)})
+        prefill = 3 - starting
+        window = Window(0.0, 5.0, (_pull(5.0, prefill=prefill, starting=starting),))
+        decision, after = decide(window, before, config)
+        assert decision.changes[0].reason is Reason.ABOVE_BUDGET
+        assert after.of(Role.PREFILL).asked == asked
+
+
 def test_a_lowered_budget_is_kept_by_draining_and_says_so():
     """Five replicas under a budget of four: one goes, though requests wait; then it waits for the drain."""
     config = replace(CONFIG, max_gpu_budget=4)

@@ -175,7 +175,7 @@ spec:
   services:
     frontend: {role: router}
     prefill: {role: prefill, replicas: 2, gpusPerReplica: 2, profile: h100-llama-8b-bf16-tp1}
-    decode: {role: decode, replicas: 3}
+    decode: {role: decode, replicas: 3, startupTimeoutSeconds: 3600}
   engine: {profile: a100-llama-8b-bf16-tp1, kvBlocks: 9000, maxBatchTokens: 4096}
   lease: {durationSeconds: 12}
   router:
@@ -183,7 +183,7 @@ spec:
     ttftSloSeconds: 3
     dualmap: {rebalance: false, hotWindow: 50}
     prefillQueue: {order: hit-first, workerTokens: 20000, maxRequests: 7, maxWaitSeconds: 9}
-  planner: {maxGpuBudget: 8}
+  planner: {maxGpuBudget: 8, metrics: {maxAgeSeconds: 20}}
 """
 
 
@@ -212,5 +212,6 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     assert (queue["workerTokens"], queue["maxRequests"]) == (20000, 7)
     assert told["router"]["dualmap"]["rebalance"] is False
     assert (told["slo_s"], told["max_gpus"], told["planner"]["max_gpu_budget"]) == (3, 8, 8)
+    assert told["patience"] == {"deadline_s": 3600, "max_age_s": 20}
     assert (asked["slo_s"], asked["router"]["prefillQueue"]["workerTokens"]) == (4, 100)
     assert asked["pools"][0]["replicas"] == 1

@@ -7,7 +7,15 @@ import pytest
 from penstock.api import Role
 from penstock.simulator.baselines import configured
 from penstock.simulator.oracle_search import foreseen
-from penstock.simulator.scenario import BudgetChange, Fault, FaultPeriod, Faults, Resize, WorkerFailure
+from penstock.simulator.scenario import (
+    BudgetChange,
+    Fault,
+    FaultPeriod,
+    Faults,
+    PlannerPatience,
+    Resize,
+    WorkerFailure,
+)
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock_planner.decide.config import DecideConfig, Mode
@@ -87,6 +95,30 @@ def test_a_replica_that_never_becomes_ready_is_withdrawn(split_world):
     assert withdrawn
     assert 630 <= withdrawn[0][0] <= 632
     assert "not ready after 600 s" in withdrawn[0][1].sentence
+
+
+def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(split_world):
+    """Busy for 150 s, with a start that hangs: it goes within two minutes more. Busy on, with 700 s to start: it goes then."""
+    for seconds, deadline_s, gone, reason in (
+        (150, None, (155, 270), Reason.SPARE_CAPACITY),
+        (720, 700.0, (700, 745), Reason.NEVER_READY),
+    ):
+        source = f"step:rate=0.1,peak=30,step_s=0,step_length_s={seconds},duration_s={seconds + 120},output_tokens=10"
+        world, _ = planned(
+            split_world,
+            on(Fault.NEVER_READY, 0, 2000),
+            source=f"{source},input_tokens=8000,length_cv=0",
+            mode=Mode.ADAPTIVE,
+            budget=3,
+            patience=PlannerPatience(deadline_s),
+        )
+        shrunk = [
+            (at_s, role.reason)
+            for at_s, role in decisions(world)
+            if role.role is Role.PREFILL and role.desired < role.current
+        ]
+        assert [reason for _, reason in shrunk] == [reason]
+        assert gone[0] <= shrunk[0][0] <= gone[1]
 
 
 def test_a_replica_without_a_node_is_withdrawn_after_15_seconds(split_world):

@@ -136,17 +136,21 @@ class AdaptiveMemory:
         return self.roles.get(role, RoleMemory())
 
     def startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up to expect of a role: its own, else another role's; never below a start's present age."""
-        own = self.of(role)
-        known = own.startup_s
-        if known is None:
-            others = [each.startup_s for each in self.roles.values() if each.startup_s is not None]
-            known = max(others, default=STARTUP_S)
-        return max(known, *(at_s - begun_s for begun_s in own.begun_s), 0.0)
+        """Return the start-up to expect of a role: the one that is known, and never below a start's present age."""
+        return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
+
+    def known_startup_s(self, role: Role) -> float:
+        """Return the start-up seen of a role, else of another one: a start that hangs is no reason to keep replicas longer."""
+        known = self.of(role).startup_s
+        if known is not None:
+            return known
+        return max(
+            (each.startup_s for each in self.roles.values() if each.startup_s is not None), default=STARTUP_S
+        )
 
     def held_s(self, role: Role, now_s: float) -> float:
         """Return for how long a role may not shrink yet, 0 when it may."""
-        return self.of(role).held_s(self.startup_s(role, now_s), now_s)
+        return self.of(role).held_s(self.known_startup_s(role), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
         """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.

@@ -13,7 +13,6 @@ from typing import Protocol
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
-from penstock_planner.decide.adaptive.memory import hold_s
 from penstock_planner.decide.adaptive.signals import (
     FULL,
     Decoding,
@@ -189,6 +188,7 @@ class Case:
         pool: Counts at the newest pull.
         slo_s: TTFT that counts as in time.
         horizon_s: When a replica asked for now would be ready.
+        hold_s: How long an idle replica is kept.
         arrivals_s: When each of those that start will be, in seconds from now.
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
@@ -203,6 +203,7 @@ class Case:
     pool: PoolCounts
     slo_s: float
     horizon_s: float
+    hold_s: float
     arrivals_s: Sequence[float]
     work: WorkView | None
     kv: KvView | None
@@ -314,11 +315,11 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     """Keep the floor that would have been best, and above it the recent need."""
-    workers, held_for_s = case.pool.replicas, hold_s(case.horizon_s)
-    is_idle = known.is_idle(workers, held_for_s)
+    workers = case.pool.replicas
+    is_idle = known.is_idle(workers, case.hold_s)
     applies = workers > known.floor_now and is_idle
     idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
-    inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": held_for_s}
+    inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": case.hold_s}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
     return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
 
