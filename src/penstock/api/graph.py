@@ -112,6 +112,12 @@ class GraphSpec(SpecModel):
         """Whether the workers only model their GPUs and the time that they take."""
         return self.traits.is_simulated or self.engine.mocker
 
+    @property
+    def stall_real_s(self) -> float:
+        """How long a worker may have requests and make no token, real seconds."""
+        given = self.router.health.stall_real_seconds
+        return self.traits.stall_real_s if given is None else given
+
     def runs_penstock(self, service: ServiceSpec) -> bool:
         """Whether a service's replicas run Penstock's own program."""
         is_router = service.role is Role.ROUTER

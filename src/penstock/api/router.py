@@ -29,7 +29,7 @@ from penstock.api.base import (
 from penstock.api.enums import AdmissionMode, GatewayFailureMode, QueueOrder, Tier
 from penstock.api.rule import Breach, Rule
 from penstock.core.plugins import registered
-from penstock.core.worker_metrics import STALL_REAL_S
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
 from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 
 _TTFT = "p99 of the time from arrival to first token; seconds. null: no target."
@@ -321,11 +321,12 @@ class HealthConfig(SpecModel):
         "Time without an answer to a health check and without a byte in any stream of a worker, as of one on a "
         "lost node, after which its requests are tried elsewhere or end with an error; real seconds.",
     )
-    stall_real_seconds: Seconds = entry(
-        STALL_REAL_S,
-        "Time in which a worker with requests reports no token, after which it is unhealthy though its health "
-        "check succeeds: its requests are tried elsewhere or end with an error, and the local backend starts it again; "
-        "real seconds.",
+    stall_real_seconds: Seconds | None = entry(
+        None,
+        "Time in which a worker, or one of its data-parallel ranks, has requests and reports no token, after which it "
+        "is unhealthy though its health check succeeds: its requests are tried elsewhere or end with an error, and the "
+        f"local backend starts it again; real seconds, null: the runtime's own, {STALL_REAL_S:g} for simulated engines, "
+        f"{ENGINE_STALL_REAL_S:g} for others.",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.api.rule import Rule
 from penstock.core.plugins import plugin, registered
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
 
 GROUP: Final = "penstock.runtimes"
 """Entry points whose objects follow `penstock.runtimes.Runtime`."""
@@ -45,6 +46,8 @@ class RuntimeTraits:
         has_mocker: It has a program that models its workers, ``engine.mocker``.
         has_request_limit: Its workers follow ``engine.requestLimit``.
         frontend: Takes the router's place; None: Penstock's router does.
+        stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
+            not say.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
         rules: Further rules of ``spec``, for a runtime that does not ship with Penstock.
     """
@@ -54,6 +57,7 @@ class RuntimeTraits:
     has_mocker: bool = False
     has_request_limit: bool = False
     frontend: OwnFrontend | None = None
+    stall_real_s: float = ENGINE_STALL_REAL_S
     metric_source: str = "router"
     rules: tuple[Rule[Any], ...] = ()
 
@@ -78,7 +82,9 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         frontend=DYNAMO_FRONTEND,
         metric_source="dynamo",
     ),
-    "simulated": RuntimeTraits(image=PENSTOCK_IMAGE, is_simulated=True, has_request_limit=True),
+    "simulated": RuntimeTraits(
+        image=PENSTOCK_IMAGE, is_simulated=True, has_request_limit=True, stall_real_s=STALL_REAL_S
+    ),
 }
 """The runtimes of this distribution; the rules name them in this order."""
 

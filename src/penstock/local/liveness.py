@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,9 @@ _TRACKER = "multiprocessing.resource_tracker"
 CLEANING_S = 5.0
 """Real seconds that resource trackers get once they are alone. Chosen: theirs is a few calls of the kernel, and a
 busy machine takes seconds to come to them."""
+_WORKING_FRACTION = 0.02
+"""Of one processor. Chosen: an engine's processes that wait for a request take a tenth of it; a compiler gets it where 50
+programs share a processor."""
 _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
 
@@ -110,6 +114,29 @@ def group_pids(leaders: Iterable[ProcessId]) -> list[int]:
 def family_pids(leaders: Iterable[ProcessId]) -> set[int]:
     """Return the pids of several groups and of all descendants: a child of an engine may lead a group of its own."""
     return {process.pid for leader in leaders for process in _family(leader)}
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The processor time of a process' children so far, seconds, and when it was read."""
+
+    at_s: float
+    cpu_s: float
+
+    def is_work_since(self, before: Computed) -> bool:
+        """Return whether it has risen as that of programs at work, for which a busy machine has little time."""
+        return self.cpu_s - before.cpu_s >= _WORKING_FRACTION * (self.at_s - before.at_s) > 0
+
+
+def computed_by_children(leader: ProcessId) -> Computed:
+    """Return what the children of a process have computed, those that have ended included; its own time is left out."""
+    total_s = 0.0
+    for process in _family(leader):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.children_user + times.children_system
+            total_s += times.user + times.system if process.pid != leader.pid else 0.0
+    return Computed(time.monotonic(), total_s)
 
 
 def marked(statefile: str) -> list[ProcessId]:

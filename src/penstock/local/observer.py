@@ -10,9 +10,9 @@ from typing import Self
 
 from penstock.api import Role
 from penstock.core.local_state import EntryState
-from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
-from penstock.local.liveness import holds_port, identify, stopped_in_group
-from penstock.local.plan import QUIET_START_S, Fault, ObservedProcess
+from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, running, says_hangs
+from penstock.local.liveness import Computed, computed_by_children, holds_port, identify, stopped_in_group
+from penstock.local.plan import QUIET_START_S, Fault, ObservedProcess, startup_s
 from penstock.local.probes import Frontend, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.status import read_planner
@@ -37,6 +37,7 @@ class ProcessObserver:
         self._probes = Probes()
         self._due_s: dict[str, float] = {}
         self._progress: dict[str, EngineProgress] = {}
+        self._computed: dict[str, Computed] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -56,6 +57,7 @@ class ProcessObserver:
         """Probe ``name`` at the next call of `probe`, as if for the first time."""
         self._due_s.pop(name, None)
         self._progress.pop(name, None)
+        self._computed.pop(name, None)
         pending = self._probing.pop(name, None)
         if pending is not None:
             pending.cancel()
@@ -88,7 +90,7 @@ class ProcessObserver:
             ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
             healthy = ran_s >= QUIET_START_S
         if healthy and entry.is_worker and entry.url is not None:
-            fault = await self._stall(name, entry, entry.url, frontend_of(state, self._probes))
+            fault = await self._stall(name, entry, entry.url, state)
         now_s = time.monotonic()
         self._note(name, fault=fault)
         if healthy and fault is None:
@@ -103,26 +105,40 @@ class ProcessObserver:
             return False
         return is_healthy
 
-    async def _stall(self, name: str, entry: ProcessEntry, url: str, frontend: Frontend) -> Fault | None:
+    async def _stall(self, name: str, entry: ProcessEntry, url: str, state: StateFile) -> Fault | None:
         """Return the fault of a worker whose engine makes no token of the requests that it has.
 
         What the frontend has sent there counts, too: a core that hung before it saw a request reports none. So does its
-        finding that the engine hangs, because it has taken the requests away then.
+        finding that the engine hangs, because it has taken the requests away then. Children that compute, as one that
+        compiles, count as progress for as long as a start may take.
         """
         reading = await self._probes.engine(url)
         if reading is None:
             return None
-        problem = stall_problem(entry.stall_s)
         sent = 0
-        if not reading.running:
-            view = await frontend.view({name: entry})
+        if not running(reading):
+            view = await frontend_of(state, self._probes).view({name: entry})
             seen = view.workers.get(name) if isinstance(view, RouterView) else None
-            sent = 0 if seen is None else seen.inflight_requests + (seen.reason == problem)
-        progress = self._progress.get(name, NO_PROGRESS_KNOWN)
-        progress = self._progress[name] = progress.after(
-            reading, time.monotonic(), inflight_requests=sent, limit_s=entry.stall_s
+            sent = 0 if seen is None else seen.inflight_requests + says_hangs(seen.reason)
+        progress = self._progress[name] = self._progress.get(name, NO_PROGRESS_KNOWN).after(
+            reading,
+            time.monotonic(),
+            inflight_requests=sent,
+            limit_s=entry.stall_s,
+            compile_s=startup_s(entry, state.arbiter.speed),
+            is_working=self._computes(name),
         )
-        return Fault(problem, 0.0) if progress.is_stalled else None
+        problem = progress.problem(entry.stall_s)
+        return None if problem is None else Fault(problem, 0.0)
+
+    def _computes(self, name: str) -> bool:
+        """Return whether the children of a process have computed since the last call."""
+        known, before = self._observed.get(name), self._computed.get(name)
+        leader = None if known is None or known.pid is None else identify(known.pid)
+        if leader is None:
+            return False
+        now = self._computed[name] = computed_by_children(leader)
+        return before is not None and now.is_work_since(before)
 
     async def _drain(self, frontend: Frontend, name: str, entry: ProcessEntry) -> None:
         """Make sure that the frontend sends nothing new, then record what is still in flight."""

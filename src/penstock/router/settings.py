@@ -10,6 +10,7 @@ from typing import Any
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
@@ -101,6 +102,13 @@ class RouterSettings:
     def roles(self) -> tuple[Role, ...]:
         """Roles of the workers that a request passes, in this order."""
         return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)
+
+    @property
+    def stall_real_s(self) -> float:
+        """How long a worker may have requests and make no token, real seconds; a fixed fleet without a graph has real engines."""
+        given = self.config.health.stall_real_seconds
+        own_s = ENGINE_STALL_REAL_S if self.graph is None else self.graph.traits.stall_real_s
+        return own_s if given is None else given
 
     @property
     def is_local(self) -> bool:

@@ -115,7 +115,7 @@ def _service_process(
         startup_s=service.startup_timeout_seconds,
         grace_s=float(service.termination_grace_period_seconds),
         liveness_s=_liveness_s(spec, service),
-        stall_s=spec.router.health.stall_real_seconds,
+        stall_s=spec.stall_real_s,
     )
 
 

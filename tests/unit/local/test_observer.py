@@ -1,6 +1,7 @@
 """What the supervisor takes for a healthy process: its own answer, from its own port."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -11,8 +12,9 @@ import pytest
 from states import make_state, serving
 
 from penstock.core.http.client import Timeouts
+from penstock.local import observer as observer_module
 from penstock.local import probes
-from penstock.local.liveness import holds_port, identify
+from penstock.local.liveness import Computed, computed_by_children, holds_port, identify
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Fault, ObservedProcess
 from penstock.local.statefile import ProcessId
@@ -152,6 +154,33 @@ async def test_an_engine_that_makes_no_token_is_a_fault_although_it_answers(hung
     assert seen.fault == Fault("its engine hangs: requests, but no token for 0.01 s (real)", 0.0)
     worker.update(running=0, inflight_requests=0)
     assert (await seen_of(entry, os.getpid(), times=2, pause_s=0.02, router_url=url)).fault is None
+
+
+async def test_an_engine_whose_children_compute_is_no_fault_while_a_start_may_take(
+    hung_engine, entry_of, monkeypatch
+):
+    """An engine compiles for minutes at the first request of a kind: no token, but a child that computes."""
+    port, _ = hung_engine
+    url = f"http://127.0.0.1:{port}"
+    looks = itertools.count()
+    monkeypatch.setattr(
+        observer_module, "computed_by_children", lambda _leader: Computed(n := float(next(looks)), n)
+    )
+    entry = entry_of("decode", url=url, health_path="/health", stall_s=0.01)
+    seen = await seen_of(entry, os.getpid(), times=3, pause_s=0.02, healthy_s=1.0, router_url=url)
+    assert seen.fault is None
+
+
+def test_processor_time_of_children_counts_and_that_of_the_leader_does_not(spawn, eventually):
+    """An API server answers health checks for an engine core that hangs."""
+    before = Computed(10.0, 1.0)
+    assert Computed(12.0, 1.04).is_work_since(before)
+    assert not Computed(12.0, 1.03).is_work_since(before)
+    assert not Computed(10.0, 1.0).is_work_since(before)
+    parent, alone = spawn("import os\nos.fork()\nwhile True: pass"), spawn("while True: pass")
+    eventually(lambda: computed_by_children(identify(parent.pid)).cpu_s > 0.0)
+    eventually(lambda: psutil.Process(alone.pid).cpu_times().user > 0.0)
+    assert computed_by_children(identify(alone.pid)).cpu_s == 0.0
 
 
 PAGE = "vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\nvllm:kv_cache_usage_perc {kv}\n"

@@ -22,7 +22,6 @@ from penstock.core.worker_metrics import (
     WAITING_NAMES,
     EngineReading,
     read_engine,
-    stall_problem,
     waiting_by_engine,
 )
 from penstock.router.context import RouterContext
@@ -122,6 +121,7 @@ class WorkerWatch:
         self._pool = context.probes
         self._requests = context.pool
         self._config = context.settings.config.health
+        self._stall_real_s = context.settings.stall_real_s
         self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._period_real_s = max(_FLOOR_REAL_S, self._clock.to_real_s(self._config.interval_seconds))
@@ -207,10 +207,8 @@ class WorkerWatch:
 
     def _stall_problem(self, worker: Worker) -> str | None:
         """Return what is wrong with a worker whose engine hangs; its requests end as if it had died."""
-        if not worker.progress.is_stalled:
-            return None
-        problem = stall_problem(self._config.stall_real_seconds)
-        if worker.inflight_requests:
+        problem = worker.progress.problem(self._stall_real_s)
+        if problem is not None and worker.inflight_requests:
             self._requests.cut(worker.spec.url, problem)
         return problem
 
@@ -225,7 +223,7 @@ class WorkerWatch:
             page.engine,
             asyncio.get_running_loop().time(),
             inflight_requests=worker.inflight_requests,
-            limit_s=self._config.stall_real_seconds,
+            limit_s=self._stall_real_s,
         )
         worker.metrics_at_s = self._clock.now_s()
         worker.kv_usage_fraction = page.kv_usage_fraction
