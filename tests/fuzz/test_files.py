@@ -11,6 +11,9 @@ from penstock_planner.replay import replay
 
 MOONCAKE = b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n' * 3
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0,1,2\n"
+TURNS = b'{"timestamp": 0, "session_id": "a", "input_length": 600, "output_length": 40}\n{"session_id": "a", "input_length": 9, "output_length": 4, "delay": 500}\n'
+BURSTGPT = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,C\n6,ChatGPT,1,0,1,C\n"
+BAILIAN = b'{"chat_id": 1, "timestamp": 6.1, "input_length": 20, "output_length": 1, "hash_ids": [1, 2]}\n'
 LEDGER = (Path(__file__).parent / "data" / "ledger.jsonl").read_bytes()
 TOKENS = [
     b"\n", b"\r\n", b"\0", b"\xff\xfe", b"{", b"}", b"[", b"]" * 500, b"[" * 5000, b",", b'"', b"null", b"true", b"-1", b"1e999",
@@ -40,7 +43,7 @@ def test_any_file_is_a_trace_or_refused(rounds, mutate, tmp_path, on_bad_row):
 
     path = tmp_path / "trace"
     for name, rng in rounds:
-        data = mutate(rng, [MOONCAKE, AZURE], TOKENS)
+        data = mutate(rng, [MOONCAKE, AZURE, TURNS, BURSTGPT, BAILIAN], TOKENS)
         path.write_bytes(data)
         _attempt(name, data, read)
 

@@ -26,7 +26,7 @@ from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
-from penstock.workload.traces import TraceFormat, TraceRequest
+from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.options import join
 
@@ -64,7 +64,7 @@ def _check(load: LoadRun) -> None:
             " answers and another fleet would have met others; leave out --concurrency"
         )
     has_ids = any(result.block_ids is not None for result in load.results)
-    if summary["trace"].get("format") == TraceFormat.MOONCAKE and not has_ids:
+    if summary["trace"].get("has_block_ids") and not has_ids:
         raise ConfigError(
             f"{RESULTS_FILE} lacks block_ids, the prefixes that prompts share; run `penstock load` again, this"
             " version records them"

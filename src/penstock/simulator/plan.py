@@ -36,6 +36,7 @@ from penstock.simulator.scenario import (
 from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, map_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
+from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.policy import policy_names as planner_names
 
@@ -57,7 +58,8 @@ class SimulateOptions:
     """The command line's options, by their names; None where not given, ``admission`` without what was not."""
 
     trace: str = flag(
-        "A trace file (Mooncake JSONL or Azure CSV), the packaged `mooncake`, or a synthetic process: "
+        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's or splitwise-sim's), the "
+        "packaged `mooncake`, or a synthetic process: "
         "poisson|gamma|bursts|tenants|constant|sine|step|ramp|regimes|day with :KEY=VALUE,… as "
         "poisson:rate=4,count=2000,input_tokens=2048,share=0.5; requests=TRACE takes a trace's prompts.",
         default="mooncake",
@@ -163,9 +165,10 @@ class SimulateOptions:
     limit: int | None = flag("Most requests.", ge=1, unset="all")
     max_input_tokens: int | None = flag("Longest prompt, tokens.", ge=1, unset="no limit")
     on_long: OnLong = flag("Cut longer prompts, or leave their requests out.", default=OnLong.TRUNCATE)
+    block_tokens: int | None = flag(BLOCK_TOKENS_HELP, ge=1, unset=BLOCK_TOKENS_UNSET)
     spread: Spread | None = flag(
         "How a batch of equal arrival times is placed in its 3 s.",
-        unset="poisson for Mooncake, none for others",
+        unset="poisson for a trace of batches, as Mooncake's, else none",
     )
 
     def __post_init__(self) -> None:
@@ -212,6 +215,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
         options.limit,
         options.warmup,
         tiers=options.tiers,
+        block_tokens=options.block_tokens,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     routers = _routers(options, graph)

@@ -21,7 +21,7 @@ from penstock.workload.arrivals import (
     with_tiers,
 )
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest, load_trace
 
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
@@ -37,11 +37,12 @@ class WorkloadSpec:
 
     Attributes:
         source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
-        spread: How Mooncake's batches of equal time are placed in their 3 s. POISSON draws new ones for every seed.
+        spread: How batches of equal time, as Mooncake's, are placed in their 3 s. POISSON draws new ones for every seed.
         warmup: Requests at the beginning that are served but not counted.
         copies: Populations side by side: the same requests that many times, each with prefixes and a
             spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
         tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``.
+        block_tokens: That one hash id of a file stands for; None: its format's own.
     """
 
     source: str
@@ -52,6 +53,7 @@ class WorkloadSpec:
     warmup: int = 0
     copies: int = 1
     tiers: str | None = None
+    block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -81,9 +83,11 @@ class Workload:
 
 
 @lru_cache(maxsize=4)
-def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
-    trace = load_trace(source)
-    return f"{source} (sha256 {trace.sha256[:12]})", trace.format, trace.requests
+def _read(source: str, block_tokens: int | None) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
+    trace = load_trace(source, block_tokens=block_tokens)
+    how = Spread.POISSON if trace.is_batched else Spread.NONE
+    left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""
+    return f"{source} (sha256 {trace.sha256[:12]}{left_out})", how, trace.requests
 
 
 @lru_cache(maxsize=KEPT)
@@ -121,8 +125,7 @@ def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Se
     synthetic = parse_synthetic(spec.source)
     if synthetic is not None:
         return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
-    name, trace_format, requests = _read(spec.source)
-    default = Spread.POISSON if trace_format is TraceFormat.MOONCAKE else Spread.NONE
+    name, default, requests = _read(spec.source, spec.block_tokens)
     how = default if spec.spread is None else spec.spread
     return name, how, spread(requests, how, rng=rng)
 

@@ -35,7 +35,15 @@ from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.statistics import summarise
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.traces import OnBadRow, Trace, TraceFormat, TraceRequest, load_trace
+from penstock.workload.traces import (
+    BLOCK_TOKENS_HELP,
+    BLOCK_TOKENS_UNSET,
+    OnBadRow,
+    Trace,
+    TraceFormat,
+    TraceRequest,
+    load_trace,
+)
 
 OVERLOAD_FLAG = "--overload"
 _REQUESTS_PER_SLOT = 4
@@ -109,8 +117,8 @@ class LoadConfig:
     """
 
     trace: str = flag(
-        "A trace file (Mooncake JSONL or Azure CSV), the built-in `mooncake`, or a synthetic process as of "
-        "`penstock simulate`."
+        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's or splitwise-sim's), the "
+        "built-in `mooncake`, or a synthetic process as of `penstock simulate`."
     )
     destination: Destination = field(default_factory=Destination)
     speed: float = time_scale(more="; give the servers' own")
@@ -123,8 +131,10 @@ class LoadConfig:
         "What to do with rows that cannot be read; skipped ones are listed in the summary.",
         default=OnBadRow.REFUSE,
     )
+    block_tokens: int | None = flag(BLOCK_TOKENS_HELP, ge=1, unset=BLOCK_TOKENS_UNSET)
     spread: Spread | None = flag(
-        "How a batch of equal arrival times is placed in its 3 s.", unset="even for Mooncake, else none"
+        "How a batch of equal arrival times is placed in its 3 s.",
+        unset="even for a trace of batches, as Mooncake's, else none",
     )
     rate_rps: float | None = flag(
         "Mean arrivals per simulated second, by stretching time.",
@@ -185,7 +195,7 @@ class LoadPlan:
 def plan_load(config: LoadConfig) -> LoadPlan:
     """Read the trace and shape it: spread, then select, then scale the rate."""
     trace = _read(config)
-    default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
+    default = Spread.EVEN if trace.is_batched else Spread.NONE
     how = default if config.spread is None else config.spread
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
     selected, truncated, dropped = select(placed, config.selection, seed=config.seed)
@@ -197,7 +207,7 @@ def plan_load(config: LoadConfig) -> LoadPlan:
 def _read(config: LoadConfig) -> Trace:
     synthetic = parse_synthetic(config.trace)
     if synthetic is None:
-        return load_trace(config.trace, on_bad_row=config.on_bad_row)
+        return load_trace(config.trace, on_bad_row=config.on_bad_row, block_tokens=config.block_tokens)
     # The simulator's generator: a seed stands for the same requests there.
     requests = tuple(synthesise(synthetic, np.random.default_rng([config.seed, 1])))
     digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
@@ -316,6 +326,7 @@ def _trace(plan: LoadPlan) -> dict[str, Any]:
     return {
         "name": plan.trace.name,
         "format": plan.trace.format.value,
+        "has_block_ids": any(request.block_ids is not None for request in requests),
         "sha256": plan.trace.sha256,
         "rows": len(plan.trace.requests) + len(plan.trace.skipped),
         "skipped_rows": [f"line {line}: {reason}" for line, reason in plan.trace.skipped.items()],

@@ -1,39 +1,62 @@
-"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`."""
+"""Reads request traces: each known format becomes one list of `TraceRequest`; others are refused with what to do."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from penstock.api import Tier
 from penstock.core.errors import ConfigError
 from penstock.core.validation import findings
+from penstock.workload.trace_rows import (
+    BLOCK_TOKENS,
+    CSV_COLUMNS,
+    HASH_TOKENS,
+    BlockIds,
+    CsvRows,
+    FailedRowError,
+    JsonRows,
+    RowError,
+    RowReader,
+    TraceFormat,
+    TraceRequest,
+    header_of,
+)
 
-BLOCK_TOKENS: Final = 512
-"""Tokens that one hash id of a Mooncake trace stands for; stated by the trace's authors."""
+__all__ = [
+    "BLOCK_TOKENS",
+    "BLOCK_TOKENS_HELP",
+    "BLOCK_TOKENS_UNSET",
+    "OnBadRow",
+    "Trace",
+    "TraceFormat",
+    "TraceRequest",
+    "load_trace",
+]
 
 BUILT_IN: Final = {"mooncake": "mooncake_conversation_slice.jsonl"}
 """Names of packaged traces; see data/README.md for their sources."""
 
+KNOWN: Final = (
+    "JSON lines with timestamp, input_length and output_length (Mooncake, AIPerf, Dynamo, Bailian), Azure's CSV"
+    " (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT's (Timestamp,…,Request tokens,Response tokens) and splitwise-sim's"
+    " (arrival_timestamp,…,prompt_size,token_size)"
+)
+"""What can be read, for messages."""
+
+BLOCK_TOKENS_HELP: Final = "Tokens that one hash id of the trace stands for."
+BLOCK_TOKENS_UNSET: Final = "512; 16 for Bailian"
+
 _SHOWN_BAD_ROWS = 5
 """Chosen: enough to see a pattern, few enough to read."""
-
-
-class TraceFormat(StrEnum):
-    """Layouts that are distinguished by their first line, and what no file has."""
-
-    MOONCAKE = "mooncake"
-    AZURE = "azure"
-    SYNTHETIC = "synthetic"
 
 
 class OnBadRow(StrEnum):
@@ -44,52 +67,71 @@ class OnBadRow(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One request of a trace.
+class Trace:
+    """A trace as read, in order of arrival.
 
     Attributes:
-        block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
-        line: 1-based line in the file; names the request for good, whatever is selected.
+        skipped: Why a row was left out, by 1-based line.
+        hash_tokens: Tokens that one of the file's own hash ids stands for.
     """
-
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    block_ids: tuple[int, ...] | None
-    line: int
-    tier: Tier | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A trace as read, in the file's order; ``skipped`` says by 1-based line why a row was left out."""
 
     name: str
     format: TraceFormat
     sha256: str
     requests: tuple[TraceRequest, ...]
     skipped: Mapping[int, str]
+    hash_tokens: int = BLOCK_TOKENS
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether most requests share their time with another, as in Mooncake's own batches of 3 s."""
+        counts = Counter(request.arrival_s for request in self.requests)
+        alone = sum(count == 1 for count in counts.values())
+        return self.format is TraceFormat.MOONCAKE and 2 * alone < len(self.requests)
 
 
-class _RowError(ValueError):
-    """A row breaks the format; the text says which field and why."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What became of a file's rows."""
+
+    requests: list[TraceRequest] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
 
-def load_trace(source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE) -> Trace:
-    """Read a trace by built-in name or path."""
+def load_trace(
+    source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None
+) -> Trace:
+    """Read a trace.
+
+    Args:
+        source: A built-in name or a path.
+        on_bad_row: What becomes of a row that cannot be read. One of a request that failed is always left out.
+        block_tokens: Tokens that one hash id stands for, >= 1; None: the format's own, 512, or 16 for Bailian's.
+
+    Raises:
+        ConfigError: there is no such file, no such format, or a row cannot be read.
+    """
     data = _read_bytes(source)
     lines = enumerate(_decode(source, data).splitlines(), start=1)
     rows = [(line, text) for line, text in lines if text.strip()]
     if not rows:
-        raise ConfigError(f"--trace {source}: the file is empty; give a Mooncake JSONL or an Azure CSV")
+        raise ConfigError(f"--trace {source}: the file is empty; give a trace: {KNOWN}")
     trace_format = _detect(source, rows[0][1])
-    is_azure = trace_format is TraceFormat.AZURE
-    requests, bad = _parse(rows, _AzureRows(rows.pop(0)[1]).parse if is_azure else _parse_mooncake)
-    if bad and (not requests or on_bad_row is OnBadRow.REFUSE):
-        raise ConfigError(_refusal(source, bad, has_others=bool(requests)))
-    if not requests:
-        raise ConfigError(f"--trace {source}: the file has a header and no row")
-    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), bad)
+    hash_tokens = block_tokens or HASH_TOKENS.get(trace_format, BLOCK_TOKENS)
+    if trace_format in CSV_COLUMNS:
+        reader: RowReader = CsvRows(rows.pop(0)[1], CSV_COLUMNS[trace_format])
+    else:
+        reader = JsonRows(1.0 if trace_format is TraceFormat.BAILIAN else 1000.0, BlockIds(hash_tokens))
+    found = _parse(rows, reader)
+    if found.bad and (not found.requests or on_bad_row is OnBadRow.REFUSE):
+        raise ConfigError(_refusal(source, found.bad, has_others=bool(found.requests)))
+    if not found.requests:
+        what = "a header and no row" if not found.failed else "only requests that failed"
+        raise ConfigError(f"--trace {source}: the file has {what}")
+    skipped = dict(sorted({**found.bad, **found.failed}.items()))
+    digest = hashlib.sha256(data).hexdigest()
+    return Trace(source, trace_format, digest, tuple(found.requests), skipped, hash_tokens)
 
 
 def _read_bytes(source: str) -> bytes:
@@ -117,85 +159,45 @@ def _decode(source: str, data: bytes) -> str:
 
 
 def _detect(source: str, first: str) -> TraceFormat:
-    if first.lstrip().startswith("{"):
-        return TraceFormat.MOONCAKE
-    if first.strip().upper().startswith("TIMESTAMP,"):
-        return TraceFormat.AZURE
-    raise ConfigError(
-        f"--trace {source}: neither Mooncake JSONL (a line starts with {{) nor Azure CSV"
-        f" (header TIMESTAMP,ContextTokens,GeneratedTokens); the first line is {first[:60]!r}"
-    )
+    text = first.strip()
+    header = header_of(text)
+    for trace_format, columns in CSV_COLUMNS.items():
+        if columns.are_in(header):
+            return trace_format
+    if '"conversations"' in text or '"messages"' in text or '"text_input"' in text:
+        raise ConfigError(
+            f"--trace {source}: holds texts, as ShareGPT does, and a replay needs times and lengths. Count its tokens into lines"
+            f' of {{"timestamp": ms, "input_length": tokens, "output_length": tokens}}; or give a synthetic process with its'
+            " mean lengths, as --trace poisson:rate=2,input_tokens=300,output_tokens=200"
+        )
+    if text.startswith("{"):
+        return TraceFormat.BAILIAN if '"chat_id"' in text else TraceFormat.MOONCAKE
+    raise ConfigError(f"--trace {source}: is none of {KNOWN}; the first line is {first[:60]!r}")
 
 
-def _parse(
-    rows: list[tuple[int, str]], parse: Callable[[str, int], TraceRequest]
-) -> tuple[list[TraceRequest], dict[int, str]]:
-    requests: list[TraceRequest] = []
-    bad: dict[int, str] = {}
+def _parse(rows: list[tuple[int, str]], reader: RowReader) -> _Rows:
+    found = _Rows()
     newest_s = 0.0
     for line, text in rows:
         try:
-            request = parse(text, line)
+            request = reader.parse(text, line)
         except ValidationError as exc:
-            bad[line] = findings(exc, root="row", most=1, with_values=True)
+            found.bad[line] = findings(exc, root="row", most=1, with_values=True)
             continue
-        except _RowError as exc:
-            bad[line] = str(exc)
+        except RowError as exc:
+            found.bad[line] = str(exc)
             continue
-        if request.arrival_s < newest_s:
-            bad[line] = f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's"
+        except FailedRowError as exc:
+            found.failed[line] = str(exc)
             continue
-        newest_s = request.arrival_s
-        requests.append(request)
-    return requests, bad
-
-
-class _MooncakeRow(BaseModel):
-    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}``."""
-
-    model_config = ConfigDict(strict=True)
-
-    timestamp: float = Field(ge=0, allow_inf_nan=False)
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=1)
-    hash_ids: tuple[Annotated[int, Field(ge=0)], ...]
-
-
-def _parse_mooncake(text: str, line: int) -> TraceRequest:
-    row = _MooncakeRow.model_validate_json(text)
-    ids, needed = row.hash_ids, -(-row.input_length // BLOCK_TOKENS)
-    if len(ids) != needed:
-        raise _RowError(
-            f"hash_ids: {len(ids)} ids for {row.input_length} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
-        )
-    return TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, ids, line)
-
-
-class _AzureRow(BaseModel):
-    at: datetime = Field(alias="TIMESTAMP")
-    input_tokens: int = Field(alias="ContextTokens", ge=1)
-    output_tokens: int = Field(alias="GeneratedTokens", ge=1)
-
-
-class _AzureRows:
-    """``TIMESTAMP,ContextTokens,GeneratedTokens`` a line; time counts from the first usable row."""
-
-    def __init__(self, header: str) -> None:
-        known = {name.lower(): name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")}
-        self._columns = [known.get(name.strip().lower(), name) for name in header.split(",")]
-        self._zero: datetime | None = None
-
-    def parse(self, text: str, line: int) -> TraceRequest:
-        cells = text.split(",")
-        if len(cells) != len(self._columns):
-            raise _RowError(f"{len(cells)} columns, the header has {len(self._columns)}")
-        row = _AzureRow.model_validate(
-            dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
-        )
-        at = row.at.replace(tzinfo=UTC) if row.at.tzinfo is None else row.at
-        self._zero = self._zero or at
-        arrival_s = (at - self._zero).total_seconds()
-        return TraceRequest(arrival_s, row.input_tokens, row.output_tokens, None, line)
+        if not reader.is_turn and request.arrival_s < newest_s:
+            found.bad[line] = f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's"
+            continue
+        if not reader.is_turn:
+            newest_s = request.arrival_s
+        found.requests.append(request)
+    found.requests.sort(key=lambda request: request.arrival_s)
+    return found
 
 
 def _refusal(source: str, bad: Mapping[int, str], *, has_others: bool) -> str:

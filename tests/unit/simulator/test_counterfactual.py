@@ -83,7 +83,7 @@ def load_of(results, *, is_partial=False, concurrency=None, is_distorted=None):
     )
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     measured["lag"] |= {} if is_distorted is None else {"is_distorted": is_distorted}
-    trace = {"name": "synthetic", "format": "mooncake", "skipped_rows": []}
+    trace = {"name": "synthetic", "format": "mooncake", "has_block_ids": True, "skipped_rows": []}
     summary = {
         "schema": SCHEMA,
         "is_partial": is_partial,

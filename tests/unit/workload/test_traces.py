@@ -59,14 +59,17 @@ GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}
             "output_length: True",
         ),
         ('{"timestamp": 1, "output_length": 5, "hash_ids": [0]}', "input_length: Field required"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 5}', "hash_ids: Field required"),
+        (
+            '{"input_length": 5, "output_length": 5, "hash_ids": [0]}',
+            "timestamp: missing, and no earlier turn",
+        ),
         (
             '{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}',
             "hash_ids.0: 'a': Input should be a valid integer",
         ),
         (
             '{"timestamp": 1, "input_length": 513, "output_length": 5, "hash_ids": [0]}',
-            "1 ids for 513 tokens, must be 2",
+            "1 ids for 513 tokens, must be 2 of 512 tokens; if one id stands for another number of tokens, give --block-tokens",
         ),
     ],
 )
@@ -114,7 +117,13 @@ def test_a_bad_azure_row_is_skipped_with_its_reason(tmp_path, row, reason):
         (b"", "the file is empty"),
         (b"\n  \n", "the file is empty"),
         (b"{}\n\xff\xfe", r":2: byte 3 is not UTF-8"),
-        (b"a,b\n1,2\n", "neither Mooncake JSONL .* nor Azure CSV"),
+        (b"a,b\n1,2\n", "is none of JSON lines .* Azure's CSV .* BurstGPT's"),
+        (
+            b'[{"id":"a","conversations":[{"from":"human","value":"hi"}]}]',
+            "as ShareGPT does.*--trace poisson:rate=2",
+        ),
+        (b'{"session_id": "s", "messages": [], "output_length": 5, "timestamp": 0}', "holds texts"),
+        (b"Timestamp,Request tokens,Response tokens\n1,5,0\n", "only requests that failed"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
@@ -124,6 +133,120 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
 
     with pytest.raises(ConfigError, match=message):
         load_trace(str(path))
+
+
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,276,693,Conversation log
+118,GPT-4,1360,0,1360,API log
+200,ChatGPT,185,215,400,Conversation log
+"""
+WITH_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+0.0,2,1.2,ChatGPT,472,18,490,Conversation log
+3.5,2,2.2,ChatGPT,1087,230,1317,Conversation log
+"""
+SPLITWISE = """request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
+0,2,0,0.5,1,374,44
+1,2,0,4.25,1,396,109
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,100,15
+"""
+AZURE_2023 = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
+BARE = """{"timestamp": 0, "input_length": 6758, "output_length": 500}
+{"timestamp": 3000, "input_length": 7322, "output_length": 490}
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "trace_format", "rows", "skipped"),
+    [
+        (
+            BURSTGPT,
+            TraceFormat.BURSTGPT,
+            [(5, 472, 18), (45, 1087, 230), (118, 417, 276), (200, 185, 215)],
+            [5],
+        ),
+        (WITH_SESSIONS, TraceFormat.BURSTGPT, [(0, 472, 18), (3.5, 1087, 230)], []),
+        (SPLITWISE, TraceFormat.SPLITWISE, [(0.5, 374, 44), (4.25, 396, 109)], []),
+        (AZURE_2024, TraceFormat.AZURE, [(0, 2162, 5), (0.99007, 100, 15)], []),
+        (AZURE_2023, TraceFormat.AZURE, [(0, 374, 44), (4.314579, 396, 109)], []),
+        (BARE, TraceFormat.MOONCAKE, [(0, 6758, 500), (3, 7322, 490)], []),
+    ],
+)
+def test_traces_that_people_have_are_read(tmp_path, content, trace_format, rows, skipped):
+    """Both headers of BurstGPT, whose failed requests are left out and listed, Azure's two years, rows without ids."""
+    path = tmp_path / "trace"
+    path.write_bytes(content.encode())
+
+    trace = load_trace(str(path))
+
+    assert trace.format is trace_format
+    found = [(each.arrival_s, each.input_tokens, each.output_tokens) for each in trace.requests]
+    assert found == [pytest.approx(row) for row in rows]
+    assert {each.block_ids for each in trace.requests} == {None}
+    assert list(trace.skipped) == skipped
+    assert not trace.is_batched
+
+
+def test_turns_of_a_session_grow_by_what_went_before(tmp_path):
+    """As AIPerf writes them: a turn is new text after its delay, and shares its history with the turn before it."""
+    path = tmp_path / "aiperf.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "session_id": "a", "input_length": 600, "output_length": 40, "delay": 0}\n'
+        '{"session_id": "a", "input_length": 300, "output_length": 40, "delay": 500}\n'
+        '{"timestamp": 200, "session_id": "b", "input_length": 10, "output_length": 4}\n'
+    )
+
+    first, other, second = load_trace(str(path)).requests
+
+    assert [(each.line, each.arrival_s) for each in (first, other, second)] == [(1, 0), (3, 0.2), (2, 0.5)]
+    assert (first.input_tokens, second.input_tokens) == (600, 600 + 40 + 300)
+    assert second.block_ids[: len(first.block_ids)] == first.block_ids
+    assert not set(other.block_ids) & set(second.block_ids)
+
+
+@pytest.mark.parametrize("tokens", [16, 64, 512, 768, 1024])
+def test_ids_of_any_size_share_what_they_shared_by_whole_512_tokens(tmp_path, tokens):
+    """A prompt of 2,000 tokens and one that has its first 1,100 in common share two blocks of 512."""
+    same = -(-1100 // tokens) if tokens < 512 else 1100 // tokens
+    count = -(-2000 // tokens)
+    rows = [list(range(count)), [*range(same), *range(1000, 1000 + count - same)]]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {at}, "input_length": 2000, "output_length": 1, "hash_ids": {ids}}}\n'
+            for at, ids in enumerate(rows)
+        )
+    )
+
+    one, two = (each.block_ids for each in load_trace(str(path), block_tokens=tokens).requests)
+
+    shared = [left == right for left, right in zip(one, two, strict=True)]
+    assert len(one) == 4
+    assert shared == [at < same * tokens // 512 for at in range(4)]
+
+
+def test_bailians_rows_have_seconds_and_ids_of_16_tokens(tmp_path):
+    """As its authors state; no flag is needed."""
+    path = tmp_path / "qwen.jsonl"
+    ids = list(range(33))
+    path.write_text(
+        f'{{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132,'
+        f' "type": "text", "turn": 2, "hash_ids": {ids}}}\n'
+    )
+
+    trace = load_trace(str(path))
+
+    assert (trace.format, trace.hash_tokens) == (TraceFormat.BAILIAN, 16)
+    assert trace.requests == (TraceRequest(61.114, 521, 132, (0, 1), 1),)
+
+
+def test_batches_are_recognised_by_their_times():
+    """The default spreading is for Mooncake's batches of 3 s, not for a trace whose rows have times of their own."""
+    assert load_trace("mooncake").is_batched
 
 
 def test_a_missing_file_names_the_built_in_traces(tmp_path):
