@@ -24,7 +24,14 @@ from penstock.core.errors import ConfigError, NotFoundError, PenstockError
 from penstock.local import liveness, watchdog_child
 from penstock.local.launcher import Launcher
 from penstock.local.statefile import StateFile, from_json
-from penstock.local.store import StateStore, make_endpoints, make_folder, remove_endpoints
+from penstock.local.store import (
+    StateStore,
+    cache_folder,
+    drop_cache,
+    make_endpoints,
+    make_folder,
+    remove_endpoints,
+)
 from penstock.local.supervisor import Supervisor
 
 _log = logs.get_logger(__name__)
@@ -206,7 +213,10 @@ def main(argv: list[str] | None = None) -> int:
         _log.exception("arbiter failed")
         return 1
     finally:
-        liveness.end(liveness.leftovers(store.read_quietly(), str(store.path)), grace_s=1.0)
+        left = liveness.leftovers(store.read_quietly(), str(store.path))
+        liveness.end(left, grace_s=1.0)
+        if left:
+            drop_cache(cache_folder(store.path.stem))
         remove_endpoints(state.arbiter.endpoint)
         store.remove()
         _log.info("arbiter ended", namespace=state.arbiter.namespace)

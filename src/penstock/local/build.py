@@ -21,6 +21,7 @@ from penstock.local.statefile import (
     request_replica,
 )
 from penstock.runtimes import (
+    CACHE_FOLDER,
     PLANNER_ROLE,
     PORT,
     ProcessSpec,
@@ -51,9 +52,19 @@ def argv_of(entry: ProcessEntry) -> list[str]:
     return [fill(argument, entry.ports) for argument in entry.cmd]
 
 
-def environment_of(entry: ProcessEntry, statefile: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set on top of ``inherited``: the entry's own, its GPUs and the arbiter's mark."""
-    environment = {name: fill(value, entry.ports) for name, value in entry.env.items()}
+def environment_of(
+    entry: ProcessEntry, statefile: str, cache: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables to set on top of ``inherited``: the entry's own, its GPUs and the arbiter's mark.
+
+    Args:
+        entry: Of the process, its ports chosen.
+        statefile: Path of the graph's.
+        cache: The process' own folder for what it compiles.
+        inherited: The arbiter's variables.
+    """
+    values: dict[str, str | int] = {**entry.ports, CACHE_FOLDER: str(cache)}
+    environment = {name: fill(value, values) for name, value in entry.env.items()}
     environment[MARK_VARIABLE] = statefile
     if entry.is_worker:
         environment[GPU_VARIABLE] = visible_devices(entry.gpus, inherited.get(GPU_VARIABLE))

@@ -12,7 +12,14 @@ from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 from penstock.local import liveness, ports
 from penstock.local.plan import grace_s
 from penstock.local.statefile import ProcessId, StateFile
-from penstock.local.store import StateStore, namespaces, remove_all_endpoints, remove_endpoints
+from penstock.local.store import (
+    StateStore,
+    cache_folder,
+    drop_cache,
+    namespaces,
+    remove_all_endpoints,
+    remove_endpoints,
+)
 
 _GRACE_S = 5.0
 """Real seconds that processes of a killed arbiter get to end. Chosen."""
@@ -25,6 +32,8 @@ def recover(store: StateStore) -> tuple[str, ...]:
     left = liveness.leftovers(state, str(store.path))
     pids = liveness.group_pids(left)
     _end(left, _GRACE_S)
+    if left:
+        drop_cache(cache_folder(store.path.stem))
     if not left and not store.path.exists():
         return ()
     if state is not None:
@@ -38,6 +47,7 @@ def recover(store: StateStore) -> tuple[str, ...]:
 def kill(store: StateStore, state: StateFile) -> None:
     """Kill the arbiter, its watchdog and every process of a graph at once."""
     _end([*liveness.marked(str(store.path)), state.arbiter.process, *liveness.recorded(state)], 0.0)
+    drop_cache(cache_folder(store.path.stem))
 
 
 def _end(processes: list[ProcessId], grace_s: float) -> None:

@@ -43,6 +43,21 @@ def log_root() -> Path:
     return Path(configured).expanduser() / "log" if configured else Path.home() / ".penstock" / "log"
 
 
+def cache_folder(namespace: str) -> Path:
+    """Return the folder of what a graph's engines compile: below ``cache`` in the configured state folder, or ``~/.penstock``."""
+    configured = os.environ.get(STATE_DIR_VARIABLE)
+    return (
+        (Path(configured).expanduser() if configured else Path.home() / ".penstock").absolute()
+        / "cache"
+        / namespace
+    )
+
+
+def drop_cache(folder: Path) -> None:
+    """Delete what an engine compiled that did not end by itself: it may have been writing."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def namespaces() -> list[str]:
     """Return the namespaces that have a statefile, sorted."""
     return sorted(path.stem for path in state_dir().glob("*.json"))

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock.core import logs
@@ -22,7 +23,7 @@ from penstock.local.launcher import Ended, Launcher
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Action, Drain, ObservedProcess, ProcessExit, Step, plan, plan_stop
 from penstock.local.statefile import ProcessEntry, ProcessId, StateFile, retire
-from penstock.local.store import StateStore, UnwritableError
+from penstock.local.store import StateStore, UnwritableError, cache_folder, drop_cache
 from penstock.runtimes import PORT
 
 _Change = Callable[[StateFile], StateFile]
@@ -243,6 +244,8 @@ class Supervisor:
             reason = self._exit_reason(ended, known)
             _log.info("process ended", name=ended.name, pid=ended.pid, reason=reason)
             self._observed[ended.name] = replace(known, pid=None, exited=ProcessExit(now_s, reason))
+            if ended.code != 0:
+                await asyncio.to_thread(drop_cache, self._cache_of(ended.name))
 
     def _exit_reason(self, ended: Ended, known: ObservedProcess) -> str:
         if known.verdict is not None:
@@ -307,7 +310,7 @@ class Supervisor:
         fresh = ObservedProcess(
             started_s=now_s, failures=self._observed.get(name, ObservedProcess()).failures
         )
-        environment = environment_of(entry, str(self._record.store.path), os.environ)
+        environment = environment_of(entry, str(self._record.store.path), self._cache_of(name), os.environ)
         await self._launcher.forget(name)
         try:
             process = await self._launcher.start(name, argv_of(entry), environment, log)
@@ -319,6 +322,9 @@ class Supervisor:
         self._observed[name] = replace(fresh, pid=process.pid)
         _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
         self._record.started(name, process)
+
+    def _cache_of(self, name: str) -> Path:
+        return cache_folder(self._record.state.arbiter.namespace) / name
 
     def _drop(self, name: str) -> None:
         self._observed.pop(name, None)

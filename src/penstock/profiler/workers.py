@@ -26,7 +26,8 @@ from penstock.local.ports import choose_port
 from penstock.local.probes import Probes
 from penstock.local.process_log import last_lines
 from penstock.local.statefile import ProcessId
-from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
+from penstock.local.store import drop_cache
+from penstock.runtimes import CACHE_FOLDER, PORT, ProcessSpec, filled_argv, filled_env
 
 _TIMEOUT_S = 20.0
 """Real seconds. Chosen: a driver that wakes every GPU of a large node takes ten."""
@@ -51,6 +52,8 @@ _GRACE_S = 10.0
 """Real seconds from SIGTERM to SIGKILL. Chosen: a worker without requests ends within one."""
 RECORD: Final = "worker.json"
 LOG: Final = "worker.log"
+CACHE: Final = "compiled"
+"""Folder of what the worker compiles, while it runs."""
 
 log = get_logger(__name__)
 
@@ -73,7 +76,8 @@ async def running(
         ports[placeholder] = choose_port(ports.values())
     log_path = directory / LOG
     with log_path.open("ab") as stream:
-        process = await _spawn(spec, ports, gpus, environ, stream.fileno())
+        values: dict[str, str | int] = {**ports, CACHE_FOLDER: str(directory / CACHE)}
+        process = await _spawn(spec, values, gpus, environ, stream.fileno())
     found = identify(process.pid)
     try:
         if found is not None:
@@ -94,15 +98,16 @@ async def end_leftover(directory: Path) -> None:
         left = ProcessId(int(plain["pid"]), str(plain["started"]))
         if resisting := await asyncio.to_thread(end, [left], grace_s=_GRACE_S):
             log.warning("a worker of an earlier run does not end", pids=[each.pid for each in resisting])
+    await asyncio.to_thread(drop_cache, directory / CACHE)
     record.unlink(missing_ok=True)
 
 
 async def _spawn(
-    spec: ProcessSpec, ports: Mapping[str, int], gpus: int, environ: Mapping[str, str], output: int
+    spec: ProcessSpec, values: Mapping[str, str | int], gpus: int, environ: Mapping[str, str], output: int
 ) -> asyncio.subprocess.Process:
-    argv = filled_argv(spec, ports)
+    argv = filled_argv(spec, values)
     devices = visible_devices(tuple(range(gpus)), environ.get(GPU_VARIABLE))
-    environment = {**environ, **filled_env(spec, ports), GPU_VARIABLE: devices}
+    environment = {**environ, **filled_env(spec, values), GPU_VARIABLE: devices}
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     try:
         return await asyncio.create_subprocess_exec(
@@ -141,4 +146,5 @@ async def _stop(process: asyncio.subprocess.Process, found: ProcessId | None, di
     if found is not None:
         await asyncio.to_thread(end, [found], grace_s=_GRACE_S)
     await process.wait()
+    await asyncio.to_thread(drop_cache, directory / CACHE)
     (directory / RECORD).unlink(missing_ok=True)

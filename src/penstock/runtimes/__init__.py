@@ -2,6 +2,7 @@
 
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.protocol import (
+    CACHE_FOLDER,
     DISCOVERY_SUFFIX,
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
@@ -22,6 +23,7 @@ from penstock.runtimes.protocol import (
 )
 
 __all__ = [
+    "CACHE_FOLDER",
     "DISCOVERY_SUFFIX",
     "KV_EVENTS_PORT",
     "KV_EVENTS_SUFFIX",

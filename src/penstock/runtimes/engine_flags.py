@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
-from penstock.runtimes.protocol import RuntimeContext
+from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
 
 _KV_EVENTS = "--kv-events-config"
 _LAST_PORT = 65535
@@ -135,6 +135,17 @@ def _kv_endpoint(argv: Sequence[str], key: str) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return endpoint if isinstance(endpoint, str) else None
+
+
+def cache_variables(context: RuntimeContext) -> dict[str, str]:
+    """Return the folders of what vLLM, Inductor and Triton compile, on one machine; a pod has a file system of its own.
+
+    They are shared by default, and an engine that is killed while it writes leaves a torn file of which the next one dies.
+    """
+    if context.environment is not Environment.LOCAL:
+        return {}
+    names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {name: f"{{{CACHE_FOLDER}}}/{folder}" for name, folder in names.items()}
 
 
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:

@@ -17,6 +17,7 @@ from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
     batch_flags,
+    cache_variables,
     kv_event_flags,
     kv_transfer_flags,
     node_flags,
@@ -56,7 +57,7 @@ class Vllm(Runtime):
         ports: tuple[str, ...] = (
             (PORT, KV_EVENTS_PORT) if events and context.environment is Environment.LOCAL else (PORT,)
         )
-        env = _shared_cores(spec, context)
+        env = {**_shared_cores(spec, context), **cache_variables(context)}
         if service.role is not Role.AGGREGATED:
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{{SIDE_CHANNEL_PORT}}}"

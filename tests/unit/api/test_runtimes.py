@@ -32,6 +32,28 @@ def after(argv, flag):
     return argv[argv.index(flag) + 1]
 
 
+CACHES = {
+    "VLLM_CACHE_ROOT": "{cache_folder}/vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "{cache_folder}/inductor",
+    "TRITON_CACHE_DIR": "{cache_folder}/triton",
+}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "engine", "is_own"),
+    [("vllm", {}, True), ("dynamo", {}, True), ("dynamo", {"mocker": True}, False), ("simulated", {}, False)],
+)
+def test_what_an_engine_compiles_is_its_own_on_one_machine_and_its_pods_in_a_cluster(
+    build, context, runtime, engine, is_own
+):
+    """Engines that share the folder die of what one of them left half written."""
+    graph = build(runtime=runtime, engine=engine)
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    for where, expected in ((context, CACHES if is_own else {}), (cluster, {})):
+        env = by_service(graph, where)["decode"].env
+        assert {name: value for name, value in env.items() if name in CACHES} == expected
+
+
 def test_processes_come_routers_first_planner_last(build, context):
     """Every service and the planner is one kind of process, named by namespace and service."""
     specs = process_specs(build(services={"zz": {"role": "router"}}), context)
@@ -159,6 +181,7 @@ def test_vllm_worker(build, context):
         "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
+        **CACHES,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
@@ -218,6 +241,7 @@ def test_dynamo_vllm_worker(build, context):
         "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
         "DYN_EVENT_PLANE_HOST": "127.0.0.1",
         "DYN_SYSTEM_HOST": "127.0.0.1",
+        **CACHES,
         "DYN_SYSTEM_PORT": "{port}",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
@@ -304,6 +328,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        **CACHES,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",

@@ -189,14 +189,17 @@ def test_placeholders_are_filled_and_other_braces_stay(entry_of):
 
 def test_a_worker_sees_its_gpus_only_and_carries_the_mark(entry_of):
     """CUDA_VISIBLE_DEVICES is set for every worker, empty for one without GPUs, and for no other process."""
-    worker = entry_of(gpus=(2, 3), env={"SIDE": "{port}"}, ports={"port": 5})
-    assert environment_of(worker, "/s.json", {}) == {
+    worker = entry_of(gpus=(2, 3), env={"SIDE": "{port}", "CACHE": "{cache_folder}/x"}, ports={"port": 5})
+    assert environment_of(worker, "/s.json", Path("/c"), {}) == {
         "SIDE": "5",
+        "CACHE": "/c/x",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "PENSTOCK_STATEFILE": "/s.json",
     }
-    assert environment_of(entry_of(gpus=()), "/s.json", {})["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in environment_of(entry_of("frontend", "router"), "/s.json", {})
+    assert environment_of(entry_of(gpus=()), "/s.json", Path("/c"), {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in environment_of(
+        entry_of("frontend", "router"), "/s.json", Path("/c"), {}
+    )
 
 
 @pytest.mark.parametrize(

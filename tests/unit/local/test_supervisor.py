@@ -1,5 +1,6 @@
 """The supervisor's loop over a fake launcher: every wait of a stop is bounded."""
 
+import asyncio
 import math
 import signal
 from dataclasses import replace
@@ -13,7 +14,7 @@ from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
 from penstock.local.plan import ObservedProcess
 from penstock.local.statefile import ProcessId
-from penstock.local.store import StateStore
+from penstock.local.store import StateStore, cache_folder
 from penstock.local.supervisor import Record, Supervisor
 
 
@@ -67,6 +68,24 @@ def test_a_process_that_ends_by_itself_is_quoted_whatever_its_code(store, tmp_pa
     state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
     supervisor = Supervisor(store, Unkillable(), state)
     assert supervisor._exit_reason(Ended("n_decode", 7, code), ObservedProcess(pid=7)) == reason
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(0, True), (-signal.SIGKILL, False), (None, False)])
+async def test_what_an_engine_compiled_is_dropped_unless_it_ended_by_itself(
+    store, monkeypatch, code, is_kept
+):
+    """A file torn by a kill would end each of its successors."""
+    launcher = Unkillable()
+    monkeypatch.setattr(launcher, "reap", lambda: [Ended("n_decode", 7, code)])
+    monkeypatch.setattr(launcher, "forget", lambda _name: asyncio.sleep(0), raising=False)
+    supervisor = Supervisor(store, launcher, store.read())
+    supervisor.adopt()
+    own, other = cache_folder("n") / "n_decode", cache_folder("n") / "n_decode_1"
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        (folder / "compiled").touch()
+    await supervisor.stop_tick()
+    assert (own.exists(), other.exists()) == (is_kept, True)
 
 
 async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):

@@ -27,6 +27,7 @@ from penstock.core.errors import InvalidSpecError, Problem
 from penstock.kube.kinds import DYNAMO_WORKER_METADATA
 from penstock.runtimes.engine_flags import (
     batch_flags,
+    cache_variables,
     kv_transfer_flags,
     node_flags,
     parallel_flags,
@@ -79,8 +80,7 @@ class Dynamo(Runtime):
         env = {**_planes(context), "DYN_SYSTEM_PORT": "{port}"}
         if context.environment is Environment.LOCAL:
             env["DYN_SYSTEM_HOST"] = context.host
-        if spec.engine.mocker:
-            env |= _REGISTERED_IS_HEALTHY
+        env |= _REGISTERED_IS_HEALTHY if spec.engine.mocker else cache_variables(context)
         ports: tuple[str, ...] = (PORT,)
         if service.role in _MODES and not spec.engine.mocker:
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
