@@ -86,7 +86,6 @@ def run_helm(*arguments, values=None):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
 
 

@@ -27,7 +27,6 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
         cwd=_ROOT,
         check=True,
         capture_output=True,
-        timeout=100,
     )
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 

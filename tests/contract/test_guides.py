@@ -52,7 +52,6 @@ def test_a_new_field_reaches_the_crd_and_validate(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
         )
 
     assert run("penstock.api.crd").returncode == 0

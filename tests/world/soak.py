@@ -21,6 +21,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -402,11 +403,11 @@ def judge(world: World, findings: Findings, samples: Samples, minutes: float) ->
     findings.problems += [f"without a fault: {text}" for text in unexplained[:20]]
     print("outcomes:", dict(sorted(findings.outcomes.items())))
     print("faults:", dict(Counter(name for _, name in findings.faults)))
-    try:
-        print(world.replay_ledger().strip().splitlines()[-1])
-        world.down()
-    except AssertionError as exc:
-        findings.problems.append(str(exc))
+    for end in (lambda: print(world.replay_ledger().strip().splitlines()[-1]), world.down):
+        try:
+            end()
+        except (AssertionError, OSError, subprocess.SubprocessError) as exc:
+            findings.problems.append(f"at the end: {exc!r}")
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ def test_a_taken_port_is_refused_without_a_traceback(world, arguments, words):
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = str(taken.getsockname()[1])
-        done = world.run(*(argument.replace("TAKEN", port) for argument in arguments), timeout_s=20)
+        done = world.run(*(argument.replace("TAKEN", port) for argument in arguments))
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("penstock: ") == 1, done.stderr
@@ -36,7 +36,6 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
     process = world.start("up", manifest, *flags, name="up")
     restarted = eventually(
         lambda: (entry := world.state().get("world_decode", {})).get("restarts", 0) >= 1 and entry,
-        20,
         "restart",
     )
     assert "--block-size': 0 is not in the range x>=1" in restarted["reason"]

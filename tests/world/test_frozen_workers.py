@@ -35,9 +35,7 @@ def fleet(world, eventually, free_port):
         flags += ["--worker", f"{role}=http://127.0.0.1:{port}"]
     own = ("--graph", world.folder / "graph.yaml", "--port", world.port, "--speed", SPEED)
     processes["router"] = world.start("router", "serve", *own, *flags, name="router")
-    eventually(
-        lambda: world.is_serving() and all(w["state"] == "ready" for w in world.workers().values()), 60
-    )
+    eventually(lambda: world.is_serving() and all(w["state"] == "ready" for w in world.workers().values()))
     return processes
 
 

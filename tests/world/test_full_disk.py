@@ -58,7 +58,6 @@ def _can_mount():
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(not _can_mount(), reason="needs user namespaces to mount a small tmpfs")
 def test_a_worker_that_dies_on_a_full_disk_is_restarted_and_recorded_once_there_is_room(world):
     """Requests are served again while nothing can be written; then the file names the new process."""

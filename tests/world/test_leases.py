@@ -62,18 +62,18 @@ def test_a_killed_decode_workers_prompts_are_reclaimed_and_served_elsewhere(work
     running, leases = "vllm:num_requests_running", "penstock_engine_leases"
     prefill, doomed, other = worker("prefill"), worker("decode", "--max-num-seqs", "1"), worker("decode")
     for each in (prefill, doomed, other):
-        eventually(lambda each=each: each.metric(running) is not None, 30, "the worker")
+        eventually(lambda each=each: each.metric(running) is not None, "the worker")
     with ExitStack() as stack:
         stack.callback(doomed.send_and_leave(max_tokens=100_000).close)
-        eventually(lambda: doomed.metric(running) == 1, 30, "a busy decode worker")
+        eventually(lambda: doomed.metric(running) == 1, "a busy decode worker")
         for _ in range(3):
             params = prefill.complete(max_tokens=1, kv_transfer_params=remote)["kv_transfer_params"]
             stack.callback(doomed.send_and_leave(max_tokens=4, kv_transfer_params=params).close)
         renewals = "penstock_engine_lease_renewals_total"
-        eventually(lambda: prefill.metric(renewals) >= 9, 60, "three renewals of each lease")
+        eventually(lambda: prefill.metric(renewals) >= 9, "three renewals of each lease")
         assert prefill.metric(leases) == 3
         doomed.process.send_signal(signal.SIGKILL)
-        eventually(lambda: prefill.metric(leases) == 0, 60, "the end of the leases")
+        eventually(lambda: prefill.metric(leases) == 0, "the end of the leases")
         assert prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 3
         assert prefill.metric("vllm:kv_cache_usage_perc") == 0
         params = prefill.complete(max_tokens=1, kv_transfer_params=remote)["kv_transfer_params"]

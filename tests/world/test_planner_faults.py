@@ -16,7 +16,6 @@ from penstock.local.statefile import ArbiterInfo, EntryState, ProcessEntry, Stat
 from penstock.local.store import StateStore
 
 REPLICAS = 3
-pytestmark = pytest.mark.timeout(180)
 
 
 def page(kv, queue, age):
@@ -118,14 +117,14 @@ def test_metrics_that_mean_nothing_hold_and_are_named_and_good_ones_scale_again(
         metrics.text = text
         before = len(world.decisions())
         # One interval may have begun under the page before this one.
-        made = eventually(lambda n=before: (found := world.decisions()[n + 1 :]) and found[-1], 15, kind)
+        made = eventually(lambda n=before: (found := world.decisions()[n + 1 :]) and found[-1], kind)
         assert {role["reason"] for role in made["decision"]["roles"]} == {"metric_unknown"}, (kind, made)
     assert process.poll() is None
     assert world.entries("decode", "draining") == {}
     assert world.entries("prefill", "draining") == {}
     metrics.text = GOOD
     eventually(
-        lambda: world.entries("decode", "draining") and world.entries("prefill", "draining"), 15, "shrinks"
+        lambda: world.entries("decode", "draining") and world.entries("prefill", "draining"), "shrinks"
     )
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
@@ -148,7 +147,7 @@ def test_a_full_disk_stops_decisions_but_neither_the_planner_nor_serving(world, 
     process = world.start("planner", "run", *flags, name="planner", preexec_fn=limit_files)
     output = world.folder / "planner.out"
     words = eventually(
-        lambda: "cannot be written" in (text := output.read_text()) and text, 15, "the error is said"
+        lambda: "cannot be written" in (text := output.read_text()) and text, "the error is said"
     )
     time.sleep(2.5)  # two more intervals: the refusals go on, nothing else changes
     assert process.poll() is None
@@ -159,7 +158,7 @@ def test_a_full_disk_stops_decisions_but_neither_the_planner_nor_serving(world, 
     assert "ledger.jsonl" in words
     assert "free or repair the disk" in words
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    eventually(lambda: len(world.entries("prefill", "ready", "draining")) == 1, 15, "the decision is taken")
+    eventually(lambda: len(world.entries("prefill", "ready", "draining")) == 1, "the decision is taken")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert "Traceback" not in output.read_text()

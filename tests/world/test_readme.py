@@ -6,13 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 BUDGET = 8
 REQUESTS = 300
 NOT_RUN = {"eval": "changes the shell", "pip": "installs", "tensorboard": "serves until stopped"}
-pytestmark = pytest.mark.timeout(240)
 
 
 def blocks(language):
@@ -44,14 +41,14 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
                     run_client(world)
                     words += ["--limit", str(REQUESTS)]
             here = [word.replace("http://127.0.0.1:8000", world.url) for word in words if word != "--watch"]
-            done = world.run(*here[1:], timeout_s=90)
+            done = world.run(*here[1:])
             assert done.returncode == 0, (words, done.stdout, done.stderr)
             if words[1] == "load":
                 assert f"{REQUESTS} ok, 0 failed, 0 rejected of {REQUESTS} requests" in done.stdout, (
                     done.stdout
                 )
             if words[1] == "status":
-                eventually(lambda: len(world.decisions()) >= 5, 30, "five decisions to explain")
+                eventually(lambda: len(world.decisions()) >= 5, "five decisions to explain")
     assert seen.problems == []
     assert seen.looks > 100
     assert seen.most_gpus > 2, "pools grew from one worker each"

@@ -5,7 +5,6 @@ import pytest
 TOLERANCE = 0.10
 """Of TPOT p50. Batches at two speeds differ a little, because arrivals and steps meet otherwise; a step of the
 profile is the same to 1% for one request more or less, and ten times the batch costs about half a step more."""
-pytestmark = pytest.mark.timeout(240)
 
 
 def replay(world, speed):

@@ -7,8 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_of_two_ups_at_once_on_one_port_one_serves_and_the_other_says_why(world, eventually):
     """A router that could not bind is not ready because the other one answers; its graph leaves nothing."""
@@ -61,8 +59,8 @@ def test_a_signal_during_up_leaves_nothing_running(world, eventually, phase, num
     manifest.write_text(text)
     flags = ("--port", world.port, "--no-planner", "--log-dir", world.log_dir, "--speed", 10)
     process = world.start("up", manifest, *flags, name="up")
-    eventually(lambda: _handles(process.pid, number), 30, "up handles signals")
-    eventually(lambda: PHASES[phase](world), 30, phase)
+    eventually(lambda: _handles(process.pid, number), "up handles signals")
+    eventually(lambda: PHASES[phase](world), phase)
     os.kill(process.pid, number)
     assert process.wait(40) == 128 + number, (world.folder / "up.out").read_text()
     assert world.marked() == {}

@@ -122,9 +122,8 @@ class Client:
 
     async def until(self, name, value, **labels):
         """Wait until a sample has a value."""
-        async with asyncio.timeout(30):
-            while await self.metric(name, **labels) != value:  # noqa: ASYNC110 - another process would poll too
-                await asyncio.sleep(0.005)
+        while await self.metric(name, **labels) != value:  # noqa: ASYNC110 - another process would poll too
+            await asyncio.sleep(0.005)
 
 
 def lease_of(duration_s):

@@ -134,9 +134,8 @@ async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
         slow.resume()
         events = await events_of(slow)
         assert len(events) == 30_000
-        async with asyncio.timeout(30):
-            while not client.server.worker.is_idle:  # noqa: ASYNC110 - as the drain does
-                await asyncio.sleep(0.005)
+        while not client.server.worker.is_idle:  # noqa: ASYNC110 - as the drain does
+            await asyncio.sleep(0.005)
 
 
 async def test_drain_refuses_new_requests_and_finishes_streams(serving):
@@ -150,7 +149,7 @@ async def test_drain_refuses_new_requests_and_finishes_streams(serving):
         assert (status, body["error"]["message"]) == (503, "This worker is draining.")
         assert not drain.done()
         assert len(await events_of(stream)) == 40
-        await asyncio.wait_for(drain, 5)
+        await drain
 
 
 async def test_error_after_the_first_token_breaks_the_stream(serving):

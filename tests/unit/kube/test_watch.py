@@ -41,10 +41,9 @@ async def follow(api, client, monkeypatch):
         informer = Informer(client, CONFIG_MAP, namespace="first", on_change=note)
         task = asyncio.create_task(informer.run())
         tasks.append(task)
-        async with asyncio.timeout(5):
-            while not condition(informer):
-                assert not task.done(), task.exception()
-                await asyncio.sleep(0.002)
+        while not condition(informer):
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.002)
         return informer, changes
 
     yield run

@@ -172,14 +172,12 @@ class Harness:
 
     async def change(self):
         """Return the next change that a handler brought."""
-        async with asyncio.timeout(20):
-            return await self.changes.get()
+        return await self.changes.get()
 
     async def until(self, check):
         """Wait until ``check()`` holds."""
-        async with asyncio.timeout(20):
-            while not check():  # noqa: ASYNC110 - a test's own polling
-                await asyncio.sleep(0.005)
+        while not check():  # noqa: ASYNC110 - a test's own polling
+            await asyncio.sleep(0.005)
 
     async def watching(self):
         """Wait until kopf watches both kinds."""

@@ -156,7 +156,7 @@ async def test_workers_survive_failures_and_retry():
     task = asyncio.create_task(serve(queue, work, workers=2))
     for key in (A, B, C):
         queue.enqueue(key)
-    await asyncio.wait_for(all_done.wait(), 5)
+    await all_done.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -182,7 +182,7 @@ async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
 
     task = asyncio.create_task(serve(queue, work, workers=1))
     queue.enqueue(A)
-    await asyncio.wait_for(all_done.wait(), 5)
+    await all_done.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -196,4 +196,4 @@ async def test_a_waiting_worker_wakes_for_an_earlier_key():
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     queue.enqueue(B)
-    assert await asyncio.wait_for(taken, 5) == B
+    assert await taken == B

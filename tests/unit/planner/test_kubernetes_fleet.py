@@ -292,9 +292,8 @@ async def test_a_simulated_graph_without_a_named_profile_plans_by_its_engines(wo
 
 
 async def _until(check):
-    async with asyncio.timeout(30):
-        while not check():  # noqa: ASYNC110 - a few looks of 0.02 s
-            await asyncio.sleep(0.01)
+    while not check():  # noqa: ASYNC110 - a few looks of 0.02 s
+        await asyncio.sleep(0.01)
 
 
 def test_options_given_to_the_process_override_the_graphs_own():

@@ -64,19 +64,17 @@ class Publisher:
 
 async def until(condition):
     """Wait for a condition."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+    while not condition():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.01)
 
 
 async def first_batch(events, publisher, *batch):
     """Publish until a batch has come, since a subscription takes a moment; return the next number."""
     number = 0
-    async with asyncio.timeout(10):
-        while not events.batches:
-            publisher.socket.send_multipart(frames(number, *batch))
-            number += 1
-            await asyncio.sleep(0.01)
+    while not events.batches:
+        publisher.socket.send_multipart(frames(number, *batch))
+        number += 1
+        await asyncio.sleep(0.01)
     return number
 
 

@@ -249,7 +249,7 @@ def browse(url, *, width, tmp_path):
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"]
     command += [f"--user-data-dir={tmp_path / 'profile'}"]
     command += [f"--window-size={width},900", "--virtual-time-budget=4000", "--dump-dom", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @needs_browser

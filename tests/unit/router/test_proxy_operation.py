@@ -239,7 +239,7 @@ async def test_shutdown_lets_streams_finish(harness):
     end.set()
 
     assert await stream.read(limit_bytes=100) == harness.done
-    await asyncio.wait_for(closing, 2)
+    await closing
 
 
 async def test_shutdown_is_bounded(harness):
@@ -248,7 +248,7 @@ async def test_shutdown_is_bounded(harness):
     worker.hold_stream()
     stream = await router.begun_stream()
 
-    await asyncio.wait_for(router.server.close(), 2)
+    await router.server.close()
 
     with pytest.raises(UpstreamError):
         await stream.read(limit_bytes=100)
@@ -272,7 +272,7 @@ async def test_a_failed_start_is_told_though_background_work_does_not_end(harnes
     server = RouterServer(settings)
     server._discovery = _StuckDiscovery()
     with pytest.raises(PortInUseError, match=str(worker.server.port)):
-        await asyncio.wait_for(server.start(), 5)
+        await server.start()
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,10 @@ def test_ctrl_c_prints_what_was_measured(served, mooncake_file):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline_s = time.monotonic() + 20
-    while not served.bodies and time.monotonic() < deadline_s:
+    while not served.bodies:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate()
 
     assert process.returncode == 1, err
     assert b"PARTIAL" in out

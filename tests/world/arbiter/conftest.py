@@ -105,7 +105,7 @@ class Graph:
         state = self.store.read()
         return None if state is None else state.entries.get(name)
 
-    def wait_state(self, name: str, wanted: EntryState, timeout_s: float = 30.0) -> ProcessEntry:
+    def wait_state(self, name: str, wanted: EntryState) -> ProcessEntry:
         """Wait until an entry is in a state; return it."""
 
         def there() -> ProcessEntry | None:
@@ -113,17 +113,17 @@ class Graph:
             return entry if entry is not None and entry.state is wanted else None
 
         try:
-            return self._eventually(there, timeout_s)
+            return self._eventually(there)
         except AssertionError:
             log = (self.log_dir / "arbiter.log").read_text()
             raise AssertionError(
                 f"{name} is {self.get(name)}, wanted {wanted}; arbiter log:\n{log}"
             ) from None
 
-    def stop(self, timeout_s: float = 8.0) -> int:
+    def stop(self) -> int:
         """Ask the arbiter to end and return its exit code."""
         self.arbiter.terminate()
-        return self.arbiter.wait(timeout_s)
+        return self.arbiter.wait()
 
     def clean(self) -> None:
         """End whatever a test left running."""

@@ -49,7 +49,7 @@ def test_a_killed_arbiter_is_started_again_and_adopts_the_living_workers(graph, 
     graph.arbiter.kill()
     os.kill(lost.pid, signal.SIGKILL)
     graph.arbiter.wait()
-    resumed = eventually(graph.store.running, 20).arbiter
+    resumed = eventually(graph.store.running).arbiter
     assert resumed.pid != killed.pid
     assert resumed.restarts == 1
     eventually(lambda: graph.get("test_other").restarts == 1)
@@ -59,7 +59,7 @@ def test_a_killed_arbiter_is_started_again_and_adopts_the_living_workers(graph, 
     eventually(lambda: graph.get("test_decode").restarts == 1)
     graph.wait_state("test_decode", EntryState.READY)
     os.kill(resumed.pid, signal.SIGTERM)
-    eventually(lambda: liveness.identify(resumed.pid) is None, 20)
+    eventually(lambda: liveness.identify(resumed.pid) is None)
     assert liveness.marked(str(graph.store.path)) == []
     assert list(graph.store.path.parent.iterdir()) == []
 

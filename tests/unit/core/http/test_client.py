@@ -118,7 +118,7 @@ async def test_a_sink_gets_everything_in_order(serve, pool, in_two):
     done = asyncio.get_running_loop().create_future()
     response.set_sink(seen.append, lambda: done.set_result("end"), done.set_exception)
     gate.set()
-    assert await asyncio.wait_for(done, 5) == "end"
+    assert await done == "end"
     assert seen == [b"early ", b"late"]
 
 
@@ -136,7 +136,7 @@ async def test_abort_closes_the_upstream_connection(serve, pool):
     calls = []
     response.set_sink(calls.append, lambda: calls.append("end"), calls.append)
     response.abort()
-    await asyncio.wait_for(gone.wait(), 5)
+    await gone.wait()
     assert calls == []
     with pytest.raises(StreamBroken, match="aborted"):
         await response.read(limit_bytes=10)
@@ -160,7 +160,7 @@ async def test_cancelling_closes_the_upstream_connection(serve, pool, started, u
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(gone.wait(), 5)
+    await gone.wait()
     await until(lambda: not pool.connections)
 
 

@@ -76,9 +76,8 @@ async def test_close_during_an_attempt_ends(serve, until):
         task = asyncio.create_task(pool.request("GET", f"http://127.0.0.1:{server.port}/"))
         for _ in range(turn):
             await asyncio.sleep(0)
-        async with asyncio.timeout(1):
-            await pool.close()
-            await asyncio.gather(task, return_exceptions=True)
+        await pool.close()
+        await asyncio.gather(task, return_exceptions=True)
         assert pool.connections == 0
     await until(lambda: server.connections == 0)
 
@@ -98,8 +97,7 @@ async def test_close_gives_up_what_does_not_end(monkeypatch):
         task = asyncio.create_task(pool.request("GET", url, timeouts=Timeouts(connect_s=None)))
         await asyncio.sleep(0)
         assert pool.connections == 1
-        async with asyncio.timeout(1):
-            await pool.close()
+        await pool.close()
         assert pool.connections == 0
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -152,8 +150,7 @@ async def test_a_late_cancel_spares_the_next_request():
     await asyncio.gather(first, return_exceptions=True)
     assert not wire.aborted
     connection.data_received(b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n")
-    async with asyncio.timeout(1):
-        assert (await next_one).status == 201
+    assert (await next_one).status == 201
 
 
 async def test_a_host_without_files_is_not_the_peers_fault(pool):

@@ -229,7 +229,7 @@ async def test_disconnect_calls_back(ask):
     client = await ask(handler)
     await client.head()
     await client.close()
-    await asyncio.wait_for(finished.wait(), 5)
+    await finished.wait()
     assert events == ["callback", "late callback", (True, True, True)]
 
 
