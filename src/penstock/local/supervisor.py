@@ -179,6 +179,8 @@ class Supervisor:
                 self._launcher.adopt(name, process)
                 healthy_s = now_s if entry.state is EntryState.READY else None
                 self._observed[name] = ObservedProcess(pid=process.pid, started_s=now_s, healthy_s=healthy_s)
+                log = process_log.log_path(self._record.state.arbiter.log_dir, name)
+                self._log_starts[name] = process_log.size_of(log)
         _log.info("processes adopted", names=list(self._observed))
         if self._record.state.arbiter.stopping:
             self.request_stop()
@@ -260,7 +262,9 @@ class Supervisor:
         if is_orderly or ended.code in _WORDLESS:
             return how
         path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
-        words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
+        words = process_log.last_lines(
+            path, self._log_starts.get(ended.name, 0), only_errors=ended.code is None
+        )
         return f"{how}: {words}" if words else how
 
     async def _act(self, action: Action, now_s: float) -> None:

@@ -88,6 +88,24 @@ async def test_what_an_engine_compiled_is_dropped_unless_it_ended_by_itself(
     assert (own.exists(), other.exists()) == (is_kept, True)
 
 
+def test_of_an_adopted_process_errors_since_then_are_quoted_alone(store, tmp_path):
+    """Its exit code is unknown, so what it logged of its work, and what an earlier run died of, is no reason."""
+    log = process_log.log_path(str(tmp_path), "n_decode")
+    log.write_text("ValueError: of an earlier run\n")
+    state = store.read()
+    state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
+    supervisor = Supervisor(store, Unkillable(), state)
+    supervisor.adopt()
+    ended, unknown = Ended("n_decode", 7, None), "ended; its exit code is unknown"
+    with log.open("a") as file:
+        file.write("worker ready\n")
+        file.flush()
+        assert supervisor._exit_reason(ended, ObservedProcess(pid=7)) == unknown
+        file.write("MemoryError\n")
+        file.flush()
+        assert supervisor._exit_reason(ended, ObservedProcess(pid=7)) == f"{unknown}: MemoryError"
+
+
 async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):
     """The successor reads `stopping` and stops, in place of serving again."""
     state = store.read()
