@@ -6,7 +6,8 @@ Prompts of 3,000 tokens and answers of 150, Poisson arrivals for 300 s, three pr
 Llama 8B. The formulas are told the time of the KV link.
 """
 
-import sys
+import argparse
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -78,4 +79,9 @@ def draw() -> Figure:
 
 
 if __name__ == "__main__":
-    draw().savefig(sys.argv[1], dpi=DPI)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("picture", type=Path, help="where the picture goes")
+    picture = parser.parse_args().picture
+    draw().savefig(picture, dpi=DPI)

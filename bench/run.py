@@ -8,6 +8,7 @@ the figures and the goals beside them are in bench/RESULTS.md.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -42,10 +43,6 @@ BENCHMARKS = {
 
 def main(names: list[str]) -> int:
     """Run the named benchmarks, or all; return 1 if one could not run."""
-    unknown = [name for name in names if name not in BENCHMARKS]
-    if unknown:
-        print(f"unknown: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return 2
     failed = []
     for name in names or BENCHMARKS:
         print(f"\n== {name}", flush=True)
@@ -60,4 +57,12 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}")
+    sys.exit(main(arguments.names))

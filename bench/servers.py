@@ -5,6 +5,7 @@ Run as a script it is a relay: `python bench/servers.py wire SOURCE_URL`.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -350,4 +351,10 @@ _RELAYS = {"wire": _serve_wire, "aiohttp": _serve_aiohttp, "bytes": _serve_bytes
 
 
 if __name__ == "__main__":
-    run(lambda stop: _RELAYS[sys.argv[1]](stop, sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("relay", choices=_RELAYS, help="which relay")
+    parser.add_argument("source", help="base URL that it relays to")
+    arguments = parser.parse_args()
+    run(lambda stop: _RELAYS[arguments.relay](stop, arguments.source))

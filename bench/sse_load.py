@@ -6,6 +6,7 @@ one: `python bench/sse_load.py ITL_MS TTFT_MS`.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -433,5 +434,10 @@ async def _serve(stop_event: asyncio.Event, source: Source) -> None:
 
 
 if __name__ == "__main__":
-    itl_ms, ttft_ms = map(float, sys.argv[1:])
-    run(lambda stop_event: _serve(stop_event, Source(itl_ms / 1000, ttft_ms / 1000)))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("itl_ms", type=float, help="between two tokens of its answers, milliseconds")
+    parser.add_argument("ttft_ms", type=float, help="before the first, milliseconds")
+    arguments = parser.parse_args()
+    run(lambda stop_event: _serve(stop_event, Source(arguments.itl_ms / 1000, arguments.ttft_ms / 1000)))

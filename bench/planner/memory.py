@@ -7,8 +7,8 @@ The first run learns; the second serves other arrivals of the same case, with th
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,17 @@ FIRST_S = 3600.0
 """Chosen: an hour; from then on a planner knows such a case by itself."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the figures of one case."""
-    name = arguments[0] if arguments else "recurring"
-    case = {each.name: each for each in cases(None)}[name]
+    known_cases = {each.name: each for each in cases(None)}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "case", nargs="?", default="recurring", choices=known_cases, metavar="CASE", help="default: recurring"
+    )
+    name = parser.parse_args().case
+    case = known_cases[name]
     memory = _run(case, seed=0, memory={}, until_s=float("inf"))[1]
     print(f"{name}: {len(orjson.dumps(to_plain(memory)))} bytes of memory")
     for until_s, words in ((FIRST_S, "first hour"), (float("inf"), "whole")):
@@ -54,4 +61,4 @@ def _run(case: Case, *, seed: int, memory: Memory, until_s: float) -> tuple[str,
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
