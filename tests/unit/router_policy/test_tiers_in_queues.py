@@ -28,9 +28,9 @@ ALIKE = TiersConfig(
 )
 
 
-@given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
+@given(st.sampled_from(policy_names()), st.sampled_from([QueueOrder.ARRIVAL, QueueOrder.HIT_FIRST]), EVENTS)
 def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events):
-    """Under every policy and order, whatever joins, leaves, fails or expires."""
+    """Under every policy, whatever joins, leaves, fails or expires; by deadline, late requests are pending with tiers alone."""
     plain, tiered = Script(policy, order, None), Script(policy, order, ALIKE)
     for event in events:
         plain.step(event, has_tiers=False)
@@ -79,6 +79,22 @@ def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
         queue.submit(("p", at), Arrival((), 500, frozenset("a"), tier=Tier.PREMIUM), 0.0)
     queue.submit("new", Arrival((), 500, tier=tier), 0.0)
     assert queue.worker_of("new") == worker
+
+
+def test_a_worker_whose_requests_are_late_is_no_empty_one():
+    """Three premium requests wait for a beyond their target and one for b within it: the next goes to b."""
+    policy = make_policy(RouterConfig(policy="prefix-cost"))
+    order = QueueOrder.IN_TIME_FIRST
+    queue = placement(policy, "ab", tokens_per_s=10_000.0, slot_requests=1, tiers=TiersConfig(), order=order)
+    for at in range(5):
+        queue.submit(at, Arrival((), 500, frozenset("b"), tier=Tier.PREMIUM), 0.0)
+    list(queue.dispatch(0.0))
+    for item in ("b1", "b2"):
+        queue.submit(item, Arrival((), 500, frozenset("a"), tier=Tier.PREMIUM), 1.0)
+    queue.prefilled(0, 0.05)
+    assert len(list(queue.dispatch(1.0))) == 2
+    queue.submit("new", Arrival((), 500, tier=Tier.PREMIUM), 1.0)
+    assert queue.worker_of("new") == "b"
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "prefix-cost"])

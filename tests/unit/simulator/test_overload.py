@@ -199,12 +199,23 @@ SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
 DEFAULTS = BusyThresholds(0.85, 100_000)
 
 
-def traffic(factor, *, rate=17.0, prompt_tokens=PROMPT_TOKENS, output_tokens=20, seconds=40.0):
-    """Return Poisson arrivals: premium and standard inside their shares of ``rate``, all beyond is background."""
+def traffic(
+    factor,
+    *,
+    rate=17.0,
+    premium=0.4,
+    standard=0.3,
+    prompt_tokens=PROMPT_TOKENS,
+    output_tokens=20,
+    seconds=40.0,
+):
+    """Return Poisson arrivals: premium and standard as parts of ``rate``, by default inside their shares, the rest background."""
     rng = np.random.default_rng(0)
     times = np.cumsum(rng.exponential(1 / (rate * factor), int(rate * factor * seconds * 1.3)))
     times = times[times < seconds]
-    tiers = rng.choice(len(SHARED), times.size, p=[0.4 / factor, 0.3 / factor, 1 - 0.7 / factor])
+    tiers = rng.choice(
+        len(SHARED), times.size, p=[premium / factor, standard / factor, 1 - (premium + standard) / factor]
+    )
     return [
         TraceRequest(float(at_s), prompt_tokens, output_tokens, None, line, tier=SHARED[tier])
         for line, (at_s, tier) in enumerate(zip(times, tiers, strict=True), 1)
@@ -233,9 +244,9 @@ def shares(policy, thresholds, factor, is_split, *, request_limit=None):
     return {tier: (served[tier] / served.total(), rejected[tier] / arrived[tier]) for tier in SHARED}
 
 
-def premium_and_standard_are_all_served(found):
-    """Return whether background alone was rejected."""
-    return [found[tier][1] for tier in (Tier.PREMIUM, Tier.STANDARD)] == [0.0, 0.0]
+def premium_and_standard_are_served(found):
+    """Return whether background alone was rejected, but for the few that met nothing but their own tier's prompts."""
+    return all(found[tier][1] < 0.005 for tier in (Tier.PREMIUM, Tier.STANDARD))
 
 
 @pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.nightly)])
@@ -246,9 +257,44 @@ def premium_and_standard_are_all_served(found):
 def test_tiers_inside_their_shares_are_not_rejected(policy, is_split, thresholds, factor):
     """Background alone is, however low the threshold, and gets the 30% that is left, and what waits at the end."""
     found = shares(policy, thresholds, factor, is_split)
-    assert premium_and_standard_are_all_served(found)
+    assert premium_and_standard_are_served(found)
     assert 0.1 < found[Tier.BACKGROUND][0] < 0.45
     assert found[Tier.BACKGROUND][1] > 0.5
+
+
+@pytest.mark.parametrize("factor", [1, 2, 5])
+def test_a_tier_beyond_its_share_keeps_the_ttft_that_the_threshold_allows(factor):
+    """Standard asks for 40% of the capacity, of which 35% is its share: who is admitted waits for a prompt of each tier.
+
+    It is served its share and nearly so. Where eight rounds of prompts might wait whatever the threshold, it waited 2.3 s.
+    """
+    thresholds = BusyThresholds(0.9, 2000)
+    requests = traffic(factor, premium=0.3, standard=0.4, seconds=60.0)
+    tiers = {"enabled": True, "shedding": {"enabled": False}}
+    jobs = ran("prefix-cost", requests, thresholds=thresholds, section={"tiers": tiers})
+    standard = of_tier(jobs, Tier.STANDARD)
+    assert ttft_p99_s(standard) < 1.0
+    assert count(standard, OK) / count(jobs, OK) > 0.3
+    assert count(of_tier(jobs, Tier.PREMIUM), REJECTED) < 3
+
+
+def test_a_deadline_that_has_passed_does_not_make_a_worker_look_empty():
+    """KV blocks of 40 prompts for two workers: what waits for one without blocks is soon late, for premium after 200 ms.
+
+    Where late requests did not count as pending it drew all that came: premium waited 7.4 s, by arrival 4.0 s.
+    """
+    model = replace(PROFILE, kv_tokens=20_000)
+    requests = traffic(3, rate=15.0, premium=0.45, prompt_tokens=500, output_tokens=200, seconds=60.0)
+    found = {}
+    for order in ("in-time-first", "arrival"):
+        section = {
+            "tiers": {"enabled": True, "shedding": {"enabled": False}},
+            "prefillQueue": {"order": order},
+        }
+        thresholds = BusyThresholds(0.95, 2000)
+        jobs = ran("prefix-cost", requests, thresholds=thresholds, model=model, section=section)
+        found[order] = ttft_p99_s(of_tier(jobs, Tier.PREMIUM))
+    assert found["in-time-first"] < 1.2 * found["arrival"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -258,7 +304,7 @@ def test_the_slots_of_workers_with_a_request_limit_go_by_tier(policy):
     Where it waits in the workers' own queues, premium is refused 7 to 12% and standard 37 to 47%.
     """
     found = shares(policy, NO_THRESHOLDS, 2, False, request_limit=4)
-    assert premium_and_standard_are_all_served(found)
+    assert premium_and_standard_are_served(found)
     assert found[Tier.BACKGROUND][1] > 0.2
 
 

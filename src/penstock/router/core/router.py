@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from penstock.api import Role
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse
-from penstock.router.core.tiers import TierControl
+from penstock.router.core.tiers import FirstStage, TierControl
 from penstock.router.core.waiting import TurnedAway, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds, BusyWorkers
@@ -322,6 +322,8 @@ class RouterCore(Generic[T]):
     ) -> Refuse[T] | None:
         if self.tiers is not None and is_new:
             shed = self.tiers.arrived(arrival.tier)
+            tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
+            self.tiers.asked(arrival.tier, tokens, self._first_stage(now_s), now_s)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
@@ -335,7 +337,9 @@ class RouterCore(Generic[T]):
             if late is not None:
                 return late
         full = self.full_stage(role, now_s, is_new=is_new)
-        if full is None or (self.tiers is not None and (not is_new or self._waits_its_turn(arrival, full))):
+        if full is None or (
+            self.tiers is not None and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s))
+        ):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
@@ -360,15 +364,20 @@ class RouterCore(Generic[T]):
     def _wake_left_s(self, now_s: float) -> float | None:
         return None if self.wake is None else self.wake.left_s(now_s)
 
-    def _waits_its_turn(self, arrival: Arrival, full: Role) -> bool:
-        entry, names = self.busy[self.entry], self._names
-        assert self.tiers is not None  # noqa: S101 - only called where requests have tiers
-        return self.tiers.waits_its_turn(
+    def _first_stage(self, now_s: float) -> FirstStage:
+        busy, workers = self.busy[self.entry], len(self._names[self.entry])
+        if not busy.has_thresholds:
+            return FirstStage(workers)
+        limit = busy.thresholds.prefill_limit(busy.batch_tokens)
+        return FirstStage(workers, limit or 0.0, busy.computed_tokens_per_s(now_s))
+
+    def _waits_its_turn(self, tiers: TierControl, arrival: Arrival, full: Role, now_s: float) -> bool:
+        return tiers.waits_its_turn(
             arrival.tier,
+            self.entry_queue.prompt_tokens.expected(arrival.tokens),
             full,
-            has_blocks=self.busy[full].have_blocks(names[full]),
-            limit_tokens=entry.thresholds.prefill_limit(entry.batch_tokens) or 0.0,
-            workers=len(names[self.entry]),
+            self._first_stage(now_s),
+            has_blocks=self.busy[full].have_blocks(self._names[full]),
         )
 
     def _needed(self, role: Role) -> Iterable[Role]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
-from math import ceil
-from typing import Any, Final, Generic, TypeVar
+from math import ceil, inf
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.api import Role, Tier, TiersConfig
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
@@ -126,8 +126,46 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
 
 _ROUNDS = 8
-"""Chosen: of prompts that a worker may have to compute at least, all tiers together. With 4, of the requests of a premium
-tier that asks for 85% of its share one in 200 finds its part full by chance alone, with 8 none of 1,800."""
+"""Chosen: of prompts of a burst that a worker may have to compute at least, all tiers together. With 4, of the requests of a
+premium tier that asks for 85% of its share one in 200 finds its part full by chance alone, with 8 none of 1,800."""
+
+
+class AheadOfShare:
+    """How many prompt tokens each tier is ahead of its share of what the workers have been able to compute."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
+        self._at_s = float("-inf")
+
+    def add(self, tier: Tier, tokens: float, most: float) -> None:
+        """Count tokens of a tier; it is never ahead by more than twice ``most``, so that it comes back soon."""
+        if tier in self._ahead:
+            self._ahead[tier] = min(2 * most, self._ahead[tier] + tokens)
+
+    def drain(self, tiers: TiersConfig, tokens_per_s: float, now_s: float) -> None:
+        """Take off each tier's share of what all workers have been able to compute meanwhile, tokens/s."""
+        passed_s, self._at_s = now_s - self._at_s, max(now_s, self._at_s)
+        for tier in SHARED:
+            able = tokens_per_s * share_of(tiers, tier) * max(0.0, passed_s)
+            self._ahead[tier] = max(0.0, self._ahead[tier] - able)
+
+    def is_within(self, tier: Tier, most: float) -> bool:
+        """Return whether a tier has no more than its share, but for a burst of ``most`` tokens."""
+        return self._ahead[tier] <= most
+
+
+class FirstStage(NamedTuple):
+    """What the workers of the first stage take.
+
+    Attributes:
+        workers: How many may be chosen.
+        limit_tokens: Prompt tokens above which one is busy, 0 where the thresholds name none; None: there are no thresholds.
+        tokens_per_s: That one computes while it is at work; None: not measured yet.
+    """
+
+    workers: int
+    limit_tokens: float | None = None
+    tokens_per_s: float | None = None
 
 
 class TierCounts:
@@ -166,6 +204,8 @@ class TierControl:
         self._uncomputed: KeyedAmounts[Tier] = KeyedAmounts()
         self._held: dict[Role, KeyedAmounts[Tier]] = {role: KeyedAmounts() for role in roles}
         self._awaiting_first = AwaitingFirstToken()
+        # Expected uncached tokens of new requests, whatever became of them, and of those that were admitted.
+        self._asked, self._admitted = AheadOfShare(), AheadOfShare()
 
     # ------------------------------------------------------------------ where requests are
 
@@ -173,6 +213,7 @@ class TierControl:
         """Record that a request is in a stage; ``uncomputed_tokens`` are to be computed there, None: none in this stage."""
         self._held[role].enter(item, arrival.tier, arrival.tokens)
         if uncomputed_tokens is not None:
+            self._admitted.add(arrival.tier, uncomputed_tokens, inf)
             self._uncomputed.enter(item, arrival.tier, uncomputed_tokens)
 
     def dispatched(self, queued: QueuedRequest[Any], queued_s: float, *, is_entry: bool) -> None:
@@ -197,29 +238,46 @@ class TierControl:
         """Return the tiers that wait in the second stage already, given its eligible workers."""
         return self._awaiting_first.held(workers, now_s)
 
+    def asked(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
+        """Count the prompt tokens that a new request would have the first stage compute, whatever becomes of it."""
+        if stage.tokens_per_s is not None:
+            for each in (self._asked, self._admitted):
+                each.drain(self.monitor.tiers, stage.tokens_per_s * stage.workers, now_s)
+        self._asked.add(tier, tokens, self._burst_tokens(tier, stage))
+
     def waits_its_turn(
-        self, tier: Tier, full: Role, *, has_blocks: bool, limit_tokens: float, workers: int
+        self, tier: Tier, tokens: float, full: Role, stage: FirstStage, *, has_blocks: bool
     ) -> bool:
         """Return whether a new request may wait for a stage that is full now, so that its tier gets its share.
 
-        That is while others are what fills it, and its own tier has less than its part in the first stage. There a tier may
-        have its share of the threshold at each worker, however busy that is: what lower tiers have there is no reason to
-        reject the tier's requests. So a worker has at most twice its threshold to compute, and a request of each tier.
+        That is while others are what fills it, and its own tier has less than its share of the threshold to compute at each
+        worker, or a prompt, or was admitted less than its share of late: what lower tiers have there is no reason to reject
+        the tier's requests. So what waits takes no longer than the threshold allows. A tier that asks for no more than its
+        share has its bursts besides, which end by themselves.
 
         Args:
             tier: Of the request; system has no bound.
+            tokens: Its own to compute, as expected.
             full: The stage.
-            has_blocks: Prompts to be computed are all that fills it.
-            limit_tokens: Prompt tokens above which a worker of the first stage is busy; 0 where none are.
-            workers: Of the first stage.
+            stage: The first one.
+            has_blocks: Prompts to be computed are all that fills the full stage.
         """
         if tier is Tier.SYSTEM:
             return True
         if not (self._uncomputed if has_blocks else self._held[full]).has_others(tier):
             return False
+        own, burst = self._uncomputed.sums[tier], self._burst_tokens(tier, stage)
+        if own >= burst or stage.limit_tokens is None or self._asked.is_within(tier, burst):
+            return own < burst
+        most = max(stage.limit_tokens * share_of(self.monitor.tiers, tier), tokens) * stage.workers
+        return own < most or self._admitted.is_within(tier, most)
+
+    def _burst_tokens(self, tier: Tier, stage: FirstStage) -> float:
         tiers = self.monitor.tiers
-        most = max(limit_tokens, _ROUNDS * tiers.round_tokens) * share_of(tiers, tier)
-        return self._uncomputed.sums[tier] < most * workers
+        if tier is Tier.SYSTEM:
+            return inf
+        most = max(stage.limit_tokens or 0.0, _ROUNDS * tiers.round_tokens)
+        return most * share_of(tiers, tier) * stage.workers
 
     # ------------------------------------------------------------------ what is counted
 

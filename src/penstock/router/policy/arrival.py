@@ -222,6 +222,10 @@ class PromptTokenCounts:
     admitted: int = 0
     computed: int = 0
 
+    def expected(self, tokens: int) -> float:
+        """Return the tokens to compute of a prompt of so many, as far as those admitted so far tell."""
+        return tokens * self.admitted / self.routed if self.routed else tokens
+
     def give(self, worker: str, weight: int) -> None:
         """Count a request as pending at a worker."""
         self.pending[worker] = self.pending.get(worker, 0) + weight

@@ -229,6 +229,10 @@ class BusyWorkers:
         """Count prompt tokens that a worker has computed."""
         self._computed.drained(tokens, now_s)
 
+    def computed_tokens_per_s(self, now_s: float) -> float | None:
+        """Return the prompt tokens/s that one worker computes while it has any to compute; None: not measured yet."""
+        return self._computed.tokens_per_s(now_s)
+
     def released(self, load: WorkerLoad, stay_s: float) -> None:
         """Record that a request has left its worker after some simulated seconds: there is room for another."""
         known_s = stay_s if self._stay_s is None else self._stay_s

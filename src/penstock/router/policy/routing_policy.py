@@ -209,13 +209,13 @@ class WorkerQueue(Generic[T]):
 
     @property
     def pending_tokens(self) -> int:
-        """Uncached tokens of all requests here but the late ones, which let others go first."""
+        """Uncached tokens of all requests here but, without tiers, the late ones, which let others go first."""
         return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
 
     def pending_for(self, arrival: Arrival) -> int:
         """Return the uncached tokens to compute before a request that comes now.
 
-        Late requests let it go first, and so do those of lower tiers, up to their share of one round.
+        Without tiers late requests let it go first; with tiers those of lower tiers do, up to their share of one round.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens

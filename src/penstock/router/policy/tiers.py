@@ -73,12 +73,15 @@ T = TypeVar("T")
 class TierQueue(Generic[T]):
     """Waiting requests by tier and tenant; serves as `Lane` does.
 
+    Late requests let others of their lane go first, and yet they are pending: a tier with a short target has hardly any other
+    requests under overload, so that a worker that stands still would look empty and draw all that come.
+
     Attributes:
-        late_tokens: Uncached tokens of the requests that were found late.
         held: Tiers that are not served for now.
     """
 
     has_tiers = True
+    late_tokens = 0
 
     def __init__(self, settings: TiersConfig) -> None:
         self._settings = settings
@@ -86,7 +89,6 @@ class TierQueue(Generic[T]):
         self._credits = {tier: quantum(settings, tier) for tier in SHARED}
         # Of the tiers below each, by rank.
         self._lower_tokens = [0] * len(PRIORITIES)
-        self.late_tokens = 0
         self.held: Collection[Tier] = ()
 
     def configure(self, settings: TiersConfig) -> None:
@@ -100,7 +102,7 @@ class TierQueue(Generic[T]):
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
     def lower_tokens(self, rank: int) -> int:
-        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+        """Return the uncached tokens of requests of tiers below a rank."""
         return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
@@ -118,15 +120,13 @@ class TierQueue(Generic[T]):
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
         """Add a request, behind or before all others of its tier and tenant."""
         tier = queued.arrival.tier
-        self._count_in_time(queued.arrival.rank, queued.uncached)
+        self._count(queued.arrival.rank, queued.uncached)
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
         """Take a request out."""
-        if self._tiers[queued.arrival.tier].pull(queued):
-            self.late_tokens -= queued.uncached
-        else:
-            self._count_in_time(queued.arrival.rank, -queued.uncached)
+        self._count(queued.arrival.rank, -queued.uncached)
+        self._tiers[queued.arrival.tier].pull(queued)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
         """Count a request's tokens as served to its tier and tenant."""
@@ -148,16 +148,9 @@ class TierQueue(Generic[T]):
         tier = self._next_tier(now_s)
         if tier is None:
             return None
-        lane = self._tiers[tier].next_lane()
-        late_tokens = lane.late_tokens
-        queued = lane.next_up(now_s, hit_first=hit_first, is_late=is_late)
-        found_late = lane.late_tokens - late_tokens
-        if found_late and queued is not None:
-            self.late_tokens += found_late
-            self._count_in_time(queued.arrival.rank, -found_late)
-        return queued
+        return self._tiers[tier].next_lane().next_up(now_s, hit_first=hit_first, is_late=is_late)
 
-    def _count_in_time(self, rank: int, tokens: int) -> None:
+    def _count(self, rank: int, tokens: int) -> None:
         for higher in range(rank):
             self._lower_tokens[higher] += tokens
 
@@ -207,15 +200,12 @@ class _TenantLanes(Generic[T]):
             self._tags[tenant] = max(self._now, self._tags.get(tenant, 0.0))
         return lane
 
-    def pull(self, queued: QueuedRequest[T]) -> bool:
-        """Take a request out; return whether it was found late."""
+    def pull(self, queued: QueuedRequest[T]) -> None:
         tenant = queued.arrival.tenant
         lane = self.lanes[tenant]
-        is_late = queued.item in lane.late
         lane.pull(queued)
         if not lane:
             del self.lanes[tenant]
-        return is_late
 
     def charge(self, tenant: str, tokens: int) -> None:
         served = self._tags.get(tenant, self._now)
