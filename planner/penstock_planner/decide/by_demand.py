@@ -72,8 +72,8 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
         learnt = learnt.followed(pull, profile, mean_rate=shared.work.arriving(0.0).now)
         shared = _followed(shared, pull, config)
     workers = ProfiledWorkers(profile, learnt, config)
-    made = _proposed(window, state, shared, workers, config)
-    proposals, projection = made.proposals, _projection(window, shared, workers)
+    made, projection = _proposed(window, state, shared, workers, config), _projection(window, shared, workers)
+    proposals = made.proposals
     needed: Mapping[Role, tuple[Step, ...]] = {}
     if projection is not None:
         pools = window.pulls[-1].pools
@@ -151,7 +151,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     holder, demand = kv_role(pull.pools), pull.demand
     work, kv = memory.work, memory.kv
     if demand is not None and entry_role(pull.pools) in pull.pools:
-        work = work.followed(demand, config.ttft_slo_s)
+        work = work.followed(demand, config.ttft_slo_s, entry_role(pull.pools))
     load = signals.kv_load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
@@ -231,7 +231,7 @@ def _load(
     if config.max_gpu_budget is not None:
         most = min(most, config.max_gpu_budget // gpus)
     # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
-    is_idle_somewhere = not newest.waiting_tokens and newest.prefilling_workers < case.pool.ready
+    is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
     return Load(
         dt_s=hindsight.counted(dt_s),
         arrivals=arrivals,
@@ -246,7 +246,7 @@ def _load(
         hold_s=math.ceil(case.hold_s),
         sizes=max(1, most),
         least=config.floor(case.role, gpus),
-        served_at_once_by=case.pool.ready if is_idle_somewhere else None,
+        served_at_once_by=case.pool.ready if is_idle_somewhere and not newest.waiting_tokens else None,
     )
 
 
@@ -279,7 +279,6 @@ def _at_most(replicas: int, config: DecideConfig) -> int:
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
     """Return the proposal for one fewer if every condition allows it, else held by the first that does not."""
     pull, pool, role = window.pulls[-1], blank.pool, blank.role
-    waiting = _waiting(role, pull)
     findings = rules.spares(case)
     proposal = replace(blank, steps=(*blank.steps, *(found.step for found in findings)))
     if not all(found.applies for found in findings):
@@ -287,12 +286,11 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     proposal = replace(
         proposal, reason=Reason.SPARE_CAPACITY, detail="; ".join(found.detail for found in findings)
     )
-    gap = next((_unknown(role, each) for each in window.pulls if _unknown(role, each)), "")
-    if gap:
+    if gap := next(filter(None, (_unknown(role, each) for each in window.pulls)), ""):
         return proposal.held(
             Reason.METRIC_UNKNOWN, gap, Step("known", {"pulls": len(window.pulls)}, None, "hold")
         )
-    if waiting:
+    if waiting := _waiting(role, pull):
         step = Step("waiting", {"requests": waiting}, 0, "hold")
         return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests wait", step)
     left_s = memory.held_s(role, window.end_s)
@@ -302,12 +300,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     proposal = replace(proposal.passed(step), action=Action.DOWN)
     if not pool.starting:
         return proposal
-    step = Step(
-        "starting",
-        {"starting": pool.starting},
-        0,
-        "withdraw: every backend lets go first what does not serve",
-    )
+    step = Step("starting", {"starting": pool.starting}, 0, "withdraw: what does not serve goes first")
     return replace(proposal.passed(step), detail=f"{proposal.detail}; one that only starts goes first")
 
 
@@ -328,6 +321,7 @@ def _case(
         level=work.lately.times(size),
         far_rate=workers.arriving(work.arriving(far_s)).ahead * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
+        is_alone=workers.has_shadows and work.is_alone,
     )
     entry = entry_role(pull.pools)
     due_s = memory.of(entry).arrivals_s(memory.startup_s(entry, at_s), at_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -37,7 +38,7 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
             "uncached_tokens": rate,
             "prefilled_tokens": busy * SPEED,
             "prefilling_workers": busy,
-            "in_flight": {Role.DECODE: 10.0},
+            "in_flight": {Role.PREFILL: 2 * busy, Role.DECODE: 10.0, Role.AGGREGATED: 10.0},
             **demand,
         }
     )
@@ -71,6 +72,50 @@ def test_a_jump_of_arrivals_is_known_within_ten_seconds():
     assert (found[Role.PREFILL].action, found[Role.PREFILL].reason) == (
         Action.UP,
         Reason.DEMAND_ABOVE_CAPACITY,
+    )
+
+
+SERIAL = {
+    "prefill": 1,
+    "rate": 12.0,
+    "arrivals": 0.1,
+    "prefilling_workers": 1.0,
+    "in_flight": {Role.PREFILL: 1.0},
+}
+"""One client that waits for each answer, at a worker that takes ten seconds for 120 tokens."""
+
+
+def test_a_client_that_waits_for_each_answer_shows_no_capacity():
+    """12 tokens/s of one slow serial client buy nothing, however slow; the same asked for by two at once do."""
+    slow = {**SERIAL, "prefilled_tokens": 4.0, "in_flight_tokens": 120.0}
+    for at_once, action in ((1.0, Action.HOLD), (2.0, Action.UP)):
+        state = PlannerState()
+        for start in range(0, 300, 5):
+            found, state = _after(5, state, start_s=start, **{**slow, "in_flight": {Role.PREFILL: at_once}})
+            if found[Role.PREFILL].action is Action.UP:
+                break
+        assert found[Role.PREFILL].action is action
+        assert step_of(found[Role.PREFILL], "demand").inputs["requests_met"] == (
+            "no" if at_once == 1 else "yes"
+        )
+
+
+def test_time_in_which_a_worker_hangs_is_no_capacity():
+    """8,000 tokens/s for minutes, then ten minutes in which nothing is finished: throughput stays within a fifth."""
+    _, state = _after(120, rate=8000.0)
+    hung = {"prefilling_workers": 1.0, "prefilled_tokens": 0.0, "in_flight": {Role.PREFILL: 2.0}}
+    for start in range(120, 720, 5):
+        found, state = _after(5, state, start_s=start, rate=0.0, in_flight_tokens=2000.0, **hung)
+    assert step_of(found[Role.PREFILL], "demand").inputs["worker_tokens_per_s"] > 0.8 * SPEED
+    assert found[Role.PREFILL].reason is not Reason.DEMAND_ABOVE_CAPACITY
+
+
+def test_growing_by_demand_says_the_share_that_it_compares_with():
+    """9,500 tokens/s are less than the 10,000 that one can compute, and more than the 9,000 that it is to fill."""
+    found, _ = _after(60, rate=9500.0)
+    assert re.search(
+        r"9\d{3} tokens/s in \d+ s exceed 9000, 90% of the 10000 that 1 can compute",
+        found[Role.PREFILL].sentence,
     )
 
 

@@ -7,6 +7,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError
 from penstock_planner import decision_input
@@ -172,7 +173,12 @@ async def test_explain_tells_demand_forecast_and_supply(world, new_world):
     adaptive = new_world()
     adaptive.config = replace(adaptive.config, mode=Mode.ADAPTIVE)
     adaptive.load.demand = lambda _now: Demand(
-        period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
+        period_s=1.0,
+        arrivals=2,
+        uncached_tokens=1500,
+        prefilled_tokens=1500,
+        prefilling_workers=1,
+        in_flight={Role.PREFILL: 2},
     )
     await adaptive.run_until(60)
     text = _invoke("explain", "--log-dir", adaptive.folder, "--all").stdout
@@ -202,7 +208,7 @@ def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
         (
             ("--mode", "sla"),
             [
-                "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 16302 of them",
+                "prefill 2 -> 3: 18000 tokens/s in 31 s exceed 16302, 82% of the 19883 that 2 can compute with a wait",
                 "needed       replicas=3 replicas_now=2",
             ],
         ),

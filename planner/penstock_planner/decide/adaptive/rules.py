@@ -38,10 +38,8 @@ longer: for less a replica holds its GPUs longer than it serves, and hindsight h
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
 
-
 ITL_AFTER = 0.95
 """Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
-
 
 BUSY_MOST = 0.9
 """Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
@@ -59,7 +57,6 @@ MIXED_BUSY_MOST = 0.65
 MIXED_BUSY_AFTER = 0.5
 """Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
 between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
-
 
 AHEAD_SIGMAS = 0.5
 """Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
@@ -336,22 +333,28 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         "tokens_per_s_lately": work.level.now,
         "tokens_per_s_lately_error": work.level.error,
         "worker_tokens_per_s": work.tokens_per_s,
+        "requests_met": "no" if work.is_alone else "yes",
         "workers": workers,
         "horizon_s": case.horizon_s,
     }
     most = case.workers.busy_most(case.role, workers)
-    applies = work.tokens_per_s is not None and expected > most * able and not case.is_early
+    is_above = work.tokens_per_s is not None and expected > most * able
+    applies = is_above and not case.is_early and not work.is_alone
+    why = "" if case.workers.has_shadows else " with a wait within the SLO"
     detail = (
-        f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
+        f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s exceed {most * able:.0f}, {most:.0%} of the {able:.0f} that"
+        f" {workers} can compute{why}"
     )
-    if not case.workers.has_shadows:
-        detail += f", {most * able:.0f} of them with a wait within the SLO"
     return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
 
 
 def _expected(case: Case, work: WorkView) -> float:
     """Return the uncached tokens/s to be ready for: with a margin along the trend, or at once if they jumped."""
     return max(work.rate.ahead + case.workers.sigmas_ahead * work.rate.error, _jump(work))
+
+
+def _jump(work: WorkView) -> float:
+    return work.level.now - LEVEL_SIGMAS * work.level.error
 
 
 def arriving_per_s(work: WorkView) -> float:
@@ -379,10 +382,6 @@ def prefilled_per_s(
     return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
 
 
-def _jump(work: WorkView) -> float:
-    return work.level.now - LEVEL_SIGMAS * work.level.error
-
-
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
     """Compare the time to clear what will be left when a new replica could be ready with the SLO."""
     if work.tokens_per_s is None:
@@ -393,7 +392,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
     least_s = CLEAR_SLOS * case.slo_s
     most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
-    applies = clears_s > most_s and not case.is_early
+    applies = clears_s > most_s and not case.is_early and not work.is_alone
     inputs = {
         "backlog_tokens": work.backlog_tokens,
         "oldest_wait_s": case.oldest_wait_s,
@@ -433,7 +432,9 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
         "kv_load_demanded": kv.decoding.load_on(workers),
         "workers": workers,
     }
-    detail = f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s"
+    detail = (
+        f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s, more than {most:.2f}"
+    )
     return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
 
 
@@ -461,7 +462,7 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
         "busy_after": busy if math.isfinite(busy) else None,
     }
     step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
-    detail = f"{workers} would be {busy:.0%} busy" if workers else "no demand is left"
+    detail = f"{workers} would be {busy:.0%} busy, at most {most:.0%}" if workers else "no demand is left"
     return RoleFinding(Reason.SPARE_CAPACITY, detail, step)
 
 
@@ -472,13 +473,15 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     applies = usage <= kept.kv
     inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
-    return RoleFinding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)
+    return RoleFinding(
+        Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}, at most {kept.kv:.2f}", step
+    )
 
 
 def _itl(gaps: GapsView, workers: int) -> RoleFinding:
     """Return whether ``workers`` miss the target."""
     itl_s = gaps.itl_with(workers)
-    inputs = {"itl_s_ahead": _finite(itl_s), "workers": workers}
+    inputs = {"itl_s_ahead": itl_s if math.isfinite(itl_s) else None, "workers": workers}
     step = Step("itl", inputs, gaps.target_s, grows(itl_s > gaps.target_s))
     return RoleFinding(Reason.ITL_ABOVE_TARGET, _itl_words(workers, itl_s, gaps.target_s), step)
 
@@ -487,13 +490,9 @@ def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
     """Return whether ``workers``, one fewer than there are, would hold the target."""
     itl_s = gaps.itl_with(workers) if workers else float("inf")
     most_s = ITL_AFTER * gaps.target_s
-    inputs = {"workers_after": workers, "itl_s_after": _finite(itl_s)}
+    inputs = {"workers_after": workers, "itl_s_after": itl_s if math.isfinite(itl_s) else None}
     step = Step("itl_after", inputs, most_s, "shrink" if itl_s <= most_s else "hold")
     return RoleFinding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, gaps.target_s), step)
-
-
-def _finite(itl_s: float) -> float | None:
-    return itl_s if itl_s < float("inf") else None
 
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:

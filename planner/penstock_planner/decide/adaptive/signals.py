@@ -120,6 +120,19 @@ LEAST_BUSY_S = 5.0
 two workers too many."""
 
 
+SHARED_TAU_S = 30.0
+"""Chosen: worker-seconds of computing over which it is averaged whether requests met; shorter than `BUSY_TAU_S`, so that one client
+that waits for each answer is known before its throughput counts."""
+
+SHARED_LEAST = 0.03
+"""Chosen: the share that one pull of one worker adds. At nine tenths of what it can do a pool is at some 0.7."""
+
+HUNG_TIMES = 4.0
+LEAST_HUNG_S = 10.0
+"""Chosen: a pool that finishes no prompt for this many times as long as its prompts should take, and so many seconds at least, hangs
+or compiles; what comes on top is no time of computing."""
+
+
 def may_wait_s(own_s: float, slo_s: float) -> float:
     """Return how long a prompt that takes ``own_s`` by itself may wait and be in time."""
     return max(slo_s - own_s, OWN_SHARE_MOST * slo_s)
@@ -136,6 +149,8 @@ class Work:
         sized_tokens: Their uncached tokens, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
+        shared: Share of that time in which requests met: more were there than workers had a prompt; averaged over computing.
+        unfinished_s: Worker-seconds of computing since the last prompt was finished.
         overdue: First tokens that came while a request had waited longer than the SLO, decayed over hours.
         overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is always next.
     """
@@ -146,6 +161,8 @@ class Work:
     sized_tokens: float = 0.0
     done_tokens: float = 0.0
     busy_s: float = 0.0
+    shared: float = 0.0
+    unfinished_s: float = 0.0
     overdue: float = 0.0
     overdue_in_time: float = 0.0
 
@@ -155,6 +172,11 @@ class Work:
         return (
             self.done_tokens / self.busy_s if self.busy_s >= LEAST_BUSY_S and self.done_tokens > 0 else None
         )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no request has lately met another: what was done then is what was asked for, not what workers can do."""
+        return self.shared < SHARED_LEAST
 
     @property
     def serves_in_time_first(self) -> bool:
@@ -178,17 +200,27 @@ class Work:
         """Return the requests/s along the trend."""
         return self.rate.forecast(ahead_s, RATE_TAU_S)
 
-    def followed(self, demand: Demand, slo_s: float) -> Work:
-        """Return the work after one pull's demand; ``slo_s`` is the TTFT that counts as in time.
+    def followed(self, demand: Demand, slo_s: float, entry: Role) -> Work:
+        """Return the work after one pull's demand.
 
         Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half of the time
-        is not taken for one that does half as much.
+        is not taken for one that does half as much, nor one that hangs or compiles for a slow one.
+
+        Args:
+            demand: Of the pull.
+            slo_s: TTFT that counts as in time.
+            entry: Role that requests reach first.
         """
         dt_s = demand.period_s
         order_kept = math.exp(-dt_s / ORDER_TAU_S)
         overdue = demand.ttft_count if (demand.oldest_wait_s or 0.0) > slo_s else 0.0
         in_time = overdue if demand.ttft_sum_s <= slo_s * demand.ttft_count else 0.0
         computing_s = demand.prefilling_workers * dt_s
+        met_s = computing_s or (dt_s if demand.waiting else 0.0)
+        is_shared = demand.waiting + demand.in_flight.get(entry, 0.0) > demand.prefilling_workers
+        unfinished_s = 0.0 if demand.prefilled_tokens > 0 else self.unfinished_s + computing_s
+        if unfinished_s > self._longest_s(demand):
+            computing_s = 0.0
         kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / SIZE_TAU_S)
         rate = self.rate.followed(demand.arrivals / dt_s, dt_s, RATE_TAU_S)
         weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
@@ -199,9 +231,18 @@ class Work:
             sized_tokens=self.sized_tokens * sized_kept + demand.uncached_tokens,
             done_tokens=self.done_tokens * kept + demand.prefilled_tokens,
             busy_s=self.busy_s * kept + computing_s,
+            shared=self.shared + (1.0 - math.exp(-met_s / SHARED_TAU_S)) * (is_shared - self.shared),
+            unfinished_s=unfinished_s,
             overdue=self.overdue * order_kept + overdue,
             overdue_in_time=self.overdue_in_time * order_kept + in_time,
         )
+
+    def _longest_s(self, demand: Demand) -> float:
+        """Return the worker-seconds within which workers that compute finish a prompt; infinite while their throughput is unknown."""
+        speed = self.tokens_per_s
+        if speed is None:
+            return math.inf
+        return max(LEAST_HUNG_S * demand.prefilling_workers, HUNG_TIMES * demand.in_flight_tokens / speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +251,7 @@ class WorkView:
 
     Attributes:
         tokens_per_s: Of one worker; None until one has been seen to work.
+        is_alone: No request has lately met another one, so that the workers can do more than that, and nothing waits.
         rate: Uncached tokens/s arriving, now and when a new replica could be ready.
         level: Uncached tokens/s arriving over the last seconds; ``ahead`` is the same.
         far_rate: The same when a replica removed now could have been started again.
@@ -221,6 +263,7 @@ class WorkView:
     level: Forecast
     far_rate: float
     backlog_tokens: float
+    is_alone: bool = False
 
 
 FULL = 0.9
