@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.core.errors import ConfigError
+from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
 from penstock.router.core.worker import WorkerSpec
@@ -66,7 +67,8 @@ async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGen
         patience_s, left_bytes = FIRST_ANSWER_S, MAX_BYTES
         for _ in range(MAX_BATCHES):
             try:
-                frames = await asyncio.wait_for(socket.recv_multipart(), patience_s)
+                async with PatientTimeout(patience_s):
+                    frames = await socket.recv_multipart()
             except TimeoutError:
                 return
             if len(frames) < _LAST_FRAMES or len(frames[-2]) != NUMBER_BYTES:
@@ -190,7 +192,7 @@ class KvSubscription:
             return
         async with self._listener.turns:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CATCH_UP_S):
+                async with PatientTimeout(CATCH_UP_S):
                     while await self._ask(events, self._address.replay):
                         log.debug("kv events asked for again", address=self._address.replay)
 

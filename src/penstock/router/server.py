@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from pathlib import Path
 from typing import ClassVar, Final
@@ -26,6 +27,7 @@ from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.links import SILENT_TICKS
 from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
@@ -43,6 +45,11 @@ log = get_logger(__name__)
 
 TICK_REAL_S = 0.1
 """Discovery poll, queue time-outs and lag measurement; real seconds."""
+
+PAUSE_REAL_S: Final = SILENT_TICKS * TICK_REAL_S
+"""A pause of this process that is worth a warning: for others it is gone then; real seconds."""
+_PAUSE_LOG_REAL_S: Final = 10.0
+"""Chosen: often enough to be seen, seldom enough for a log under load; real seconds."""
 
 _GRAPH_FILE_REAL_S: Final = 1.0
 """Between two looks at the graph's file. Chosen: one costs microseconds, and a kubelet takes up to a minute anyway."""
@@ -101,6 +108,7 @@ class RouterServer:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_warned = False
+        self._pauses = PauseLog()
 
     @property
     def port(self) -> int:
@@ -193,6 +201,7 @@ class RouterServer:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
             self.metrics.lag.record(self._clock.to_model_s(late_s))
+            self._pauses.add(late_s, due_s + late_s)
             if late_s > TICK_REAL_S:
                 due_s = time.monotonic()
             try:
@@ -290,6 +299,25 @@ class RouterServer:
             log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
         if self._tiers is not None and tiers.enabled:
             self._tiers.configure(tiers)
+
+
+class PauseLog:
+    """Says in the log that this process stood, which elections and late answers then follow from."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+        self._logged_s = -math.inf
+
+    def add(self, stood_s: float, now_s: float) -> None:
+        """Take one tick's lateness, in real seconds; the longest of `_PAUSE_LOG_REAL_S` is logged."""
+        self._longest_s = max(self._longest_s, stood_s)
+        if self._longest_s < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:
+            return
+        log.warning(
+            "this process's event loop stood: give the router more CPU (resources.requests of its podTemplate)",
+            stood_s=round(self._longest_s, 2),
+        )
+        self._longest_s, self._logged_s = 0.0, now_s
 
 
 def _is_vital(request: Request) -> bool:

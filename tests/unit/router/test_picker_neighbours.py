@@ -94,6 +94,19 @@ async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harne
     assert len(worker.seen) == 2
 
 
+async def test_a_picker_that_was_only_slow_is_waited_for_longer_the_next_time(harness):
+    """The same process came back: another election would only cost all of them work."""
+    worker = await harness.worker("aggregated")
+    fake, router = await under_a_fake(harness, worker)
+    (link,) = group_of(router)._links.values()
+    before = link.silence_ticks
+    fake.is_silent = True
+    await router.until(lambda: link.channel is None)
+    fake.is_silent = False
+    await router.until(lambda: link.status is not None)
+    assert link.silence_ticks >= 2 * before
+
+
 async def test_a_word_of_an_older_term_is_dropped(harness):
     """Only that of the term that is followed counts."""
     worker = await harness.worker("aggregated")

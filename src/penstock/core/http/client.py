@@ -23,6 +23,7 @@ from penstock.core.errors import (
 from penstock.core.http.client_connection import ClientConnection, StaleConnection
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import Headers, encode_headers
+from penstock.core.http.own_lag import LATE_S, TURNS, OwnLag, PatientTimeout
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 
@@ -74,13 +75,20 @@ class _Target:
 
 
 class ConnectionPool:
-    """Keep-alive connections by origin; used from one event loop."""
+    """Keep-alive connections by origin; used from one event loop. No limit counts the time in which that stood.
+
+    Attributes:
+        lag_s: Real seconds for which the loop stood while connections were open.
+    """
 
     def __init__(self) -> None:
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._sweep_period_s = _SWEEP_MAX_S
+        self._lag = OwnLag()
+        self._is_judging = True
+        self.lag_s = 0.0
         self._closed = False
         self._all_gone = asyncio.Event()
 
@@ -130,19 +138,23 @@ class ConnectionPool:
         length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
         head = b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
         loop = asyncio.get_running_loop()
-        deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
+        # In seconds in which the loop ran: its pauses until the request is sent are put back then.
+        deadline_s = None if timeouts.total_s is None else loop.time() - self.lag_s + timeouts.total_s
         idle = self._idle.get(target.origin)
         connection = idle.pop() if idle else None
+        self._sweep_within(timeouts.shortest_s(), loop)
         if connection is None or not connection.is_open:
             connection = await self._connect(target.origin, timeouts, loop)
-        self._sweep_within(timeouts.shortest_s(), loop)
         try:
-            return await connection.exchange(head, body, timeouts, deadline_s)
+            return await connection.exchange(head, body, timeouts, self._put_back(deadline_s))
         except StaleConnection:
             if method not in _IDEMPOTENT:
                 raise
         connection = await self._connect(target.origin, timeouts, loop)
-        return await connection.exchange(head, body, timeouts, deadline_s)
+        return await connection.exchange(head, body, timeouts, self._put_back(deadline_s))
+
+    def _put_back(self, deadline_s: float | None) -> float | None:
+        return None if deadline_s is None else deadline_s + self.lag_s
 
     async def close(self) -> None:
         """Close idle connections and break those in use; return within `CLOSE_S`."""
@@ -207,7 +219,7 @@ class ConnectionPool:
         connection = ClientConnection(origin, loop, self._free, self._gone)
         self._open.add(connection)
         try:
-            async with asyncio.timeout(connect_s):
+            async with PatientTimeout(connect_s):
                 await loop.create_connection(lambda: connection, origin[0], origin[1])
         except BaseException as exc:
             # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
@@ -223,17 +235,34 @@ class ConnectionPool:
     # ------------------------------------------------------------------ one timer for all limits
 
     def _sweep_within(self, limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        period_s = min(_SWEEP_MAX_S, max(_SWEEP_MIN_S, limit_s / 8))
+        period_s = min(_SWEEP_MAX_S, max(_SWEEP_MIN_S, limit_s / TURNS))
         if self._timer is not None and period_s >= self._sweep_period_s:
             return
         if self._timer is not None:
             self._timer.cancel()
+            self._forgive()
         self._sweep_period_s = period_s
+        self._lag.armed(period_s)
         self._timer = loop.call_later(period_s, self._sweep, loop)
 
+    def _forgive(self) -> float:
+        """Take the time for which the loop stood out of all limits, and return it."""
+        late_s = self._lag.late_s()
+        self.lag_s += late_s
+        for connection in self._open:
+            connection.forgive(late_s)
+        return late_s
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        # What came while the loop stood is read before anything is judged; once, so that every limit ends.
+        self._is_judging = self._forgive() <= LATE_S or not self._is_judging
+        if not self._is_judging:
+            self._sweep_period_s = _SWEEP_MAX_S
+            self._sweep_within(0.0, loop)
+            return
         now_s = loop.time()
-        shortest_s = _SWEEP_MAX_S * 8
+        shortest_s = _SWEEP_MAX_S * TURNS
         for connection in tuple(self._open):
             connection.sweep(now_s)
             if connection.busy:
@@ -244,7 +273,6 @@ class ConnectionPool:
                     break  # the list is ordered: the newest are last
                 connection.close()
                 idle.remove(connection)
-        self._timer = None
         if self._open and not self._closed:
             self._sweep_period_s = _SWEEP_MAX_S
             self._sweep_within(min(shortest_s, KEEP_ALIVE_S), loop)

@@ -217,6 +217,13 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def forgive(self, lag_s: float) -> None:
+        """Let the limits begin later by the time for which this process's own loop stood."""
+        self._sent_s += lag_s
+        self._touched_s += lag_s
+        if self._total_deadline_s is not None:
+            self._total_deadline_s += lag_s
+
     def sweep(self, now_s: float) -> None:
         """Apply the time limits of the current round trip."""
         if self._response is None:

@@ -12,6 +12,7 @@ from email.utils import formatdate
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder
+from penstock.core.http.own_lag import LATE_S, OwnLag
 from penstock.core.http.server_connection import Handler, ServerConnection, ServerContext
 from penstock.core.logs import get_logger
 
@@ -48,6 +49,8 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported_s = float("-inf")
+        self._lag = OwnLag()
+        self._is_judging = True
         self._port = 0
 
     async def start(self, host: str, port: int) -> None:
@@ -118,8 +121,17 @@ class HttpServer:
 
     def _sweep(self) -> None:
         shared = self._shared
+        late_s = self._lag.late_s()
+        for connection in shared.connections:
+            connection.forgive(late_s)
+        if shared.closing_since_s is not None:
+            shared.closing_since_s += late_s
+        # What came while this loop stood is read before anything is judged; once, so that every limit ends.
+        self._is_judging = late_s <= LATE_S or not self._is_judging
+        period_s = shared.limits.sweep_period_s() if self._is_judging else LATE_S
+        self._lag.armed(period_s)
         # First, so that the limits outlive a sweep that fails.
-        self._timer = shared.loop.call_later(shared.limits.sweep_period_s(), self._sweep)
+        self._timer = shared.loop.call_later(period_s, self._sweep)
         now_s = shared.loop.time()
         shared.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
         if shared.refused and now_s - self._reported_s >= _REPORT_S:
@@ -127,8 +139,9 @@ class HttpServer:
                 "connections refused: all are in use", refused=shared.refused, max_connections=shared.bound
             )
             shared.refused, self._reported_s = 0, now_s
-        for connection in tuple(shared.connections):
-            connection.sweep(now_s)
+        if self._is_judging:
+            for connection in tuple(shared.connections):
+                connection.sweep(now_s)
 
 
 def _bind_error(exc: OSError, host: str, port: int) -> ConfigError:

@@ -287,6 +287,14 @@ class ServerConnection(asyncio.Protocol):
         if transport.can_write_eof():
             transport.write_eof()
 
+    def forgive(self, lag_s: float) -> None:
+        """Let the limits begin later by the time for which this process's own loop stood."""
+        self._since_s += lag_s
+        self._read_s += lag_s
+        self._progress_s += lag_s
+        if self._stalled_since_s is not None:
+            self._stalled_since_s += lag_s
+
     def sweep(self, now_s: float) -> None:
         """Apply the time limits; called by the server's one timer."""
         transport = self._transport

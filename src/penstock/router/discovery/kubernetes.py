@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, Role
 from penstock.core.errors import ClusterError
+from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
@@ -141,7 +142,7 @@ class KubernetesDiscovery(Discovery):
         )
         self._task = asyncio.create_task(informer.run(), name="EndpointSlices")
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_VIEW_S):
+            async with PatientTimeout(FIRST_VIEW_S):
                 await informer.synced.wait()
 
     def _look(self) -> None:

@@ -127,6 +127,10 @@ class WorkerWatch:
         self._period_real_s = max(_FLOOR_REAL_S, self._clock.to_real_s(self._config.interval_seconds))
         self._timeouts = Timeouts.each(self._config.timeout_real_seconds)
 
+    def _now_s(self) -> float:
+        """Return the loop's time without what it stood: no worker is silent while this process is."""
+        return asyncio.get_running_loop().time() - self._pool.lag_s
+
     def sync(self) -> None:
         """Start a task for every new worker and end those of workers that left and have no requests."""
         pool = self._admission.core.pool
@@ -178,13 +182,12 @@ class WorkerWatch:
 
     async def _health_problem(self, worker: Worker) -> str | None:
         url = worker.spec.url + "/health"
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = self._now_s()
         try:
             response = await self._pool.request("GET", url, timeouts=self._timeouts)
         except PenstockError as exc:
             log.debug("health check failed", worker=worker.name, problem=str(exc))
-            waited_s = min(loop.time() - began_s, self._config.timeout_real_seconds)
+            waited_s = min(self._now_s() - began_s, self._config.timeout_real_seconds)
             worker.silent_real_s += max(waited_s, self._period_real_s)
             return f"health check failed: {_in_short(exc)}"
         worker.silent_real_s = 0.0
@@ -221,7 +224,7 @@ class WorkerWatch:
             return
         worker.progress = worker.progress.after(
             page.engine,
-            asyncio.get_running_loop().time(),
+            self._now_s(),
             inflight_requests=worker.inflight_requests,
             limit_s=self._stall_real_s,
         )

@@ -21,6 +21,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON, Headers, Request, Responder, error_body
+from penstock.core.http.own_lag import PatientTimeout, PatientTimer
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.router.gateway import messages
@@ -50,7 +51,7 @@ class Exchange:
         self._response: StreamingResponse | None = None
         self._responder: GatewayResponder | None = None
         self._has_request_trailers = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: PatientTimer | None = None
         self._reads = asyncio.Event()
         self._reads.set()
 
@@ -183,13 +184,13 @@ class Exchange:
         self._answered = loop.create_future()
         if timeouts.total_s is not None:
             text = f"{endpoint} did not finish (total limit {timeouts.total_s} s)"
-            self._deadline = loop.call_later(
+            self._deadline = PatientTimer(
                 timeouts.total_s, lambda: self._fail(UpstreamTimeout(text, phase="total"))
             )
         for each in messages.picked(endpoint, headers, body, has_trailers=self._has_request_trailers):
             self._answers.put_nowait(each)
         try:
-            async with asyncio.timeout(timeouts.first_byte_s):
+            async with PatientTimeout(timeouts.first_byte_s):
                 return await self._answered
         except TimeoutError as exc:
             text = f"{endpoint} sent no response (first_byte limit {timeouts.first_byte_s} s)"

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.core.http.messages import Request, Responder
+from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
@@ -141,7 +142,7 @@ class RouterGroup:
         self._follow_discovery()
         await asyncio.gather(*(link.connect() for link in self._links.values()))
         try:
-            async with asyncio.timeout(_START_REAL_S):
+            async with PatientTimeout(_START_REAL_S):
                 if self._is_waiting:
                     await self._met.wait()
         except TimeoutError:

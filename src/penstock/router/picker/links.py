@@ -7,14 +7,17 @@ graph's secret, so that it needs no port and no rule of its own. What is sent in
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Final, cast
 from urllib.parse import urlsplit
 
 from penstock.core.http.messages import encode_headers
+from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.picker.messages import FrameReader, Message, ProtocolError, Status, frames
+from penstock.router.picker.silence import SilencePatience
 from penstock.router.proxy.auth import GraphSecret
 
 log = get_logger(__name__)
@@ -24,7 +27,7 @@ NAME: Final = "penstock-picker"
 TICK_REAL_S: Final = 0.1
 """Between two calls of `Channel.tick`."""
 SILENT_TICKS: Final = 5
-"""Chosen: a router silent for this many ticks of 0.1 s is considered gone."""
+"""Chosen: a router silent for this many ticks of 0.1 s is considered gone; more where it was only slow (`silence`)."""
 _CONNECT_REAL_S: Final = 1.0
 """Chosen: routers of a graph are near each other; real seconds."""
 _MAX_BEHIND_BYTES: Final = 16 << 20
@@ -158,16 +161,25 @@ class Link:
         self.channel: Channel | None = None
         self.status: Status | None = None
         self.has_vote = False
+        self._patience = SilencePatience(SILENT_TICKS, random.random)
+        self._given_up = ""
+
+    @property
+    def silence_ticks(self) -> int:
+        """For how long the other router may be silent."""
+        return self._patience.ticks
 
     def tick(self) -> None:
         """Connect where there is no connection, and cut off one that has been silent for too long."""
         channel = self.channel
+        self._patience.tick()
         if channel is None:
             if (self._task is None or self._task.done()) and not self._is_self:
                 self._task = asyncio.create_task(self.connect(), name=f"connect {self.url}")
             return
-        if channel.tick() >= SILENT_TICKS:
-            log.warning("router is silent", url=self.url)
+        if channel.tick() >= self.silence_ticks:
+            log.warning("router is silent", url=self.url, silent_s=channel.silent_ticks * TICK_REAL_S)
+            self._given_up = "" if self.status is None else self.status.instance
             self.drop()
 
     def drop(self) -> None:
@@ -197,7 +209,7 @@ class Link:
         assert channel.answered is not None  # noqa: S101 - it asks
         status = 0
         try:
-            async with asyncio.timeout(_CONNECT_REAL_S):
+            async with PatientTimeout(_CONNECT_REAL_S):
                 await asyncio.get_running_loop().create_connection(
                     lambda: channel, parts.hostname or "", parts.port or 80
                 )
@@ -228,8 +240,21 @@ class Link:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Status):
+            if self._given_up:
+                self._came_back(message.instance)
             self.status, self.has_vote = message, not self._is_self
         self._on_message(self, message)
+
+    def _came_back(self, instance: str) -> None:
+        """Be more patient with a router that was taken for gone: it is the same process, which was slow."""
+        if instance == self._given_up:
+            self._patience.was_wrong()
+            log.warning(
+                "a router that was silent was only slow: give it more CPU (its log says for how long it stood)",
+                url=self.url,
+                silence_allowed_s=self.silence_ticks * TICK_REAL_S,
+            )
+        self._given_up = ""
 
     def _lost(self, channel: Channel) -> None:
         if self.channel is channel:

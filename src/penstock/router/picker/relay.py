@@ -7,13 +7,11 @@ picker, and for all once it is the picker itself.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from math import inf
 from typing import Any, Final
 
 from penstock.api import Role, Tier
@@ -23,14 +21,15 @@ from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import TICK_REAL_S, Channel
+from penstock.router.picker.links import SILENT_TICKS, TICK_REAL_S, Channel
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
 
-HOLD_REAL_S: Final = 0.9
-"""Chosen: this router picks this long after a picker's last message; twice the time to agree on a new one."""
+HOLD_TICKS: Final = 9
+"""Chosen: this router picks so many ticks after a picker's last message; twice the time to agree on a new one. Ticks are
+this process's own, so that a pause of it is not the others'."""
 RECENT_KEYS: Final = 1 << 18
 """Chosen: of prompts sent to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
 _RECENT_PROMPTS: Final = 1 << 14
@@ -99,7 +98,7 @@ class RelayAdmission(Admission):
         self._waiters: dict[int, _Future] = {}
         self._running: dict[LiveAssignment, _Request] = {}
         self._is_own = True
-        self._lost_real_s = -inf
+        self._lost_ticks = HOLD_TICKS
         self.term = 0
         self._is_answered = False
         self.channel: Channel | None = None
@@ -134,7 +133,7 @@ class RelayAdmission(Admission):
 
     def picks_here(self) -> bool:
         """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
-        is_held = self._is_answered or time.monotonic() < self._lost_real_s + HOLD_REAL_S
+        is_held = self._is_answered or self._lost_ticks < HOLD_TICKS
         return self._is_own or not is_held
 
     def _ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
@@ -240,7 +239,7 @@ class RelayAdmission(Admission):
         """Record that the followed router no longer picks; what it had is held for the next one."""
         # From the last that answered: one claim after the other must not prolong it.
         if self.channel is not None and self._is_answered:
-            self._lost_real_s = time.monotonic() - TICK_REAL_S * self.channel.silent_ticks
+            self._lost_ticks = min(self.channel.silent_ticks, SILENT_TICKS)
         self.channel, self._is_answered, self._is_own = None, False, False
         for asked in self._asked.values():
             asked.is_sent = False
@@ -254,6 +253,7 @@ class RelayAdmission(Admission):
 
     def report_progress(self) -> None:
         """Pick what has been held for too long, and report how far requests have come; called each 0.1 s."""
+        self._lost_ticks += 1
         if self._asked and self.picks_here():
             log.warning("no router picks: picking here", requests=len(self._asked))
             self._picks["alone"] += len(self._asked)

@@ -6,6 +6,7 @@ older term, is not answered.
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from penstock.router.core.router import RunningAt
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RelayAdmission
+from penstock.router.picker.silence import SilencePatience
 from penstock.router.policy.arrival import Arrival
 
 _MAX_REQUESTS: Final = 1 << 16
@@ -92,7 +94,8 @@ class Session:
 
     def tick(self) -> None:
         """Cut off a relay that has been silent for too long."""
-        if self.channel.tick() >= _SILENT_TICKS and self.term is not None:
+        if self.channel.tick() >= self.server.patience.ticks and self.term is not None:
+            self.server.given_up = self.age[1]
             self.channel.abort()
 
     def drop(self) -> None:
@@ -120,6 +123,9 @@ class Session:
             if message.instance == self.server.instance:
                 self.drop()
                 self.term, self.age = message.term, (message.since_s, message.follower)
+                if message.follower == self.server.given_up:
+                    self.server.patience.was_wrong()
+                    self.server.given_up = ""
                 self.server.followed()
         elif self.is_followed and type(message) in self._handlers:
             self._handlers[type(message)](message)
@@ -220,6 +226,7 @@ class PickerServer:
     Attributes:
         followed: Called when another router has begun to follow this one.
         term: In which it picks; 0: it does not.
+        given_up: The relay that was cut off last for its silence; empty: none.
     """
 
     admission: RelayAdmission
@@ -228,6 +235,8 @@ class PickerServer:
     followed: Callable[[], None]
     term: int = 0
     sessions: set[Session] = field(default_factory=set)
+    patience: SilencePatience = field(default_factory=lambda: SilencePatience(_SILENT_TICKS, random.random))
+    given_up: str = ""
     _successor: Session | None = None
 
     @property
@@ -273,6 +282,7 @@ class PickerServer:
 
     def tick(self) -> None:
         """Cut off relays that are silent."""
+        self.patience.tick()
         for session in tuple(self.sessions):
             session.tick()
 

@@ -16,6 +16,7 @@ import orjson
 
 from penstock.api import GraphSpec, PlannerMode, Role
 from penstock.core.errors import PenstockError
+from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE
 from penstock.core.printable import printable
 from penstock.router.discovery.statefile import Discovery
@@ -188,7 +189,7 @@ class GraphStatusReader(PlannerReader):
             if time.monotonic() - self._read_s < _READ_S:
                 return self._state
             try:
-                async with asyncio.timeout(_READ_S):
+                async with PatientTimeout(_READ_S):
                     graph = printable(await self._discovery.graph())
                 self._state = graph_planner_state(graph, before=self._state)
             except (PenstockError, TimeoutError, *_WRONG) as exc:
