@@ -203,6 +203,11 @@ _ROUTER_LIMITS: Final = {"memory": "2Gi"}
 """Chosen: four times the bodies that a router holds, and what it makes of them; a podTemplate may raise it."""
 
 
+_ROUTER_CPU: Final = "1"
+"""Before real workers: a router is one process on one core, which relays 34,000 tokens/s (docs/capacity.md), and one that
+starves keeps all requests waiting. It does not follow the workers' number, whose changes must not restart routers."""
+
+
 def gpu_ceiling(graph: GraphDeployment) -> int | None:
     """Return the most GPUs that the graph's workers may hold together; None: no ceiling."""
     planner = graph.spec.planner
@@ -362,6 +367,8 @@ def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
     if _is_own(graph, service):
         resources["requests"] = dict(_OWN_REQUESTS)
         if graph.spec.services[service].role is Role.ROUTER:
+            if not graph.spec.models_gpus:
+                resources["requests"]["cpu"] = _ROUTER_CPU
             resources["limits"] = dict(_ROUTER_LIMITS)
     gpus = gpu_request(graph, service)
     if gpus is not None:

@@ -140,6 +140,19 @@ def test_node_pool_places_and_names_the_gpus(template):
 
 
 @pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [("vllm", {"cpu": "1", "memory": "256Mi"}), ("simulated", {"cpu": "100m", "memory": "256Mi"})],
+)
+def test_a_router_of_real_workers_asks_for_its_core(container, runtime, expected):
+    """A starved one keeps all requests waiting; a laptop's cluster holds the samples; the podTemplate has the last word."""
+    assert container("frontend", runtime=runtime)["resources"]["requests"] == expected
+    asked = {"name": "main", "resources": {"requests": {"cpu": "3"}}}
+    services = {"frontend": {"podTemplate": {"spec": {"containers": [asked]}}}}
+    found = container("frontend", runtime=runtime, services=services)["resources"]
+    assert found["requests"] == {"cpu": "3", "memory": "256Mi"}
+
+
+@pytest.mark.parametrize(
     ("changes", "asked"),
     [
         ({"runtime": "vllm"}, {"nvidia.com/gpu": "1"}),
