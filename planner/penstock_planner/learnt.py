@@ -30,7 +30,7 @@ from penstock_planner.decide.sla.learning import SlaMemory
 from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock_planner.options import PlannerOptions
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Raised when a reader of the old version would misunderstand the file."""
 
 LEARNING: Final = READ_IN_MODES["memory"]
@@ -59,7 +59,7 @@ class Learnt(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: str
     profile: str = ""
     gpus: Mapping[Role, Annotated[int, Field(ge=0)]]
@@ -219,6 +219,7 @@ def _parsed(text: str, origin: str) -> Learnt:
 
 def _by_floor(past: Hindsight) -> Iterator[tuple[float, ...]]:
     yield past.idle_s
+    yield past.since_s
     for fleets in past.fleets.values():
         yield from (fleets.started_s, fleets.backlogs, fleets.late, fleets.replica_s)
 

@@ -191,7 +191,7 @@ def _looked_back(
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     if not demands:
         return memory
-    gpus_held = existing_gpus(window.pulls[-1].pools, config)
+    work_gpu_s = _work_gpu_s(cases, demands, config)
     is_in_time_first = memory.work.serves_in_time_first
     found = dict(memory.hindsight)
     for role, case in cases.items():
@@ -200,16 +200,33 @@ def _looked_back(
             continue
         known = found.get(role, Hindsight())
         load = _load(
-            case, demands, config, grows_at=grows_at, gpus_held=gpus_held, is_in_time_first=is_in_time_first
+            case, demands, config, grows_at=grows_at, work_gpu_s=work_gpu_s, is_in_time_first=is_in_time_first
         )
         known = hindsight.followed(known, load)
         if known.arrivals > 0:
             gpus = max(1, config.engine_gpus(role, case.pool.gpus))
-            price = config.gpu_percent_per_point * known.gpu_s / known.arrivals
+            price = config.gpu_percent_per_point * known.work_gpu_s / known.arrivals
             objective = Objective(config.in_time, price, gpus, load.startup_s + load.hold_s)
             known = hindsight.chosen(known, objective)
         found[role] = known
     return replace(memory, hindsight=found)
+
+
+def _able(case: rules.Case) -> float | None:
+    """Return the prompt tokens/s that a worker of a shadow fleet computes; None: not known, or not its work."""
+    speed = case.work.tokens_per_s if case.work is not None else None
+    return speed and speed * (MIXED_SHARE if case.role is Role.AGGREGATED else 1.0)
+
+
+def _work_gpu_s(cases: Mapping[Role, rules.Case], demands: Sequence[Demand], config: DecideConfig) -> float:
+    """Return the GPU-seconds that the window's requests kept busy, whatever is held; work of unknown length counts as none."""
+    dt_s, tokens = sum(each.period_s for each in demands), sum(each.uncached_tokens for each in demands)
+    total = 0.0
+    for role, case in cases.items():
+        able = _able(case)
+        busy_s = tokens / able if able else rules.held(case) * dt_s
+        total += max(1, config.engine_gpus(role, case.pool.gpus)) * busy_s
+    return hindsight.counted(total)
 
 
 def _load(
@@ -218,14 +235,14 @@ def _load(
     config: DecideConfig,
     *,
     grows_at: float,
-    gpus_held: int,
+    work_gpu_s: float,
     is_in_time_first: bool,
 ) -> Load:
     dt_s, arrivals = sum(each.period_s for each in demands), sum(each.arrivals for each in demands)
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
     own_s = tokens / arrivals / speed if speed and arrivals else 0.0
-    able = speed and speed * (MIXED_SHARE if case.role is Role.AGGREGATED else 1.0)
+    able = _able(case)
     gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
     most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
     if config.max_gpu_budget is not None:
@@ -235,7 +252,7 @@ def _load(
     return Load(
         dt_s=hindsight.counted(dt_s),
         arrivals=arrivals,
-        gpus=gpus_held,
+        work_gpu_s=work_gpu_s,
         work_s=hindsight.counted(tokens / able) if able else None,
         may_wait_s=hindsight.counted(signals.may_wait_s(own_s, case.slo_s)),
         is_in_time_first=is_in_time_first,

@@ -72,7 +72,8 @@ class ObjectiveConfig(SpecModel):
         "Share of the requests to serve within the TTFT target; nothing is spent on more. A fraction, 0.5 to below 1.",
     )
     gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = entry(
-        20, "Percent more GPU-hours that one more percentage point in time may cost."
+        20,
+        "What one more percentage point in time may cost: GPU-hours, in percent of those that requests keep busy.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_planner.decide.adaptive import hindsight
@@ -21,7 +21,7 @@ def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
     return Load(
         dt_s,
         rate * dt_s,
-        gpus=2,
+        work_gpu_s=rate * dt_s * work_s,
         work_s=rate * dt_s * work_s,
         may_wait_s=5.0,
         held=0.0,
@@ -124,6 +124,38 @@ def test_what_does_not_come_again_any_more_is_not_waited_for():
     known = _served([0.3] * 360 * 12, _served(_bursts(4)))
     assert known.floor_now == 1
     assert not known.recurrence.period
+
+
+PHASES = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.3, 2.0, 6.0, 14.0]), st.integers(1, 40)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=25)
+@given(PHASES, st.sampled_from([1.0, 20.0, 1e9]), st.sampled_from(Growth))
+def test_without_arrivals_the_floor_goes_to_the_least_after_as_long_as_was_seen(phases, price, growth):
+    """Whatever came, and however dear a late request: silence as long as all that was seen, half an hour at least, ends every floor."""
+    objective = replace(OBJECTIVE, price_gpu_s=price)
+    rates = [rate for rate, pulls in phases for _ in range(pulls)]
+    known = replace(_served(rates, objective=objective), growth=growth)
+    quiet = _served([0.0] * (max(len(rates), int(hindsight.WAIT_S / PULL_S)) + 1), known, objective)
+    assert quiet.floor == 1
+
+
+@pytest.mark.parametrize("trickle", [0.0, 0.01])
+def test_a_burst_that_came_once_is_let_go_within_an_hour(trickle):
+    """A quarter of an hour that needs four workers, then next to nothing: half an hour later the least floor holds."""
+    burst = _served([6.0] * 90)
+    assert burst.floor > 1
+    assert _served([trickle] * 185, burst).floor_now == 1
+
+
+def test_a_burst_that_came_again_is_waited_for_longer_than_it_lasted():
+    """Two quarters of an hour, three hours apart: what was needed so far apart is not over after half an hour."""
+    again = _served([6.0] * 90 + [0.0] * 1080 + [6.0] * 90)
+    assert again.most > 1
+    assert _served([0.0] * 300, again).most > 1
+    assert _served([0.0] * 1400, again).most == 1
 
 
 @given(

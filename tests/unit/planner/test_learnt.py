@@ -85,7 +85,7 @@ def test_show_tells_what_was_learnt_by_role(busy):
     assert lines["prefill"].split("a worker; ")[1] in in_words(newest)
     assert lines["decode"].startswith("start-up 11 s; the last 0.1 h at floor 1")
     plain = orjson.loads(_invoke("show", "--log-dir", busy.folder, "--json").stdout)
-    assert (plain["version"], plain["model"], plain["gpus"]) == (2, "llama", {"prefill": 1, "decode": 1})
+    assert (plain["version"], plain["model"], plain["gpus"]) == (3, "llama", {"prefill": 1, "decode": 1})
     assert -2 <= plain["memory"]["adaptive"]["pulled_s"] <= 0
 
 
@@ -177,7 +177,7 @@ HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("version",), 1, "version 1, this one reads 2"),
+        (("version",), 1, "version 1, this one reads 3"),
         (("model",), "other", "learnt from model other, this planner's is llama"),
         (("memory", "adaptive"), {"work": 3}, "work"),
         (("memory",), {}, "adaptive: Field required"),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock_planner.decide.adaptive.hindsight import SLOT_S, Recurrence
+from penstock_planner.decide.adaptive.recurrence import SLOT_S, Recurrence
 
 STARTUP_S = 120.0
 

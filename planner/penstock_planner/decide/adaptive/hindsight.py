@@ -20,12 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from penstock_planner.decide.adaptive.recurrence import Recurrence
+
 MEMORY_S = 6 * 3600.0
 """Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
 at noon."""
 
 PARTS = 16
 """Chosen: seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
+
+WAIT_S = 1800.0
+"""Chosen: for half an hour the price of late requests alone says whether what came is waited for, however short it was."""
 
 LEAST_ARRIVED = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
@@ -47,109 +52,6 @@ class Growth(StrEnum):
 
 
 _NEVER_GROW = frozenset((Growth.FIXED, Growth.RECURRING))
-
-
-SLOT_S = 30.0
-"""Chosen: fine enough for a burst of a minute, a fourth of a start-up of two."""
-
-SLOTS_MOST = 1440
-"""Chosen: twelve hours; four of a period's turns are known after twelve hours of one of three."""
-
-TURNS_LEAST = 3
-"""Chosen: a period is believed once it has been seen for this many turns."""
-
-AGREES_LEAST = 0.8
-"""Chosen: of what was asked for so much came a period after the same was asked for, within a slot, and of that so much came
-again."""
-
-FALLS_TO = 0.5
-"""Chosen: demand that is there for over half of the time has no period that would save much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """When more than the least floor was asked for.
-
-    Attributes:
-        asked: One bit a slot, the newest lowest, in hexadecimal.
-        slots: So many are known.
-        slot_s: For how long the present slot has lasted.
-        is_asked: More was asked for in it.
-        period: In slots; 0: nothing comes again.
-        due_s: For how long more has been due within a start-up, by the period; 0: it is not.
-    """
-
-    asked: str = "0"
-    slots: int = 0
-    slot_s: float = 0.0
-    is_asked: bool = False
-    period: int = 0
-    due_s: float = 0.0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known when more is asked for: by a period, or because nothing ever was."""
-        return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
-
-    @property
-    def is_between(self) -> bool:
-        """Whether it is known that no more is due."""
-        return self.is_known and not self.due_s
-
-    def followed(self, dt_s: float, startup_s: float, *, is_asked: bool) -> Recurrence:
-        """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
-        bits, slots = int(self.asked, 16), self.slots
-        slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
-        is_asked_now, period = self.is_asked or is_asked, self.period
-        if slot_s >= SLOT_S:
-            while slot_s >= SLOT_S:
-                bits = (bits << 1 | is_asked_now) & ((1 << SLOTS_MOST) - 1)
-                slots, slot_s = min(slots + 1, SLOTS_MOST), slot_s - SLOT_S
-                is_asked_now = is_asked and slot_s > 0
-            period = period_of(bits, slots)
-        due_s = self.due_s + dt_s if _is_due(bits, period, startup_s) else 0.0
-        return Recurrence(f"{bits:x}", slots, slot_s, is_asked_now, period, due_s)
-
-
-def period_of(asked: int, slots: int) -> int:
-    """Return the shortest period that agrees with what was asked for, in slots; 0: none does.
-
-    What lasts agrees with itself a moment later: only what comes after less agreement is a period.
-    """
-    near = _near(asked)
-    best, most, has_fallen = 0, -1, False
-    for period in range(2, slots // TURNS_LEAST + 1):
-        all_since = (1 << (slots - period)) - 1
-        came, expected = asked & all_since, (asked >> period) & all_since
-        if not came or not expected:
-            continue
-        recall = (came & (near >> period)).bit_count() / came.bit_count()
-        precision = (expected & near).bit_count() / expected.bit_count()
-        agrees = min(recall, precision)
-        has_fallen = has_fallen or agrees < FALLS_TO
-        if has_fallen and agrees >= AGREES_LEAST:
-            # Its neighbours agree within a slot, too: the one that agrees best to the slot.
-            together = (came & expected).bit_count()
-            if together > most:
-                best, most = period, together
-        elif best:
-            break
-    return best
-
-
-def _is_due(asked: int, period: int, startup_s: float) -> bool:
-    """Return whether more was asked for a period or two before any time from now to a start-up from now."""
-    near, ahead = _near(asked), math.ceil(startup_s / SLOT_S)
-    window = (1 << (ahead + 1)) - 1
-    return bool(period) and any(
-        (near >> shift if shift >= 0 else near << -shift) & window
-        for shift in (turns * period - 1 - ahead for turns in (1, 2))
-    )
-
-
-def _near(asked: int) -> int:
-    """Return the slots in which, or next to which, more was asked for."""
-    return asked | asked << 1 | asked >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +80,10 @@ class Hindsight:
         growth: Of the fleet of that floor that is kept to.
         seen_s: Seconds followed; this and all that is counted is halved once it is `MEMORY_S`.
         arrivals: Requests.
-        gpu_s: GPU-seconds that all roles held.
+        work_gpu_s: GPU-seconds that requests kept busy, of all roles.
         needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
         idle_s: For how long one fewer than n would have been enough.
+        since_s: How long ago demand first asked for the n-th replica; 0: never.
         fleets: By when they grow.
         recurrence: When more than the least floor is asked for.
         least: Smallest floor, >= 1.
@@ -190,9 +93,10 @@ class Hindsight:
     growth: Growth = Growth.PROMPT
     seen_s: float = 0.0
     arrivals: float = 0.0
-    gpu_s: float = 0.0
+    work_gpu_s: float = 0.0
     needed_s: tuple[float, ...] = ()
     idle_s: tuple[float, ...] = ()
+    since_s: tuple[float, ...] = ()
     fleets: Mapping[Growth, ShadowFleets] = field(
         default_factory=lambda: dict.fromkeys(Growth, ShadowFleets())
     )
@@ -203,6 +107,19 @@ class Hindsight:
     def sizes(self) -> int:
         """Return the largest floor that is followed."""
         return len(self.needed_s)
+
+    @property
+    def most(self) -> int:
+        """Return the largest floor that is worth holding: each replica above it has been idle for longer than it was needed.
+
+        From its first need to its last, that is: what came again is waited for longer than what came once.
+        """
+        lasting = (
+            place
+            for place, (idle_s, since_s) in enumerate(zip(self.idle_s, self.since_s, strict=True), start=1)
+            if since_s > 0 and idle_s <= max(WAIT_S, since_s - idle_s)
+        )
+        return max((self.least, *lasting))
 
     @property
     def floor_now(self) -> int:
@@ -244,7 +161,7 @@ class Load:
     Attributes:
         dt_s: Its length, > 0.
         arrivals: Requests.
-        gpus: That all roles hold.
+        work_gpu_s: GPU-seconds of all roles that requests kept busy.
         work_s: Seconds of one worker that they take; None: they wait for room instead, of which ``held`` are in use.
         may_wait_s: Longest wait in time.
         is_in_time_first: What can still be in time is served before what cannot, so that only the excess is late.
@@ -260,7 +177,7 @@ class Load:
 
     dt_s: float
     arrivals: float
-    gpus: float
+    work_gpu_s: float
     work_s: float | None
     may_wait_s: float
     held: float
@@ -289,10 +206,9 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         min(each + dt_s, hold_s) if now else max(0.0, each - dt_s)
         for each, now in zip(known.needed_s, is_needed, strict=True)
     ]
-    # Longer than it takes to let a replica go need not be known.
-    idle = [
-        min(each + dt_s, hold_s) if load.shrinks_at <= index else 0.0
-        for index, each in enumerate(known.idle_s)
+    idle = [each + dt_s if load.shrinks_at <= index else 0.0 for index, each in enumerate(known.idle_s)]
+    since = [
+        each + dt_s if each > 0 or now else 0.0 for each, now in zip(known.since_s, is_needed, strict=True)
     ]
     kept = {
         Growth.PROMPT: (is_needed, [each < hold_s for each in idle]),
@@ -311,9 +227,10 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         least=load.least,
         seen_s=known.seen_s + dt_s,
         arrivals=known.arrivals + load.arrivals,
-        gpu_s=known.gpu_s + dt_s * load.gpus,
+        work_gpu_s=known.work_gpu_s + load.work_gpu_s,
         needed_s=tuple(needed),
         idle_s=tuple(idle),
+        since_s=tuple(since),
     )
 
 
@@ -325,12 +242,12 @@ def _faded(known: Hindsight) -> Hindsight:
     def halved(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(counted(each / 2) for each in values)
 
-    seen_s, arrivals, gpu_s = halved((known.seen_s, known.arrivals, known.gpu_s))
+    seen_s, arrivals, work_gpu_s = halved((known.seen_s, known.arrivals, known.work_gpu_s))
     fleets = {
         growth: replace(each, late=halved(each.late), replica_s=halved(each.replica_s))
         for growth, each in known.fleets.items()
     }
-    return replace(known, seen_s=seen_s, arrivals=arrivals, gpu_s=gpu_s, fleets=fleets)
+    return replace(known, seen_s=seen_s, arrivals=arrivals, work_gpu_s=work_gpu_s, fleets=fleets)
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
@@ -353,7 +270,13 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
         )
         for growth, each in known.fleets.items()
     }
-    return replace(known, needed_s=known.needed_s + still, idle_s=known.idle_s + still, fleets=fleets)
+    return replace(
+        known,
+        needed_s=known.needed_s + still,
+        idle_s=known.idle_s + still,
+        since_s=known.since_s + still,
+        fleets=fleets,
+    )
 
 
 def _started(
@@ -434,26 +357,28 @@ class Objective:
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     """Return it with the floor to keep to: another one only where it would have saved more than the change costs."""
-    least = min(known.least, known.sizes)
+    least, most = min(known.least, known.sizes), min(known.most, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
+    if known.floor > most:
+        known = replace(known, floor=most, growth=Growth.PROMPT)
     # A replica started at the first pull must have had the time to be of use.
     if known.arrivals < LEAST_ARRIVED or known.seen_s < objective.unused_s:
         return known
-    known = replace(known, floor=min(max(known.floor, least), known.sizes))
+    known = replace(known, floor=max(known.floor, least))
     fleets, place = known.fleet()
     cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
     is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
-    best, most = None, 0.0
+    best, largest = None, 0.0
     for growth, others in known.fleets.items():
         if growth in _NEVER_GROW and known.seen_s < FIXED_AFTER_S:
             continue
-        for index in range(least - 1, known.sizes):
+        for index in range(least - 1, most):
             if is_good and others.replica_s[index] >= held_s:
                 continue
             gain = cost - cost_of(others, index, objective) - change_gpu_s(index - place, objective)
-            if gain > most:
-                best, most = (index + 1, growth), gain
+            if gain > largest:
+                best, largest = (index + 1, growth), gain
     return known if best is None else replace(known, floor=best[0], growth=best[1])
 
 

@@ -127,7 +127,7 @@ class AdaptiveMemory:
         kept = {
             role: each
             for role, each in known.get("hindsight", {}).items()
-            if "recurrence" in each and each["fleets"].keys() == set(Growth)
+            if "since_s" in each and each["fleets"].keys() == set(Growth)
         }
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
 
