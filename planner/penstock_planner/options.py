@@ -22,7 +22,7 @@ from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMod
 from penstock.api.base import RULE_ERROR
 from penstock.api.fields import bounds
 from penstock.api.manifests import read_text
-from penstock.api.planner import PlannerConfig, PolicyName
+from penstock.api.planner import READ_IN_MODES, PlannerConfig, PolicyName
 from penstock.api.rule import Violation
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
@@ -191,6 +191,18 @@ SETTINGS: Mapping[str, Setting] = {
     if field.json_schema_extra
 }
 """The options that ``spec.planner`` declares, by attribute."""
+
+_DEMAND_MODES = (PlannerMode.ADAPTIVE, PlannerMode.SLA)
+
+
+def modes_of(name: str) -> tuple[PlannerMode, ...]:
+    """Return the modes that decide by an option, named without dashes in front; empty: every mode does."""
+    attribute = name.replace("-", "_")
+    if attribute == "ttft_slo":
+        return _DEMAND_MODES
+    setting = SETTINGS.get(attribute)
+    return () if setting is None else READ_IN_MODES.get(setting.key.partition(".")[0], ())
+
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
 """Every option's name, without dashes in front; the document's fifteen first."""

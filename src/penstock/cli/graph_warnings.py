@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic.alias_generators import to_camel
@@ -14,6 +15,10 @@ from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.core.errors import Problem
 from penstock.runtimes.build import missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
+from penstock_planner.options import modes_of
+
+_UNREAD = "does not read it"
+_EVERY = f"decides every {ADAPTIVE_INTERVAL_S:g} s all the same"
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:
@@ -28,14 +33,28 @@ def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | No
 def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[Problem]:
     """Yield the given keys that a mode does not decide by."""
     for key in unread_keys(planner, mode):
-        effect = "does not read it"
+        effect = _UNREAD
         if key == "adjustment_interval_seconds":
             if planner.adjustment_interval_seconds < ADAPTIVE_INTERVAL_S:
                 continue
-            effect = f"decides every {ADAPTIVE_INTERVAL_S:g} s all the same"
+            effect = _EVERY
         modes = " or ".join(READ_IN_MODES[key])
         message = f"mode {mode} {effect}; remove it, or choose mode {modes}"
         yield Problem(f"spec.planner.{to_camel(key)}", message)
+
+
+def option_warnings(given: Mapping[str, Any], mode: str) -> list[Problem]:
+    """Return warnings of the planner's options, by their names without dashes in front, that a mode does not decide by."""
+    found = []
+    for name, value in given.items():
+        modes = modes_of(name)
+        is_interval = name == "adjustment-interval"
+        if not modes or mode in modes or (is_interval and float(value) < ADAPTIVE_INTERVAL_S):
+            continue
+        effect = _EVERY if is_interval else _UNREAD
+        message = f"mode {mode} {effect}; leave it out, or choose mode {' or '.join(modes)}"
+        found.append(Problem(f"--{name}", message, "planner"))
+    return found
 
 
 def print_warnings(found: Iterable[Problem]) -> None:

@@ -20,7 +20,7 @@ from rich.live import Live
 
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
-from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
 from penstock.cli.terminal import printer, run_interruptible, tensorboard_hint
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions, model_warnings
@@ -32,7 +32,7 @@ from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
 from penstock.local.up import StartedGraph
 from penstock.local.up import up as start_graph
-from penstock_planner.options import FLAGS
+from penstock_planner.options import FLAGS, stated
 
 _PLANNER = "planner_"
 """Before the names of the planner's options among those of `up`."""
@@ -87,7 +87,9 @@ def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
         if value is not None
     }
     graph = load_graph(file)
-    print_warnings(warnings_of([graph], file, mode=overrides.get("mode")))
+    mode = overrides.get("mode")
+    print_warnings(warnings_of([graph], file, mode=mode))
+    print_warnings(option_warnings(stated(given=overrides, file=None), mode or graph.spec.planner.mode))
     print_warnings(model_warnings(graph.spec))
     console = Console(stderr=True)
     with console.status("starting") as spinner:

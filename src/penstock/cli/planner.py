@@ -20,6 +20,7 @@ from penstock.api.manifests import load_graph, read_text
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
+from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
 from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag, flag_of, time_scale
@@ -98,6 +99,8 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> No
 def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
     """Plan all graphs until SIGTERM; options given explicitly, by kebab-case name, override every graph's own."""
     _refuse(run, cluster, said)
+    if "mode" in said:
+        print_warnings(option_warnings(said, said["mode"]))
     if run.dry_run:
         watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
         option.echo_json({**said, **watched})
@@ -288,6 +291,9 @@ def run(**given: Any) -> None:
         raise ConfigError(
             f"--memory: mode {options.mode} learns nothing; leave it out or give --mode adaptive"
         )
+    if graph is not None and graph_file is not None:
+        print_warnings(warnings_of([graph], graph_file, mode=options.mode))
+    print_warnings(option_warnings(said, options.mode))
     memory = start_from(options, graph)
     if flags.dry_run:
         option.echo_json(options.model_dump(mode="json", by_alias=True))

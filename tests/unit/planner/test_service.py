@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+from pathlib import Path
 
 import orjson
 import pytest
@@ -27,6 +28,7 @@ from penstock_planner.targets.base import Endpoint, TargetState
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0
 CLUSTER = ("--environment", "kubernetes")
+SAMPLE = Path(__file__).parents[3] / "manifests/samples/disaggregated.yaml"
 
 PAGE = """\
 penstock_router_prefill_queue_requests{model_name="llama"} 0.3
@@ -51,6 +53,38 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
     chosen = [options[k] for k in ("adjustment-interval", "min-gpu-budget", "no-operation", "namespace")]
     assert chosen == [80.0, 3, True, "dynamo"]
     assert _dry_run("--config", str(file), "--operate", env=env)["no-operation"] is False
+
+
+def test_options_that_do_nothing_in_the_mode_are_named(tmp_path):
+    """As `validate` and `up` do, of the graph's keys and of options, wherever the process plans."""
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(
+        SAMPLE.read_text().replace("  planner:", "  planner:\n    decodeKvScaleUpThreshold: 0.8", 1)
+    )
+    options = [
+        "--mode",
+        "adaptive",
+        "--itl-slo",
+        "0.1",
+        "--adjustment-interval",
+        "60",
+        "--min-gpu-budget",
+        "1",
+    ]
+    told = [
+        "warning: planner: --itl-slo: mode adaptive does not read it; leave it out, or choose mode sla",
+        "warning: planner: --adjustment-interval: mode adaptive decides every 2 s all the same; leave it out, or choose mode load",
+    ]
+    for more, keys in ((["--graph", str(graph)], ["spec.planner.decodeKvScaleUpThreshold"]), (CLUSTER, [])):
+        lines = CliRunner().invoke(planner, ["run", "--dry-run", *options, *more]).stderr.splitlines()
+        assert sorted(line for line in lines if "--" in line) == sorted(told)
+        assert [key for key in keys if any(key in line for line in lines)] == keys
+        assert len(lines) == len(told) + len(keys)
+    assert (
+        not CliRunner()
+        .invoke(planner, ["run", "--dry-run", "--mode=adaptive", "--adjustment-interval=1"])
+        .stderr
+    )
 
 
 @pytest.mark.parametrize(
