@@ -10,6 +10,7 @@ from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
+from penstock.core.kv_transfers import REMEDY, KvTransferCounts, TransferResult
 from penstock.kube.objects.names import SERVING
 from penstock_operator.doctor.facts import (
     REJECTED_SHARE,
@@ -33,6 +34,11 @@ _DOOR: Final = (
     names.ROUTER_QUEUE_TIMEOUTS + names.COUNTER_SUFFIX,
     names.ROUTER_QUEUE_REQUESTS,
 )
+
+_TOKENS: Final = tuple(
+    each + names.COUNTER_SUFFIX for each in (names.VLLM_GENERATION_TOKENS, names.VLLM_PROMPT_TOKENS)
+)
+_KV_TRANSFERS: Final = names.ROUTER_KV_TRANSFERS + names.COUNTER_SUFFIX
 
 MAX_AGE_S: Final = 10.0
 """Age above which the planner takes no reading; planner.metrics.maxAgeSeconds' default."""
@@ -188,7 +194,9 @@ def _router_page(
     router: PodView, page: Page, workers: list[PodView], max_age_s: float, interval_s: float
 ) -> Iterator[Finding]:
     subject, logs = f"router {router.namespace}/{router.name}", _logs(router)
-    looks = _looks(subject, page, logs, names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
+    looks = _looks(
+        subject, page, logs, names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, _KV_TRANSFERS, *_DOOR
+    )
     if isinstance(looks, Finding):
         yield looks
         return
@@ -201,6 +209,14 @@ def _router_page(
         oldest_s = max(ages_s[worker.name] for worker in workers)
         yield ok(subject, f"sends to {len(workers)} workers; their metrics are at most {oldest_s:.1f} s old")
     yield from _rejections(subject, *looks, interval_s)
+    doubled = _transfers(looks[1]).problem()
+    if doubled is not None:
+        yield problem(subject, doubled, REMEDY)
+
+
+def _transfers(samples: list[Sample]) -> KvTransferCounts:
+    found = _by_label(samples, "result", _KV_TRANSFERS)
+    return KvTransferCounts(**{result.value: int(found.get(result, 0)) for result in TransferResult})
 
 
 def _fault(
@@ -246,7 +262,17 @@ def _total(samples: list[Sample], name: str) -> float:
 
 
 def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
-    return {each.labels.get("worker", ""): each.value for each in samples if each.name == name}
+    return _by_label(samples, "worker", name)
+
+
+def _by_label(samples: list[Sample], label: str, *wanted: str) -> dict[str, float]:
+    """Return the sums of some names' samples by the value of a label."""
+    found: dict[str, float] = {}
+    for each in samples:
+        if each.name in wanted:
+            key = each.labels.get(label, "")
+            found[key] = found.get(key, 0.0) + each.value
+    return found
 
 
 def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[Finding]:
@@ -264,20 +290,20 @@ def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[
 
 def _worker_page(worker: PodView, page: Page) -> Finding | None:
     subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
-    tokens = [
-        each + names.COUNTER_SUFFIX for each in (names.VLLM_GENERATION_TOKENS, names.VLLM_PROMPT_TOKENS)
-    ]
-    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *tokens)
+    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *_TOKENS)
     if isinstance(looks, Finding):
         return looks
-    first, later = looks
-    if all(each.name != names.VLLM_RUNNING for each in later):
+    if all(each.name != names.VLLM_RUNNING for each in looks[1]):
         message = f"/metrics holds no {names.VLLM_RUNNING}; is it a vLLM or Penstock worker?"
         return problem(subject, message, logs)
-    busy = min(_total(each, names.VLLM_RUNNING) for each in looks)
-    if busy > 0 and all(_total(first, each) == _total(later, each) for each in tokens):
-        message = f"has {busy:.0f} requests under way, but its token counters stand still"
-        return problem(subject, message, logs)
+    running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in looks]
+    tokens = [_by_label(each, "engine", *_TOKENS) for each in looks]
+    for rank, requests in running[1].items():
+        busy = min(requests, running[0].get(rank, 0.0))
+        if busy > 0 and tokens[0].get(rank) == tokens[1].get(rank):
+            place = f" in data-parallel rank {rank}" if len(running[1]) > 1 else ""
+            message = f"has {busy:.0f} requests under way{place}, but its token counters stand still"
+            return problem(subject, message, logs)
     return None
 
 

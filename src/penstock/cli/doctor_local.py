@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from penstock.core.errors import PenstockError
+from penstock.core.kv_transfers import REMEDY
 from penstock.core.local_state import EntryState, state_dir
 from penstock.local import liveness
 from penstock.local.probes import Probes
@@ -294,6 +295,8 @@ def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Find
         message = f"its router does not answer at {graph.router_url}"
         yield problem(subject, message, f"tail {graph.log_dir}/*")
     yield from _of_traffic(subject, graph)
+    if graph.kv_transfers is not None and (doubled := graph.kv_transfers.problem()):
+        yield problem(subject, doubled, REMEDY)
     for each in graph.processes:
         yield from _of_process(subject, each, graph, down)
     if graph.gpus_used > graph.gpu_budget:

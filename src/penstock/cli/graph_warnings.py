@@ -1,4 +1,4 @@
-"""Says which settings of a valid graph do nothing here: they need a package that is not installed, or another planner mode."""
+"""Says which settings of a valid graph do nothing here: they need a package, another planner mode, or another connector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.core.errors import Problem
-from penstock.runtimes.build import missing_extras
+from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock_planner.options import modes_of
 
@@ -26,6 +26,7 @@ def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | No
     found: list[Problem] = []
     for graph in graphs:
         found += missing_extras(graph)
+        found += connector_warnings(graph)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
 

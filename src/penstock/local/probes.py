@@ -26,6 +26,7 @@ from penstock.core.errors import (
 )
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
+from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.plugins import plugin
 from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine
@@ -105,6 +106,7 @@ class RouterView:
     queue: RouterQueue | None
     lag_p99_s: float | None = None
     traffic: Traffic | None = None
+    kv_transfers: KvTransferCounts | None = None
 
 
 class Probes:

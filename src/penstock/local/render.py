@@ -30,6 +30,9 @@ def render(status: LocalGraphStatus) -> RenderableType:
     if (traffic := status.traffic) is not None:
         style = "bold red" if traffic.rejected else ""
         parts.append(Text(f"last {traffic.period_s:.0f} s: {traffic}", style=style))
+    if (transfers := status.kv_transfers) is not None and transfers.total:
+        style = "bold red" if transfers.problem() else ""
+        parts.append(Text(f"KV transfers since the router started: {transfers}", style=style))
     if status.decisions:
         parts.append(_decisions(status.decisions))
     return Group(*parts)

@@ -15,6 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from penstock.core.errors import NotFoundError
+from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
 from penstock.core.printable import printable
 from penstock.local import liveness
@@ -177,6 +178,7 @@ class LocalGraphStatus:
     pools: tuple[PoolStatus, ...]
     queue: RouterQueue | None
     traffic: Traffic | None
+    kv_transfers: KvTransferCounts | None
     gpus_used: int
     gpu_budget: int
     planner: PlannerView | None
@@ -270,6 +272,7 @@ def summarise(
         pools=tuple(_pool(role, state.entries.values(), processes) for role in roles),
         queue=None if router is None else router.queue,
         traffic=None if router is None else router.traffic,
+        kv_transfers=None if router is None else router.kv_transfers,
         gpus_used=len(state.gpus_in_use()),
         gpu_budget=arbiter.budget,
         planner=planner,

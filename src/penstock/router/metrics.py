@@ -48,6 +48,7 @@ class RouterMetrics:
     retries: Counter[str] = field(default_factory=Counter)
     picks: Counter[str] = field(default_factory=Counter)
     kv_releases: Counter[str] = field(default_factory=Counter)
+    kv_transfers: Counter[str] = field(default_factory=Counter)
     rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
     ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
     itl: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_ITL_BOUNDS_S))

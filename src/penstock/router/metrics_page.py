@@ -67,6 +67,7 @@ _HELP: Final = {
     names.ROUTER_RETRIES: "Retries, by the reason of the failure before.",
     names.ROUTER_PICKS: "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
     names.ROUTER_KV_RELEASES: "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
+    names.ROUTER_KV_TRANSFERS: "Prompts prefilled for decode, by what became of their KV: done; none, prefill kept none; lost, not in time.",
     names.ROUTER_REJECTIONS: "Requests rejected with 503 to protect those under way.",
     names.ROUTER_TTFT: "Arrival to first token of streams; simulated seconds.",
     names.ROUTER_ITL: "Gaps between tokens of streams; simulated seconds.",
@@ -233,6 +234,7 @@ class MetricsPage:
             (names.ROUTER_RETRIES, "reason", metrics.retries),
             (names.ROUTER_PICKS, "by", metrics.picks),
             (names.ROUTER_KV_RELEASES, "outcome", metrics.kv_releases),
+            (names.ROUTER_KV_TRANSFERS, "result", metrics.kv_transfers),
         ):
             yield _by_label(name, label, counts)
         for name, buckets in (

@@ -5,13 +5,16 @@ Pure: the interpreter, paths, host and speed come in the context; ports and GPU 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 
+from penstock.api.enums import Role
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import ConfigError, Problem
 from penstock.core.simulated_tokens import SIMULATED
+from penstock.runtimes.engine_flags import connectors
 from penstock.runtimes.protocol import (
     ENGINE_LIVENESS_S,
     LIVENESS_S,
@@ -23,6 +26,8 @@ from penstock.runtimes.protocol import (
     runtime_of,
 )
 
+_NIXL = "Nixl"
+"""Begin of the names of vLLM's connectors whose prefill answers where the KV is."""
 PLANNER_GRACE_S = 30.0
 """The planner ends between two ticks; chosen as one adjustment interval."""
 
@@ -123,6 +128,19 @@ def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
     if service.liveness_timeout_seconds is not None:
         return service.liveness_timeout_seconds
     return LIVENESS_S if spec.runs_penstock(service) else ENGINE_LIVENESS_S
+
+
+def connector_warnings(graph: GraphDeployment) -> Iterator[Problem]:
+    """Yield the services whose own arguments replace the connector by which the router hands KV from prefill to decode."""
+    for name, service in graph.spec.workers.items():
+        given = connectors(service.args)
+        is_handed_over = graph.spec.traits.frontend is None and service.role is not Role.AGGREGATED
+        if is_handed_over and given is not None and not any(each.startswith(_NIXL) for each in given):
+            message = (
+                f"connector {given[0]} gives the router no kv_transfer_params that decode can read, so every prompt is computed "
+                "twice; remove --kv-transfer-config, or name NixlConnector in it, alone or within a MultiConnector"
+            )
+            yield Problem(f"spec.services.{name}.args", message)
 
 
 def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list[Problem]:

@@ -11,6 +11,7 @@ from penstock.api.service import ServiceSpec
 from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
 
 _KV_EVENTS = "--kv-events-config"
+_KV_TRANSFER = "--kv-transfer-config"
 _LAST_PORT = 65535
 _RENDEZVOUS_PORT = "29501"
 """vLLM's default of --master-port."""
@@ -148,6 +149,35 @@ def cache_variables(context: RuntimeContext) -> dict[str, str]:
     return {name: f"{{{CACHE_FOLDER}}}/{folder}" for name, folder in names.items()}
 
 
+def connectors(argv: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names of the KV connectors that a command configures, a MultiConnector's own ones too.
+
+    The last flag counts, as in vLLM.
+
+    Returns:
+        None where no flag is given, or its value cannot be read.
+    """
+    found: tuple[str, ...] | None = None
+    for at, word in enumerate(argv):
+        name, has_value, value = word.partition("=")
+        text = value if has_value else next(iter(argv[at + 1 : at + 2]), "")
+        if name.replace("_", "-") == f"{_KV_TRANSFER}.kv-connector":
+            found = (text,)
+        elif name.replace("_", "-") == _KV_TRANSFER:
+            found = _connectors_in(text)
+    return found
+
+
+def _connectors_in(text: str) -> tuple[str, ...] | None:
+    try:
+        config = json.loads(text)
+        extra = config.get("kv_connector_extra_config") or {}
+        each = [config["kv_connector"], *(inner["kv_connector"] for inner in extra.get("connectors", ()))]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    return tuple(each) if all(isinstance(name, str) for name in each) else None
+
+
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
 
@@ -167,4 +197,4 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
     }
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
-    return ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]
+    return [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]

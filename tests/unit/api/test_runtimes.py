@@ -381,6 +381,35 @@ def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
         runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
 
 
+def config(name, *inner):
+    """Return the JSON of --kv-transfer-config."""
+    extra = {"connectors": [{"kv_connector": each} for each in inner]}
+    return json.dumps({"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra})
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ([], None),
+        (["--seed", "1"], None),
+        (["--kv-transfer-config", config("NixlConnector")], None),
+        ([f"--kv_transfer_config={config('MultiConnector', 'OffloadingConnector', 'NixlConnector')}"], None),
+        (["--kv-transfer-config", "$(CONFIG)"], None),
+        (["--kv-transfer-config", config("LMCacheConnectorV1")], "LMCacheConnectorV1"),
+        (["--kv-transfer-config", config("MultiConnector", "OffloadingConnector")], "MultiConnector"),
+        (["--kv-transfer-config", config("NixlConnector"), "--kv-transfer-config.kv_connector", "X"], "X"),
+    ],
+)
+def test_a_connector_that_hands_nothing_over_is_warned_of(build, args, named):
+    """The router reads what NIXL's prefill answers; with any other decode computes each prompt again in silence."""
+    graph = build(runtime="vllm", services={"prefill": {"args": args}})
+    found = list(building.connector_warnings(graph))
+    assert [each.path for each in found] == ["spec.services.prefill.args"] * (named is not None)
+    assert all(
+        each.message.startswith(f"connector {named} gives the router no kv_transfer_params") for each in found
+    )
+
+
 def test_secrets_are_masked_by_name():
     """Values of variables and flags whose name says secret are hidden, token counts are not."""
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from penstock.cli.doctor import doctor
 from penstock.cli.doctor_local import Gpu, gpu_findings, graph_findings, machine_findings, parse_gpus
 from penstock.core.errors import ConfigError
+from penstock.core.kv_transfers import KvTransferCounts
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
 from penstock_operator.doctor.facts import Severity
@@ -48,6 +49,7 @@ def graph(**changes):
         pools=(),
         queue=RouterQueue(requests=0, tokens=0, oldest_s=0.0),
         traffic=Traffic(60.0, 60, 0, 0.4, 2.1, 5.0),
+        kv_transfers=None,
         gpus_used=1,
         gpu_budget=8,
         planner=PlannerView(phase="observing", next_decision_s=3.0, lag_p99_s=0.001),
@@ -92,6 +94,8 @@ def bad(**changes):
         {"gpus": None, "graphs": {}},
         {"open_files": 4096},
         {"open_files": -1},
+        {"graphs": {"llama": graph(kv_transfers=KvTransferCounts(done=9, none=10))}},
+        {"graphs": {"llama": graph(kv_transfers=KvTransferCounts(done=10, none=5, lost=5))}},
         {"graphs": {"llama": graph(planner=None, planner_log_dir=None)}},
         *(
             {"graphs": {"llama": graph(**with_worker(each))}}
@@ -126,6 +130,15 @@ def test_a_machine_that_is_well(changes):
             WARNING,
             "GPUs",
             "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
+        ),
+        (
+            {"graphs": {"llama": graph(kv_transfers=KvTransferCounts(done=9, none=11))}},
+            PROBLEM,
+            "graph llama",
+            (
+                "of 20 prompts 11 were computed twice, because their KV did not come from prefill to decode "
+                "(9 done, 11 none, 0 lost)"
+            ),
         ),
         ({"graphs": {"llama": "statefile: torn"}}, PROBLEM, "graph llama", "statefile: torn"),
     ],

@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.local_state import EntryState
 from penstock.local.probes import RouterQueue, RouterView, Traffic, WorkerView
 from penstock.local.render import render
@@ -57,6 +58,15 @@ def test_pools_gpus_and_the_routers_view_are_put_together(summary):
     assert (pool.ready, pool.desired, pool.draining, pool.failed) == (1, 2, 1, 1)
     assert (summary.gpus_used, summary.gpu_budget) == (3, 8)
     assert summary.lag_p99_s == {"router": 2.5, "planner": 0.01}
+
+
+def test_transfers_that_do_not_come_are_shown(state):
+    """Prompts that decode computes again are seen in the status of a graph that answers everything."""
+    router = RouterView(workers={}, queue=None, kv_transfers=KvTransferCounts(done=1, none=3))
+    page = io.StringIO()
+    status = summarise(state, running=True, router=router, planner=None, decisions=())
+    Console(width=80, file=page).print(render(status))
+    assert "KV transfers since the router started: 1 done, 3 none, 0 lost" in page.getvalue()
 
 
 LONG = "gave up after 5 failures in a row; the last: exit code 1: CUDA error: device-side assert " * 2

@@ -11,6 +11,15 @@ from penstock.api import Role
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 
 
+async def _transfers(router):
+    """Return the router's counts of KV transfers by result, which its page and `/workers` agree on."""
+    answer = await router.get("/workers")
+    counts = orjson.loads(answer.body)["kv_transfers"]
+    for result, count in counts.items():
+        assert (await router.metric("penstock_router_kv_transfers_total", result=result) or 0) == count
+    return counts
+
+
 async def test_each_stage_gets_its_request(harness):
     """Prefill: one token, remote decode; decode: the client's request with prefill's params, unread, and a salt."""
     prefill, decode, router = await harness.served("prefill", "decode")
@@ -39,6 +48,7 @@ async def test_each_stage_gets_its_request(harness):
         assert seen.path == "/v1/completions"
         assert seen.headers[b"x-request-id"] == b"mine-1"
     assert answer.headers[b"x-request-id"] == b"mine-1"
+    assert await _transfers(router) == {"done": 1, "none": 0, "lost": 0}
 
 
 async def test_streams_pass_untouched_but_for_usage(harness):
@@ -85,6 +95,7 @@ async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
 
     assert "kv_transfer_params" not in decode.seen[0].body
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert await _transfers(router) == {"done": 0, "none": 1, "lost": 0}
 
 
 async def test_tokens_are_counted(harness):
@@ -145,6 +156,7 @@ async def test_text_from_an_expired_transfer_is_not_passed_on(harness, lease_s, 
     assert (len(prefill.seen), len(decode.seen)) == (tries, tries)
     assert len({seen.body["cache_salt"] for seen in decode.seen}) == tries
     assert await router.metric("penstock_router_retries_total", reason="lease_expired") == tries - 1
+    assert await _transfers(router) == {"done": 1, "none": 0, "lost": tries - 1}
 
 
 async def test_a_busy_prefill_workers_page_is_waited_for(harness):
@@ -198,6 +210,7 @@ async def test_an_error_before_the_first_token_is_prefilled_again(harness, first
     if stream and status == 200:
         assert answer.body == harness.token_event(0) + harness.done
     assert await router.metric("penstock_router_retries_total", reason="kv_lost") == tries - 1
+    assert await _transfers(router) == {"done": int(status == 200), "none": 0, "lost": tries - 1}
     assert (await router.workers())[decode.name]["state"] == "ready"
 
 

@@ -18,6 +18,7 @@ import orjson
 from penstock.core.errors import ClientDisconnected, NotFoundError
 from penstock.core.http.messages import REQUEST_ID, Headers, request_id
 from penstock.core.http.server import Request, Responder
+from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
@@ -406,6 +407,11 @@ class RouterApp:
                     "oldest_s": round(queue.oldest_s(now_s), 6),
                 },
                 "traffic": self.live_page.history.traffic(now_s),
+                "kv_transfers": {
+                    result.value: context.metrics.kv_transfers[result] for result in TransferResult
+                }
+                if context.settings.disaggregated
+                else None,
                 "discovery_problem": context.discovery.problem,
                 "lag_p99_s": context.metrics.lag.p99_s(),
                 "speed": context.clock.speed,

@@ -23,6 +23,7 @@ from penstock.core.http.client import StreamingResponse, Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
+from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
@@ -275,6 +276,7 @@ class CompletionHandler:
         if prefilled is not None and problem.is_kv_lost:
             transfer = KvTransfer(prefilled.lease.worker, worker)
             transfer.lost()
+            self._transfers.count(TransferResult.LOST)
             call.tries.lost_transfers = (*call.tries.lost_transfers, transfer)
             ends = (worker, transfer.prefill)
             return StageFailed(FailedTry("kv_lost", RetryScope.ANYWHERE, ends), response)
@@ -308,6 +310,8 @@ class CompletionHandler:
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if prefilled.params else None
+        if call.transfer is None:
+            self._transfers.count(TransferResult.NONE)
 
     async def _confirm(self, call: CompletionCall) -> None:
         """Return if the beginning of an answer may be sent.

@@ -22,6 +22,7 @@ from penstock.api import Role
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import Timeouts
 from penstock.core.http.messages import Headers
+from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
@@ -167,7 +168,12 @@ class KvTransfers:
             StageFailed: the lease may be over; the prompt has to be prefilled again.
         """
         if queued_s >= TRUSTED_FRACTION * self._lease_s:
+            self.count(TransferResult.LOST)
             raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    def count(self, result: TransferResult) -> None:
+        """Count what became of one prompt's KV."""
+        self._context.metrics.kv_transfers[result] += 1
 
     async def confirm(self, lease: KvLease) -> None:
         """Return if the blocks were held when they were read; called once decode has shown a token.
@@ -176,11 +182,13 @@ class KvTransfers:
             StageFailed: they may not have been; the prompt has to be prefilled again.
         """
         now_s = self._clock.now_s()
-        if lease.is_within(self._lease_s, now_s):
+        expired = None
+        if lease.is_within(self._lease_s, now_s) or lease.is_intact(
+            expired := await self._expired_leases(lease.worker)
+        ):
+            self.count(TransferResult.DONE)
             return
-        expired = await self._expired_leases(lease.worker)
-        if lease.is_intact(expired):
-            return
+        self.count(TransferResult.LOST)
         log.warning(
             "KV transfer distrusted: leases of its prefill worker have expired since",
             prefill_worker=lease.worker.name,

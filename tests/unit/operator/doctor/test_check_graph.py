@@ -160,6 +160,17 @@ def test_a_router_that_turns_requests_away(came, refused, timed_out, severity):
     assert judged(pages=pages) == [(severity, ROUTER, message)]
 
 
+def test_prompts_whose_kv_does_not_reach_decode():
+    """A connector that is none of NIXL's: everything is answered, and computed twice."""
+    page = router_page(BOTH) + 'penstock_router_kv_transfers_total{result="none"} 40\n'
+    pages = {**graph_facts().pages, "llama-frontend-1": Page(page, page)}
+    message = (
+        "of 40 prompts 40 were computed twice, because their KV did not come from prefill to decode "
+        "(0 done, 40 none, 0 lost)"
+    )
+    assert (Severity.PROBLEM, ROUTER, message) in judged(pages=pages)
+
+
 def test_a_ready_worker_that_gets_nothing():
     """Ready for Kubernetes, not for the router."""
     found = routed(BOTH, BOTH, ready=0)
@@ -192,6 +203,7 @@ def test_pages_that_are_no_metrics():
 
 WORKER = "worker serving/llama-decode-1"
 NO_WORKER = "/metrics holds no vllm:num_requests_running; is it a vLLM or Penstock worker?"
+RANK = worker_page(2, 7).replace('engine="0"', 'engine="1"')
 STANDS_STILL = "has 2 requests under way, but its token counters stand still"
 
 
@@ -203,6 +215,11 @@ STANDS_STILL = "has 2 requests under way, but its token counters stand still"
         (Page(FORBIDDEN, FORBIDDEN), Severity.UNKNOWN, "/metrics: 403: you may not"),
         (Page("up 1\n", "up 1\n"), Severity.PROBLEM, NO_WORKER),
         (Page(worker_page(3, 50), worker_page(2, 50)), Severity.PROBLEM, STANDS_STILL),
+        (
+            Page(worker_page(3, 50) + RANK, worker_page(2, 60) + RANK),
+            Severity.PROBLEM,
+            STANDS_STILL.replace("under way", "under way in data-parallel rank 1"),
+        ),
     ],
 )
 def test_a_workers_page(page, severity, message):
