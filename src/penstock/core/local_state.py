@@ -32,6 +32,23 @@ EMPTY_STATES: Final = frozenset({EntryState.FAILED, EntryState.STOPPED})
 """States without a process and without GPUs; their names are free for the next replica."""
 
 
+FULL_BYTES: Final = 1 << 20
+"""Room below which a disk counts as full. Chosen: a statefile and a few decisions."""
+
+
+def full_disk(folder: Path | str) -> str | None:
+    """Return in words that a folder's disk has no room for what is written there; None: it has, or cannot be asked."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+        return f"the disk of {folder} is full: {disk.f_bavail * disk.f_frsize:,} bytes are free"
+    if disk.f_files and not disk.f_favail:
+        return f"the disk of {folder} is full: it has no inode left"
+    return None
+
+
 def state_dir() -> Path:
     """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
     configured = os.environ.get(STATE_DIR_VARIABLE)

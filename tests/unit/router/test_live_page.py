@@ -150,6 +150,35 @@ async def test_the_state_is_for_administrators(harness, settings, headers, page,
     assert (await router.post("/ui")).status == 405
 
 
+async def test_what_is_wrong_is_on_the_page(graph, monkeypatch):
+    """The planner's own problems, a full disk beside them; a router that rejects is overloaded, not calm."""
+    gone = "metrics source prometheus is gone: refused"
+    router = await graph(planner_file(problems=[gone]))
+    _, state = await state_of(router)
+    assert (state["problems"], state["is_overloaded"]) == ([gone], False)
+    monkeypatch.setattr(
+        "penstock.router.ui.planner.full_disk", lambda folder: f"the disk of {folder} is full"
+    )
+    metrics = router.server.context.metrics
+    metrics.arrivals += 100
+    metrics.refused += 20
+    _, state = await state_of(router)
+    assert any("is full" in each for each in state["problems"])
+    assert state["is_overloaded"]
+
+
+async def test_chart_and_table_have_one_figure(graph):
+    """What has come since the last mark is in both."""
+    router = await graph(planner_file())
+    await router.post(max_tokens=3, stream=True)
+    _, state = await state_of(router)
+    now, minute = state["series"][-1], state["minute"]
+    assert minute["ttft"]["p99_s"] is not None
+    for name in ("ttft", "itl"):
+        assert now[f"{name}_p99_s"] == minute[name]["p99_s"]
+        assert now[f"{name}_in_time"] == minute[name]["in_time"]
+
+
 async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
     """Without a graph the GPUs are unknown, not zero, and a minute of tiers is told by tier."""
     _, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})

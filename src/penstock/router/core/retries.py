@@ -77,10 +77,14 @@ class Assignment(Generic[T]):
         """Role of the worker."""
         return self.worker.spec.role
 
-    def grow(self, tokens: int) -> None:
-        """Count generated tokens."""
+    def grow(self, tokens: int, gap_s: float | None = None) -> None:
+        """Count generated tokens, and the simulated seconds since those before; None: they are the first."""
+        worker = self.worker
         self.tokens += tokens
-        self.worker.inflight_tokens += tokens
+        worker.inflight_tokens += tokens
+        if gap_s is not None:
+            worker.speed.output_tokens += tokens
+            worker.speed.decode_s += gap_s
 
     def proved(self) -> None:
         """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""

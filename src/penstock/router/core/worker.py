@@ -10,6 +10,7 @@ from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress
 from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
+from penstock.router.core.speeds import SpeedCounts
 from penstock.router.policy.routing_policy import WorkerLoad
 
 
@@ -97,6 +98,7 @@ class Worker(WorkerLoad):
         silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
             not taken for the worker's.
         last_failure: What the newest of them was; empty without one.
+        speed: What it has done, by this router's count.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
     """
 
@@ -124,6 +126,7 @@ class Worker(WorkerLoad):
         self.failures = 0
         self.last_failure = ""
         self.lost_transfers = 0
+        self.speed = SpeedCounts()
         self._is_kept = False
 
     @property
@@ -374,6 +377,7 @@ class WorkerPool:
         if old.incarnation != spec.incarnation:
             worker.breaker.reset()
             worker.lost_transfers = 0
+            worker.speed = SpeedCounts()
             worker.kv_usage_fraction = None
             worker.waiting_requests = None
             worker.expired_leases = None

@@ -384,6 +384,7 @@ class RouterApp:
     def _listed_workers(self, *, shows_urls: bool) -> bytes:
         context, core = self.context, self.context.admission.core
         now_s, queue = context.clock.now_s(), core.entry_queue
+        _, slow = self.live_page.speeds(now_s)
 
         def shown(worker: Worker) -> dict[str, Any]:
             state, reason = worker.state(now_s)
@@ -396,6 +397,7 @@ class RouterApp:
                 "inflight_tokens": worker.inflight_tokens,
                 "kv_usage_fraction": worker.kv_usage_fraction,
                 "reason": reason,
+                "slow": slow.get(worker.name),
             }
 
         return orjson.dumps(

@@ -181,10 +181,11 @@ class RelayMeter:
             is_single = data.find(b"\n", at) >= len(data) - _LINE_ENDS
             count = 1 if is_single else _plain_events(data[at:-2] if at else data)
             if count:
-                self._itl.observe((now_real_s - self._last_real_s) * self.speed / count, count)
+                gap_s = (now_real_s - self._last_real_s) * self.speed
+                self._itl.observe(gap_s / count, count)
                 self._last_real_s = now_real_s
                 self.tokens += count
-                self.assignment.grow(count)
+                self.assignment.grow(count, gap_s)
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
@@ -221,16 +222,18 @@ class RelayMeter:
             self._usual_start, self._usual_end, self._usual_chunk_end = start + choices, end, end + b"\r\n"
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
+        gap_s: float | None = None
         if self.ttft_s is None:
             self.ttft_s = (now_real_s - self.arrived_real_s) * self.speed
             self.metrics.ttft.observe(self.ttft_s)
             self.on_first_token()
         else:
             # Tokens of one read cannot be distinguished in time: they share its gap.
-            self._itl.observe((now_real_s - self._last_real_s) * self.speed / count, count)
+            gap_s = (now_real_s - self._last_real_s) * self.speed
+            self._itl.observe(gap_s / count, count)
         self._last_real_s = now_real_s
         self.tokens += count
-        self.assignment.grow(count)
+        self.assignment.grow(count, gap_s)
 
     def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
         """Return whether the event carries a token, and what to send in its place (None: as it is).

@@ -101,6 +101,14 @@ class History:
             "tiers": {tier: _gained(then.tiers[tier], counts) for tier, counts in now.tiers.items()},
         }
 
+    def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the points and one of now, which has the figures of `minute`; rates are of the last whole step."""
+        points = list(self.points)
+        rates = ("arrivals_per_s", "rejected_per_s")
+        last = points[-1] if points else dict.fromkeys(rates)
+        now = {"at_s": now_s, **self._gauges(), **{name: last[name] for name in rates}, **_shares(minute)}
+        return [*points, now] if not points or now_s > points[-1]["at_s"] else [*points[:-1], now]
+
     def traffic(self, now_s: float) -> dict[str, Any]:
         """Return what ``GET /workers`` says of the last minute; without a stream no TTFT is known."""
         minute = self.minute(now_s)
@@ -147,7 +155,7 @@ class History:
                 **gauges,
                 "arrivals_per_s": arrivals_per_s,
                 "rejected_per_s": rejected_per_s,
-                **{f"{of}_{key}": latencies[of][key] for of in latencies for key in ("p99_s", "in_time")},
+                **_shares(latencies),
             }
         )
 
@@ -159,6 +167,10 @@ class History:
             "ttft": _latency(metrics.ttft, then.ttft, now.ttft, self.ttft_target_s, missed=missed),
             "itl": _latency(metrics.itl, then.itl, now.itl, self.itl_target_s),
         }
+
+
+def _shares(latencies: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{of}_{key}": latencies[of][key] for of in ("ttft", "itl") for key in ("p99_s", "in_time")}
 
 
 def _gained(then: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

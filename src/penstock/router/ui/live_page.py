@@ -19,8 +19,10 @@ import orjson
 from penstock.api import PlannerMode, Role
 from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
+from penstock.core.overload import is_overloaded
 from penstock.core.printable import printable
 from penstock.router.context import RouterContext
+from penstock.router.core.speeds import SpeedMeter, WorkerSpeed, slow_workers
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import not_served
@@ -67,6 +69,7 @@ class LivePage:
         ttft_slo_s = settings.config.ttft_slo_seconds
         self.history = History(context.metrics, core.tiers, self._gauges, ttft_slo_s)
         self.history.tick(self._began_s)
+        self._speeds = SpeedMeter()
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
 
     async def follow(self) -> None:
@@ -75,12 +78,19 @@ class LivePage:
         while True:
             try:
                 self.history.tick(clock.now_s())
+                self._speeds.tick({each.name: each.speed for each in self._pool}, clock.now_s())
                 if time.monotonic() >= due_real_s:
                     due_real_s = time.monotonic() + _REFRESH_REAL_S
                     await self._refresh()
             except Exception:  # root of the task: one bad mark must not be the last
                 log.exception("live page not kept current")
             await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
+
+    def speeds(self, now_s: float) -> tuple[dict[str, WorkerSpeed], dict[str, str]]:
+        """Return each worker's speed of the last minute, and how far some are slower than their equals, by name."""
+        counts = {each.name: each.speed for each in self._pool}
+        found = self._speeds.read(counts, {each.name: each.spec.role.value for each in self._pool}, now_s)
+        return found, slow_workers(found)
 
     async def _refresh(self) -> PlannerState:
         """Return the planner's part; GPUs and targets come from there, too."""
@@ -113,6 +123,8 @@ class LivePage:
         planner = await self._refresh()
         context, queue, now_s = self._context, self._queue, self._context.clock.now_s()
         minute = self.history.minute(now_s)
+        workers = self._worker_rows(now_s)
+        slow = [f"{each['name']} is slow: {each['slow']}" for each in workers if each["slow"]]
         return {
             "model": self._settings.model,
             "at_s": now_s - self._began_s,
@@ -123,7 +135,7 @@ class LivePage:
             "lag_p99_s": context.metrics.lag.p99_s(),
             "discovery_problem": context.discovery.problem,
             "pools": [self._pool_row(role, planner.desired, now_s) for role in self._settings.roles],
-            "workers": self._worker_rows(now_s),
+            "workers": workers,
             "worker_count": sum(1 for _ in self._pool),
             "gpus": {"used": self._gpus_held(), "budget": planner.budget},
             "queue": {"requests": len(queue), "tokens": queue.tokens, "oldest_s": queue.oldest_s(now_s)},
@@ -132,7 +144,17 @@ class LivePage:
             "signals": self._signals(minute, planner.rules or {}),
             "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
-            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self.history.points],
+            "series": [
+                {**point, "at_s": point["at_s"] - self._began_s}
+                for point in self.history.series(now_s, minute)
+            ],
+            "is_overloaded": is_overloaded(
+                arrivals=minute["arrivals"],
+                rejected=minute["refused"] + minute["timed_out"],
+                oldest_wait_s=queue.oldest_s(now_s),
+                ttft_slo_s=self.history.ttft_target_s,
+            ),
+            "problems": [*planner.problems, *slow],
         }
 
     # ------------------------------------------------------------------ parts
@@ -174,6 +196,7 @@ class LivePage:
 
     def _worker_rows(self, now_s: float) -> list[dict[str, Any]]:
         rows = []
+        speeds, slow = self.speeds(now_s)
         for worker in self._pool:
             state, reason = _shown_state(worker, now_s)
             rows.append(
@@ -184,9 +207,11 @@ class LivePage:
                     "reason": reason,
                     "requests": self._pool.inflight_requests(worker.name),
                     "kv_usage_fraction": worker.kv_usage_fraction,
+                    "slow": slow.get(worker.name),
+                    **_figures(speeds[worker.name]),
                 }
             )
-        rows.sort(key=lambda row: row["state"] == "ready")
+        rows.sort(key=lambda row: (row["state"] == "ready", row["slow"] is None))
         return printable(rows[:_SHOWN_WORKERS])
 
     def _tier_rows(self, minute: dict[str, dict[str, int]], now_s: float) -> list[dict[str, Any]]:
@@ -224,6 +249,15 @@ class LivePage:
             {"name": name, "unit": unit, "value": value, "down": down, "up": up}
             for name, unit, value, (down, up) in found
         ]
+
+
+def _figures(speed: WorkerSpeed) -> dict[str, float | None]:
+    """Return what is shown of a worker's speed."""
+    return {
+        "itl_s": speed.itl_s,
+        "output_tokens_per_s": speed.output_tokens_per_s,
+        "prompt_tokens_per_s": speed.prompt_tokens_per_s,
+    }
 
 
 def _shown_state(worker: Worker, now_s: float) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import orjson
 from penstock.api import GraphSpec, PlannerMode, Role
 from penstock.core.errors import PenstockError
 from penstock.core.http.own_lag import PatientTimeout
-from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE
+from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE, full_disk
 from penstock.core.printable import printable
 from penstock.router.discovery.statefile import Discovery
 from penstock.router.settings import RouterSettings
@@ -50,6 +50,7 @@ class PlannerState:
         changes: Newest first, each with ``id``, ``sentence``, ``reason`` and ``at_s``, simulated seconds since the
             planner's first start (None: unknown).
         newest: Sentences of the newest decision, whether it changed anything or not.
+        problems: What keeps it from scaling well.
     """
 
     standing: str
@@ -63,6 +64,7 @@ class PlannerState:
     elapsed_s: float | None = None
     changes: tuple[Mapping[str, Any], ...] = ()
     newest: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> PlannerState:
@@ -127,19 +129,28 @@ class StateFileReader(PlannerReader):
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> PlannerState:
-        """Read the two files, a few KiB each."""
+        """Read the two files, a few KiB each, and see whether their disks have room."""
+        found, folder = self._read()
+        disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
+        full = tuple(filter(None, map(full_disk, sorted(disks))))
+        return replace(found, problems=(*full, *found.problems)) if full else found
+
+    def _read(self) -> tuple[PlannerState, str | None]:
+        """Return what the planner's file says, and the folder that the statefile names for it."""
+        folder: str | None = None
         try:
             folder = orjson.loads(self._statefile.read_bytes())[ARBITER_KEY].get("planner_log_dir")
             if folder is None:
-                return replace(self._state, standing="off", words="started without one (--no-planner)")
+                off = replace(self._state, standing="off", words="started without one (--no-planner)")
+                return off, None
             state = printable(orjson.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
             found = planner_state(state, age_s=time.time() - float(state["wall_s"]), stale_s=self._stale_s)
-            return replace(found, gpus_per_replica=self._state.gpus_per_replica)
+            return replace(found, gpus_per_replica=self._state.gpus_per_replica), folder
         except FileNotFoundError:
             words = "the planner has not written of itself yet"
         except (OSError, *_WRONG) as exc:
             words = f"the planner's state file is not readable: {exc!r}"
-        return replace(self._state, words=words)
+        return replace(self._state, words=words), folder
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> PlannerState:
@@ -167,6 +178,7 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> P
             if role["current"] != role["desired"]
         ),
         newest=tuple(role["sentence"] for role in newest.get("roles", {}).values()),
+        problems=tuple(map(str, data.get("problems", ()))),
     )
 
 
