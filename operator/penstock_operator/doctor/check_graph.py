@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
+from penstock.api.runtimes import DEFAULT_RUNTIME, RuntimeTraits, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
-from penstock.core.exposition import Sample, parse_samples
+from penstock.core.exposition import Sample
 from penstock.core.kv_transfers import REMEDY, KvTransferCounts, TransferResult
+from penstock.core.overload import is_overloaded
+from penstock.core.worker_metrics import worker_samples
 from penstock.kube.objects.names import SERVING
 from penstock_operator.doctor.facts import (
-    REJECTED_SHARE,
     Finding,
     GraphFacts,
     Object,
@@ -74,13 +75,17 @@ def graph_findings(
         if found is not None:
             report = problem if found.category.is_fault else warning
             yield report(f"pod {view.namespace}/{view.name}", found.message, found.remedy)
-    frontend = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).frontend
+    frontend = _traits(graph).frontend
     if frontend is not None:
         yield ok(subject, f"runs {frontend.name}'s own frontend, whose metrics Penstock does not judge")
     else:
         yield from _routers(subject, facts, views, interval_s)
     yield from _workers(subject, facts, views)
     yield from _prometheus(subject, facts)
+
+
+def _traits(graph: Object) -> RuntimeTraits:
+    return traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME))
 
 
 def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Iterator[Finding]:
@@ -178,14 +183,15 @@ def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
 
 
 def _looks(
-    subject: str, page: Page, remedy: str, *wanted: str
+    subject: str, page: Page, remedy: str, *wanted: str, own_names: Mapping[str, str] | None = None
 ) -> tuple[list[Sample], list[Sample]] | Finding:
     """Return the samples of both looks at a page, or what is wrong with it."""
     for text in (page.later, page.first):
         if isinstance(text, Unreadable):
             return _unread(subject, "/metrics", text, remedy)
     try:
-        return parse_samples(str(page.first), wanted), parse_samples(str(page.later), wanted)
+        own = own_names or {}
+        return worker_samples(str(page.first), wanted, own), worker_samples(str(page.later), wanted, own)
     except ObservationError:
         return problem(subject, "/metrics cannot be read as Prometheus text", remedy)
 
@@ -253,8 +259,7 @@ def _rejections(
     message = f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
     remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
     # Requests that came before the first observation may be rejected after it.
-    is_overloaded = rejected > REJECTED_SHARE * max(came, rejected)
-    yield (problem if is_overloaded else warning)(subject, message, remedy)
+    yield (problem if is_overloaded(arrivals=came, rejected=rejected) else warning)(subject, message, remedy)
 
 
 def _total(samples: list[Sample], name: str) -> float:
@@ -276,11 +281,11 @@ def _by_label(samples: list[Sample], label: str, *wanted: str) -> dict[str, floa
 
 
 def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[Finding]:
-    read = 0
+    read, own_names = 0, _traits(facts.graph).metric_names
     for view in views:
         page = facts.pages.get(view.name)
         if page is not None and view.role != "router":
-            fault = _worker_page(view, page)
+            fault = _worker_page(view, page, own_names)
             read += fault is None
             if fault is not None:
                 yield fault
@@ -288,14 +293,15 @@ def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[
         yield ok(subject, f"the metrics of {read} workers can be read")
 
 
-def _worker_page(worker: PodView, page: Page) -> Finding | None:
+def _worker_page(worker: PodView, page: Page, own_names: Mapping[str, str]) -> Finding | None:
     subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
-    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *_TOKENS)
+    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *_TOKENS, own_names=own_names)
     if isinstance(looks, Finding):
         return looks
     if all(each.name != names.VLLM_RUNNING for each in looks[1]):
-        message = f"/metrics holds no {names.VLLM_RUNNING}; is it a vLLM or Penstock worker?"
-        return problem(subject, message, logs)
+        message = f"/metrics holds no {own_names.get(names.VLLM_RUNNING, names.VLLM_RUNNING)}, so nothing is known of its load"
+        remedy = f"a runtime with other names declares them, RuntimeTraits.metric_names; else {logs}"
+        return problem(subject, message, remedy)
     running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in looks]
     tokens = [_by_label(each, "engine", *_TOKENS) for each in looks]
     for rank, requests in running[1].items():

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock_operator.rbac import Right
-
-REJECTED_SHARE: Final = 0.05
-"""Chosen: a share of rejected requests from which a router is overloaded; below it, it was for a moment."""
 
 
 class Severity(StrEnum):

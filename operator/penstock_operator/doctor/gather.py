@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from penstock.api.crd import definitions
+from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
 from penstock.kube.client import KubeClient
@@ -294,7 +295,9 @@ class _Gatherer:
         if inside is None:
             return Unreadable("is outside the cluster, so it is not asked from here", is_forbidden=True)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{pod_selector(graph)}}}))")
+        own = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).metric_names
+        metric = own.get(names.VLLM_RUNNING, names.VLLM_RUNNING)
+        query = quote(f"count(count by (pod) ({metric}{{{pod_selector(graph)}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
         answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))

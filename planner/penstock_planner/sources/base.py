@@ -62,6 +62,7 @@ class Readings:
             cannot know.
         demand: At the routers' frontends since the last pull; None where it is unknown or the source cannot know.
         worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
+        gone: Of a chain: why sources gave nothing at all, by name.
     """
 
     kv: Mapping[str, Reading]
@@ -70,6 +71,7 @@ class Readings:
     demand: Demand | None = None
     worker_waiting: Mapping[str, Reading] | None = None
     latency: Mapping[str, Buckets] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
 
 class ReadingSource(Protocol):
@@ -226,12 +228,14 @@ class SourceChain:
         found: dict[Key, Reading] = {}
         latency: Mapping[str, Buckets] = {}
         demand: Demand | None = None
+        gone: dict[str, str] = {}
         for position, source in enumerate(self._sources):
             is_complete = all(key in found and found[key].is_known for key in wanted)
             if is_complete and (demand is not None or not source.counts_demand):
                 continue
             answer = await self._ask(source, query)
             if isinstance(answer, str):
+                gone[source.name] = answer
                 known = [(_WAITING, name) for name in workers if (_WAITING, name) in self._last]
                 readings = dict.fromkeys([*wanted, *known], missing(answer, source=source.name))
             else:
@@ -249,6 +253,7 @@ class SourceChain:
             demand=demand,
             worker_waiting=waiting or None,
             latency=latency,
+            gone=gone,
         )
 
     async def _ask(self, source: ReadingSource, query: Query) -> Readings | str:

@@ -60,13 +60,15 @@ def sources_of(
     known: dict[MetricsSource, ReadingSource] = {}
     if has_router:
         known[MetricsSource.ROUTER] = frontend_source(graph, frontend)
-    known[MetricsSource.SCRAPE] = frontend.workers
+    own_names = {} if graph is None else graph.spec.traits.metric_names
+    known[MetricsSource.SCRAPE] = frontend.workers.of_runtime(own_names)
     if options.prometheus_url is not None:
         known[MetricsSource.PROMETHEUS] = PrometheusSource(
             connect(options.prometheus_url),
             labels,
             clock=frontend.clock,
             routers=frontend.urls if has_router else None,
+            own_names=own_names,
         )
     if options.metrics_source not in known:
         raise ConfigError(

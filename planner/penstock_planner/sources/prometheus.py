@@ -79,12 +79,19 @@ class PrometheusSource:
     counts_demand = False
 
     def __init__(
-        self, client: Any, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
+        self,
+        client: Any,
+        labels: GraphLabels,
+        *,
+        clock: SimulatedClock,
+        routers: Urls | None = None,
+        own_names: Mapping[str, str] | None = None,
     ) -> None:
         self._client = client
         self._labels = labels
         self._clock = clock
         self._routers = routers
+        self._own_names = own_names or {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
 
     async def read(self, query: Query) -> Readings:
@@ -176,7 +183,7 @@ class PrometheusSource:
     ) -> list[_Series]:
         """Return the metric's newest samples, one of each process."""
         max_age_s = max(max_age_s, self._clock.to_model_s(FRESH_S))
-        selected = metric + self._labels.selector(extra)
+        selected = self._own_names.get(metric, metric) + self._labels.selector(extra)
         values = await self._ask(selected)
         ages = {
             _key(item): _number(item, 0) - _number(item) for item in await self._ask(f"timestamp({selected})")

@@ -6,14 +6,13 @@ A page that hangs is left alone for a while, so that it does not slow every pull
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
-from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
+from penstock.core.worker_metrics import NOT_ON_PAGE, WAITING_NAMES, waiting_by_engine, worker_samples
 from penstock_planner.decide.reading import Reading, assess, missing
 from penstock_planner.sources.base import LONGEST_PAUSE_S, PullBackoff, Query, Readings, in_short, total_of
 from penstock_planner.targets.base import Endpoint
@@ -120,6 +119,13 @@ class ScrapeSource:
     def __init__(self, pages: MetricsPages) -> None:
         self._pages = pages
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._own_names: Mapping[str, str] = {}
+
+    def of_runtime(self, own_names: Mapping[str, str]) -> ScrapeSource:
+        """Return a source of another graph, whose workers have names of their own; both share the bound on reads."""
+        made = ScrapeSource(self._pages)
+        made._slots, made._own_names = self._slots, own_names
+        return made
 
     async def read(self, query: Query) -> Readings:
         """Return what the workers report; one that does not answer is missing, with its reason.
@@ -153,19 +159,17 @@ class ScrapeSource:
         try:
             async with self._slots:
                 page = await self._pages.fetch(worker.url)
-            samples = parse_samples(page, [names.VLLM_KV_USAGE, *WAITING_NAMES])
+            samples = worker_samples(page, [names.VLLM_KV_USAGE, *WAITING_NAMES], self._own_names)
         except ObservationError as exc:
             gone = missing(in_short(exc), source=self.name)
             return gone, gone
         # One page holds one series per engine of a data-parallel worker.
         usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
         waiting = waiting_by_engine(samples)
-        kv = assess(
-            sum(usage) / len(usage) if usage else None,
-            age_s=0.0,
-            max_age_s=max_age_s,
-            source=self.name,
-            upper=1.0,
+        kv = (
+            assess(sum(usage) / len(usage), age_s=0.0, max_age_s=max_age_s, source=self.name, upper=1.0)
+            if usage
+            else missing(NOT_ON_PAGE, source=self.name)
         )
         if not waiting:
             return kv, missing(f"{names.VLLM_WAITING} not reported", source=self.name)

@@ -8,7 +8,7 @@ what any runtime may, and `penstock validate` and the operator check the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api.rule import Rule
@@ -49,6 +49,8 @@ class RuntimeTraits:
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
+        metric_names: Its workers' own name by vLLM's, where they differ, as on the page:
+            ``{"vllm:kv_cache_usage_perc": "acme:kv_usage"}``. The units are vLLM's.
         rules: Further rules of ``spec``, for a runtime that does not ship with Penstock.
     """
 
@@ -59,6 +61,7 @@ class RuntimeTraits:
     frontend: OwnFrontend | None = None
     stall_real_s: float = ENGINE_STALL_REAL_S
     metric_source: str = "router"
+    metric_names: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule[Any], ...] = ()
 
 

@@ -6,12 +6,33 @@ An engine whose core hangs answers /health all the same. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.core import metric_names as names
-from penstock.core.exposition import Sample
+from penstock.core.exposition import Sample, parse_samples
+
+NOT_ON_PAGE: Final = f"its page has no {names.VLLM_KV_USAGE}"
+"""Why a worker that answers has no reading."""
+
+
+def worker_samples(page: str, wanted: Collection[str], own: Mapping[str, str]) -> list[Sample]:
+    """Return a worker's samples by vLLM's names, in page order.
+
+    Args:
+        page: Text exposition format.
+        wanted: vLLM's names.
+        own: The runtime's own name by vLLM's, where they differ; see `RuntimeTraits.metric_names`.
+
+    Raises:
+        ObservationError: a line of such a name cannot be read.
+    """
+    if not own:
+        return parse_samples(page, wanted)
+    by_own = {own.get(name, name): name for name in wanted}
+    return [replace(each, name=by_own[each.name]) for each in parse_samples(page, by_own)]
+
 
 WAITING_NAMES: Final = (names.VLLM_WAITING, names.VLLM_WAITING_BY_REASON)
 """What `waiting_by_engine` reads."""

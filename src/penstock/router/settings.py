@@ -99,6 +99,11 @@ class RouterSettings:
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
+    def metric_names(self) -> Mapping[str, str]:
+        """The workers' own names of metrics by vLLM's, where they differ."""
+        return {} if self.graph is None else self.graph.traits.metric_names
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         """Roles of the workers that a request passes, in this order."""
         return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)

@@ -57,12 +57,13 @@ QUEUE = "penstock_router_prefill_queue_requests"
 async def _prometheus_source():
     made = []
 
-    def build(url, *, graph="chat", namespace=None, routers=None):
+    def build(url, *, graph="chat", namespace=None, routers=None, own_names=None):
         source = PrometheusSource(
             connect(url),
             GraphLabels(MODEL, graph, namespace),
             clock=SimulatedClock(1.0),
             routers=None if routers is None else lambda: [f"http://{each}" for each in routers],
+            own_names=own_names,
         )
         made.append(source)
         return source
@@ -70,6 +71,15 @@ async def _prometheus_source():
     yield build
     for source in made:
         source.close()
+
+
+async def test_a_runtimes_own_names_are_asked_for(prometheus):
+    """Its KV usage has another name there, too."""
+    series = {"acme:kv": [({"instance": "10.0.0.1:8000"}, 0.4, 5.0)]}
+    async with served(_prometheus(series)) as url:
+        source = prometheus(url, own_names={"vllm:kv_cache_usage_perc": "acme:kv"})
+        readings = await source.read(Query((decode(0, "http://10.0.0.1:8000"),), 10.0))
+    assert readings.kv["llama_decode_0"].value == 0.4
 
 
 async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus):

@@ -121,6 +121,18 @@ async def test_workers_are_scraped_by_vllms_names(pages):
     assert readings.demand is None
 
 
+async def test_workers_are_scraped_by_their_runtimes_names(pages):
+    """A runtime declares what differs; one that does not says which name its page lacks."""
+    page = 'acme:kv{engine="0"} 0.5\nacme:waiting 3\n'
+    own = {"vllm:kv_cache_usage_perc": "acme:kv", "vllm:num_requests_waiting": "acme:waiting"}
+    async with served(page) as url:
+        query = Query((decode(0, url), prefill(0, url)), 10.0)
+        known = await ScrapeSource(pages).of_runtime(own).read(query)
+        unknown = await ScrapeSource(pages).read(query)
+    assert (known.kv["llama_decode_0"].value, known.queue.value) == (0.5, 3.0)
+    assert unknown.kv["llama_decode_0"].why == "its page has no vllm:kv_cache_usage_perc"
+
+
 async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queue(pages):
     """The sum of a part would be too small, so it is unknown."""
     async with (

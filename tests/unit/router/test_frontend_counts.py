@@ -110,7 +110,7 @@ def test_kv_usage_and_size_are_those_of_all_ranks(usages, blocks, expected):
     """The mean of the usage, the sum of the sizes; where one is none it is unknown, never zero."""
     page = [f'vllm:kv_cache_usage_perc{{engine="{at}"}} {each}\n' for at, each in enumerate(usages)]
     info = 'vllm:cache_config_info{engine="%d",num_gpu_blocks="%s",block_size="16"} 1\n'
-    found = parse_page("".join(page + [info % each for each in enumerate(blocks)]))
+    found = parse_page("".join(page + [info % each for each in enumerate(blocks)]), {})
     shown = found.kv_ranks, found.kv_usage_fraction, found.kv_total_blocks, found.kv_capacity_tokens
     assert shown == expected
 
@@ -127,4 +127,11 @@ def test_kv_usage_and_size_are_those_of_all_ranks(usages, blocks, expected):
 )
 def test_requests_that_wait_in_a_worker_are_read(waiting, count):
     """Those that wait for room, of all its engines; of older workers all. What is no number is unknown."""
-    assert parse_page(waiting + "\n").waiting_requests == count
+    assert parse_page(waiting + "\n", {}).waiting_requests == count
+
+
+def test_a_workers_page_is_read_by_its_runtimes_names():
+    """What differs is declared; the rest has vLLM's names."""
+    page = "acme:kv 0.25\nvllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.75\n"
+    found = parse_page(page, {"vllm:kv_cache_usage_perc": "acme:kv"})
+    assert (found.kv_usage_fraction, found.waiting_requests) == (0.25, 3.0)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
-from penstock.core.exposition import Sample, parse_samples
+from penstock.core.exposition import Sample
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.core.worker_metrics import (
@@ -23,6 +24,7 @@ from penstock.core.worker_metrics import (
     EngineReading,
     read_engine,
     waiting_by_engine,
+    worker_samples,
 )
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
@@ -55,8 +57,10 @@ class WorkerPage:
         return sum(self.kv_ranks) / len(self.kv_ranks) if self.kv_ranks else None
 
 
-async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> WorkerPage:
-    """Fetch and read the page of the worker at ``url``.
+async def read_page(
+    pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: Mapping[str, str]
+) -> WorkerPage:
+    """Fetch and read the page of the worker at ``url``; ``own_names`` are its runtime's, see `worker_samples`.
 
     Raises:
         UpstreamError: no complete answer came.
@@ -65,16 +69,16 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
     response = await pool.request("GET", url + "/metrics", timeouts=timeouts)
     if response.status != 200:
         raise ObservationError(f"{url}/metrics answered {response.status}; a page needs 200")
-    return parse_page(response.body.decode("utf-8", "replace"))
+    return parse_page(response.body.decode("utf-8", "replace"), own_names)
 
 
-def parse_page(text: str) -> WorkerPage:
+def parse_page(text: str, own_names: Mapping[str, str]) -> WorkerPage:
     """Read a worker's page.
 
     Raises:
         ObservationError: it cannot be parsed.
     """
-    samples = parse_samples(text, _WANTED)
+    samples = worker_samples(text, _WANTED, own_names)
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
     waiting = waiting_by_engine(samples)
@@ -122,6 +126,7 @@ class WorkerWatch:
         self._requests = context.pool
         self._config = context.settings.config.health
         self._stall_real_s = context.settings.stall_real_s
+        self._own_names = context.settings.metric_names
         self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._period_real_s = max(_FLOOR_REAL_S, self._clock.to_real_s(self._config.interval_seconds))
@@ -217,7 +222,7 @@ class WorkerWatch:
 
     async def _scrape(self, worker: Worker) -> None:
         try:
-            page = await read_page(self._pool, worker.spec.url, self._timeouts)
+            page = await read_page(self._pool, worker.spec.url, self._timeouts, own_names=self._own_names)
         except (PenstockError, ObservationError) as exc:
             # The last reading stays; its age shows how far to trust it.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))

@@ -200,7 +200,12 @@ class KvTransfers:
 
     async def _expired_leases(self, worker: Worker) -> float | None:
         try:
-            page = await read_page(self._context.probes, worker.spec.url, self._page_timeouts)
+            page = await read_page(
+                self._context.probes,
+                worker.spec.url,
+                self._page_timeouts,
+                own_names=self._context.settings.metric_names,
+            )
             worker.expired_leases = page.expired_leases
         except PenstockError as exc:
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
