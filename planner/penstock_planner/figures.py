@@ -33,6 +33,8 @@ class View:
         next_decision_s: When the interval ends; None while adjusting.
         lag_p99_s: How late ticks start; None before the first.
         ledger_errors: Records that could not be written.
+        ledger_problem: Why the newest could not; empty if it was written.
+        gone_sources: Why sources that this pull needed gave nothing, by name.
         overdue: An adjustment that never ended is being ignored.
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
         failures: The newest reason of a replica that was given up, by role.
@@ -55,6 +57,8 @@ class View:
     startup_s: Mapping[Role, float]
     left_to: Mapping[Role, str] = field(default_factory=dict)
     failures: Mapping[Role, str] = field(default_factory=dict)
+    ledger_problem: str = ""
+    gone_sources: Mapping[str, str] = field(default_factory=dict)
 
 
 class Observer(Protocol):

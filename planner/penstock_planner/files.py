@@ -1,6 +1,6 @@
 """The files that show the planner: ``state.json`` and the dashboard, written by a separate thread.
 
-A disk that hangs delays no decision for them. The planner reads none of them back.
+A disk that hangs delays no decision for them. The planner decides by none of them; it goes on with the changes shown.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.figures import Figures, Observers, View
+from penstock_planner.problems import ProblemTracker
 
 if TYPE_CHECKING:
     # TensorBoard's writer, which readers of the files need not load.
@@ -126,12 +127,16 @@ class SnapshotWriter:
             "ttft_s": config.ttft_slo_s,
             "itl_s": config.itl_slo_s if config.mode == Mode.SLA else None,
         }
+        self._tracker = ProblemTracker(needs_demand=config.policy.follows_demand)
+        self._problems: tuple[str, ...] = ()
+        self._pull_s = config.metric_pulling_interval_s
         self._written_s = float("-inf")
-        self._changes: list[dict[str, Any]] = []
+        self._changes, self._origin_s = shown_changes(self._path)
         self._newest: dict[str, Any] | None = None
 
     def tick(self, view: View) -> None:
         """Write, unless the last write is too recent."""
+        self._problems = self._tracker.after(view)
         if self._now_s() - self._written_s >= MIN_PERIOD_S:
             self._write(view)
 
@@ -153,9 +158,33 @@ class SnapshotWriter:
 
     def _write(self, view: View) -> None:
         self._written_s = self._now_s()
+        if (
+            view.origin_s != self._origin_s
+        ):  # another timeline: nothing says how long ago earlier changes were
+            self._origin_s = view.origin_s
+            for each in self._changes:
+                each["at_s"] = each["at_s"] if each is self._newest else None
         content = {field.name: getattr(view, field.name) for field in fields(view) if field.name != "latency"}
-        content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s}
+        content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s, "pull_s": self._pull_s}
+        content |= {"problems": self._problems}
         content |= {"decisions": self._changes, "newest": self._newest, "rules": self._rules}
         temporary = self._path.with_name(self._path.name + ".tmp")
         temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS))
         temporary.replace(self._path)
+
+
+def shown_changes(path: Path) -> tuple[list[dict[str, Any]], float | None]:
+    """Return the changes that a planner before this one showed, oldest first, and the origin of their times.
+
+    None and no changes where there was none, or its file cannot be read; a pipe or a device is none.
+    """
+    try:
+        if not path.is_file():
+            return [], None
+        found = orjson.loads(path.read_bytes())
+        changes = [
+            each for each in found["decisions"] if isinstance(each, dict) and each["roles"] and "at_s" in each
+        ]
+        return changes[-SHOWN_CHANGES:], float(found["origin_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [], None

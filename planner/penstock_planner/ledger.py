@@ -159,12 +159,17 @@ class Ledger:
 
     Opening is put off to the first record and tried again after a failure, so a full or read-only disk
     costs decisions, never the process. The file is locked while open.
+
+    Attributes:
+        errors: Records that could not be written.
+        problem: Why the newest could not; empty if it was written.
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
         self.path = path
         self._rotate_bytes = rotate_bytes
         self.errors = 0
+        self.problem = ""
         self._header: bytes | None = None
         self._descriptor: int | None = None
         self._end = 0
@@ -181,9 +186,11 @@ class Ledger:
             self._write(self._open(), (self._header or b"") + line, durable=durable)
         except OSError as exc:
             self.errors += 1
-            raise LedgerError(
+            self.problem = (
                 f"{self.path}: cannot be written: {os.strerror(exc.errno or 0)}; free or repair the disk"
-            ) from exc
+            )
+            raise LedgerError(self.problem) from exc
+        self.problem = ""
         self._header = None
         self._is_failing = False
 

@@ -268,6 +268,8 @@ class PlannerLoop:
             startup_s=dict(current.startup_s),
             left_to=self._left_to(),
             failures=observed.failures if observed is not None else {},
+            ledger_problem=self._ledger.problem,
+            gone_sources=self._readings.gone if self._readings is not None else {},
         )
 
     def _left_to(self) -> dict[Role, str]:

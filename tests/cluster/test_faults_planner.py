@@ -131,7 +131,7 @@ async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world
         conditions = (await world.status())["conditions"]
         [said] = [each for each in conditions if each["type"] == "PlannerActive"]
         assert said["status"] == "False"
-        assert said["message"].startswith("KV usage unknown to ")
+        assert said["message"].startswith("cannot be scaled because KV usage is unknown to ")
         assert "prometheus" in said["message"].split(":")[0]
         assert [await world.desired("prefill"), await world.desired("decode")] == [1, 2]
         world.kv = 0.95

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.api import MetricsSource, Role
+from penstock.api import Role
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
@@ -25,6 +25,7 @@ from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.figures import View
+from penstock_planner.problems import UnknownSignals
 
 STEADY_S: Final = 60.0
 """Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
@@ -38,9 +39,6 @@ RETRY_S: Final = 5.0
 TRUST_S: Final = 30.0
 """Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
 lag by milliseconds; after that another writer has overwritten it."""
-
-MISSING_S: Final = 10.0
-"""Simulated seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
 
 log = get_logger(__name__)
 
@@ -127,8 +125,7 @@ class StatusListener:
     ) -> None:
         self._report = first
         self._say = say
-        self._known_s: float | None = None
-        self._needs_demand = config.policy.follows_demand
+        self._signals = UnknownSignals(needs_demand=config.policy.follows_demand)
         # What binds by role and what to expect, in words; since when it is said, and when a limit last did bind.
         self._limits = ""
         self._binding: tuple[object, ...] = ()
@@ -199,6 +196,7 @@ class StatusListener:
             self._failed.pop(role.role, None)
 
     def _reason(self, view: View) -> tuple[PlannerReason, str]:
+        unknown = self._signals.after(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             return (
                 PlannerReason.TARGET_UNAVAILABLE,
@@ -207,18 +205,9 @@ class StatusListener:
         if (held := self._held(view)) is not None:
             return held
         if view.phase is PlannerPhase.ADJUSTING:
-            self._known_s = None
             return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
-        if view.pull is None and self._report.reason is PlannerReason.METRICS_MISSING:
-            return self._report.reason, self._report.message  # an interval begins; nothing new is known yet
-        unknown = _unknown(view, needs_demand=self._needs_demand)
-        if self._known_s is None or (unknown is None and view.pull is not None):
-            self._known_s = view.at_s
-        if unknown is not None and view.at_s - self._known_s >= MISSING_S:
-            return (
-                PlannerReason.METRICS_MISSING,
-                f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
-            )
+        if unknown:
+            return PlannerReason.METRICS_MISSING, unknown
         reason, message = self._calm
         external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
         return reason, "; ".join(filter(None, (message, *external, self._limits)))
@@ -235,29 +224,6 @@ class StatusListener:
             pause = f"tried again after pauses that double, at most {self._longest_s:g} s"
             return PlannerReason.BACKING_OFF, f"{words}; {pause}"
         return None
-
-
-def _unknown(view: View, *, needs_demand: bool) -> str | None:
-    """Return which signals are unknown; None while at least something of each is known."""
-    if view.pull is None:
-        return None
-    kv, queue = view.pull.kv, view.pull.queue
-    names = [
-        *(["KV usage"] if kv.unknown and not kv.fresh else []),
-        *(["prefill queue"] if queue is not None and not queue.is_known else []),
-        *(["demand at the routers"] if needs_demand and view.pull.demand is None else []),
-    ]
-    return " and ".join(names) if names else None
-
-
-def _asked(view: View) -> str:
-    """Return which sources failed; their reasons vary from pull to pull and are logged."""
-    if view.pull is None:
-        return ""
-    kv, queue = view.pull.kv, view.pull.queue
-    why = f"{kv.why}; {queue.why if queue is not None else ''}"
-    found = [each.value for each in MetricsSource if f"{each.value}: " in why]
-    return f" to {', '.join(found)}" if found else ""
 
 
 class StatusWriter:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -18,16 +19,18 @@ from typing import Final
 import psutil
 
 from penstock.core.errors import PenstockError
-from penstock.core.kv_transfers import REMEDY
-from penstock.core.local_state import EntryState, state_dir
+from penstock.core.local_state import EntryState, full_disk, state_dir
+from penstock.core.overload import is_overloaded
 from penstock.local import liveness
 from penstock.local.probes import Probes
-from penstock.local.process_log import log_path
+from penstock.local.process_log import ARBITER, log_path, tail
+from penstock.local.recurring import TAIL_BYTES, recurring
 from penstock.local.statefile import ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
+from penstock.local.troubles import troubles
 from penstock.runtimes import PLANNER_ROLE
-from penstock_operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.facts import Finding, ok, problem, unknown, warning
 from penstock_planner.core.state import PlannerPhase
 
 _COMMAND_CHARACTERS: Final = 120
@@ -169,8 +172,10 @@ async def diagnose(only: str | None) -> list[Finding]:
             folder=folder,
             is_writable=os.access(existing, os.W_OK | os.X_OK),
         ),
+        *disk_findings(existing),
         *gpu_findings(_gpus(), graphs),
         *graph_findings(graphs, folder),
+        *warnings_of_logs(graphs),
         *hanging,
         *orphans(folder.absolute(), only),
     ]
@@ -271,6 +276,35 @@ def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator
             yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
 
 
+LOW_BYTES: Final = 256 * 1024 * 1024
+"""Chosen: what eight processes' logs take at most."""
+
+
+def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
+    """Report what the processes of running graphs warn of again and again: someone should read it."""
+    now = datetime.now()  # noqa: DTZ005 - as the logs have it
+    for namespace, graph in graphs.items():
+        if isinstance(graph, str) or not graph.running:
+            continue
+        for name in (ARBITER, *(each.name for each in graph.processes)):
+            path = log_path(graph.log_dir, name)
+            for each in recurring(tail(path, TAIL_BYTES).splitlines(), now):
+                message = f"{name} has said {each.times} times in {each.over_s:,.0f} s: {each.text}"
+                yield (problem if each.is_error else warning)(f"graph {namespace}", message, f"tail {path}")
+
+
+def disk_findings(folder: Path) -> Iterator[Finding]:
+    """Say whether the state folder's disk is full, or soon will be."""
+    full, free = full_disk(folder), shutil.disk_usage(folder).free
+    if full is not None:
+        yield problem("state", full, "free some room; until then no graph can be started or changed")
+    elif free < LOW_BYTES:
+        message = (
+            f"{free / 2**20:,.0f} MiB are free on the disk of {folder}; state, logs and ledger need them"
+        )
+        yield warning("state", message, "free some room")
+
+
 def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
     """Check the graphs whose statefiles are in a folder."""
     if not graphs:
@@ -295,8 +329,8 @@ def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Find
         message = f"its router does not answer at {graph.router_url}"
         yield problem(subject, message, f"tail {graph.log_dir}/*")
     yield from _of_traffic(subject, graph)
-    if graph.kv_transfers is not None and (doubled := graph.kv_transfers.problem()):
-        yield problem(subject, doubled, REMEDY)
+    for trouble in troubles(graph):
+        yield (problem if trouble.is_broken else warning)(subject, trouble.message, trouble.remedy)
     for each in graph.processes:
         yield from _of_process(subject, each, graph, down)
     if graph.gpus_used > graph.gpu_budget:
@@ -316,7 +350,6 @@ def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     traffic, queue = graph.traffic, graph.queue
     if traffic is None:
         return
-    waits = queue is not None and queue.oldest_s > traffic.ttft_slo_s
     is_late = traffic.ttft_p50_s is not None and traffic.ttft_p50_s > traffic.ttft_slo_s
     message = (
         f"in the last {traffic.period_s:.0f} s {traffic}; the TTFT aimed for is {traffic.ttft_slo_s:g} s"
@@ -326,7 +359,12 @@ def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     remedy = f"more replicas or a larger budget, {graph.gpus_used} of {graph.gpu_budget} GPUs are held"
     if graph.planner_log_dir is not None:
         remedy = f"penstock planner explain --log-dir {graph.planner_log_dir}; {remedy}"
-    if waits or traffic.rejected > REJECTED_SHARE * traffic.arrivals:
+    if is_overloaded(
+        arrivals=traffic.arrivals,
+        rejected=traffic.rejected,
+        oldest_wait_s=0.0 if queue is None else queue.oldest_s,
+        ttft_slo_s=traffic.ttft_slo_s,
+    ):
         yield problem(subject, f"it is overloaded: {message}", remedy)
     elif traffic.rejected or is_late:
         yield warning(subject, message, remedy)
@@ -348,7 +386,8 @@ def _of_process(
     elif process.state not in _LIVING:
         yield problem(subject, f"{process.name} is {process.state}: {reason}", log)
     elif process.restarts:
-        yield warning(subject, f"{process.name} was restarted {process.restarts} times", log)
+        times = "once" if process.restarts == 1 else f"{process.restarts} times"
+        yield warning(subject, f"{process.name} was restarted {times}", log)
 
 
 def _of_planner(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:

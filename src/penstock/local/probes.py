@@ -54,6 +54,7 @@ class WorkerView:
     Attributes:
         state: ready, unhealthy, circuit_open, draining or unregistered.
         inflight_tokens: Their tokens; None: only their number is known.
+        slow: How far it is slower than its equals; None: it is not, or too little was seen.
     """
 
     state: str
@@ -61,6 +62,7 @@ class WorkerView:
     inflight_tokens: float | None
     kv_usage_fraction: float | None = None
     reason: str | None = None
+    slow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

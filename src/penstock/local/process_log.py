@@ -67,6 +67,16 @@ def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
     return False
 
 
+def tail(path: Path, most_bytes: int) -> str:
+    """Return the last lines of a log, entire but for the first, within ``most_bytes``; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, size_of(path) - most_bytes))
+            return file.read(most_bytes).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def last_lines(path: Path, since: int = 0, *, only_errors: bool = False) -> str:
     """Return why a process may have ended, by what it wrote after byte ``since``, joined by `` | ``; empty if unknown.
 

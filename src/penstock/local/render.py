@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.local.status import DecisionStatus, LocalGraphStatus, ProcessStatus
+from penstock.local.troubles import troubles
 
 _STYLES = {
     "ready": "green",
@@ -33,6 +34,9 @@ def render(status: LocalGraphStatus) -> RenderableType:
     if (transfers := status.kv_transfers) is not None and transfers.total:
         style = "bold red" if transfers.problem() else ""
         parts.append(Text(f"KV transfers since the router started: {transfers}", style=style))
+    parts += [
+        Text(each.message, style="bold red" if each.is_broken else "yellow") for each in troubles(status)
+    ]
     if status.decisions:
         parts.append(_decisions(status.decisions))
     return Group(*parts)

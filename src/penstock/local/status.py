@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pydantic import TypeAdapter
 
 from penstock.core.errors import NotFoundError
 from penstock.core.kv_transfers import KvTransferCounts
-from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
+from penstock.core.local_state import PLANNER_STATE_FILE, EntryState, full_disk
 from penstock.core.printable import printable
 from penstock.local import liveness
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
@@ -130,6 +132,7 @@ class ProcessStatus:
     inflight_tokens: float | None
     kv_usage_fraction: float | None
     reason: str | None
+    slow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +153,15 @@ class PlannerView:
     Attributes:
         phase: observing, adjusting or target_unavailable.
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
+        problems: What keeps it from scaling well, in words.
+        silent_real_s: How long ago that was, where it should have written since; None: it is recent.
     """
 
     phase: str
     next_decision_s: float | None
     lag_p99_s: float | None
+    problems: tuple[str, ...] = ()
+    silent_real_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,7 @@ class LocalGraphStatus:
     Attributes:
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
+        full_disks: Of the folders that the graph writes to, in words.
     """
 
     namespace: str
@@ -184,21 +192,31 @@ class LocalGraphStatus:
     planner: PlannerView | None
     lag_p99_s: Mapping[str, float]
     decisions: tuple[DecisionStatus, ...]
+    full_disks: tuple[str, ...] = ()
 
 
-def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
-    """Return what the planner with ``pid`` last wrote; None when there is nothing of this process."""
+_STALE_REAL_S: Final = 10.0
+_STALE_PULLS: Final = 3
+"""Chosen, as on the live page: a planner writes at each of its ticks, of which a few may be late."""
+
+
+def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> PlannerView | None:
+    """Return what the planner with ``pid`` last wrote at a time scale; None when there is nothing of this process."""
     if folder is None or pid is None:
         return None
     try:
-        data = json.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes())
+        data = printable(json.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
         if data.get("pid") != pid:
             return None
         next_s = data.get("next_decision_s")
+        age_s = time.time() - float(data.get("wall_s", math.inf))
+        stale_s = max(_STALE_REAL_S, _STALE_PULLS * float(data.get("pull_s", 0.0)) / speed)
         return PlannerView(
             phase=str(data["phase"]),
             next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
             lag_p99_s=data.get("lag_p99_s"),
+            problems=tuple(map(str, data.get("problems", ()))),
+            silent_real_s=age_s if age_s > stale_s else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -235,9 +253,15 @@ class StatusReader:
             state,
             running=running,
             router=None if isinstance(view, NoAnswer) else view,
-            planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
+            planner=read_planner(state.arbiter.planner_log_dir, planner_pid, state.arbiter.speed),
             decisions=self._ledger.newest(),
+            full_disks=self._full_disks(state),
         )
+
+    def _full_disks(self, state: StateFile) -> tuple[str, ...]:
+        arbiter = state.arbiter
+        folders = {str(self._store.path.parent), arbiter.log_dir, arbiter.planner_log_dir or arbiter.log_dir}
+        return tuple(filter(None, map(full_disk, sorted(folders))))
 
 
 def summarise(
@@ -247,6 +271,7 @@ def summarise(
     router: RouterView | None,
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
+    full_disks: tuple[str, ...] = (),
 ) -> LocalGraphStatus:
     """Combine the readings; pure."""
     arbiter = state.arbiter
@@ -278,6 +303,7 @@ def summarise(
         planner=planner,
         lag_p99_s=lags,
         decisions=decisions,
+        full_disks=full_disks,
     )
 
 
@@ -297,6 +323,7 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
         inflight_tokens=None if view is None else view.inflight_tokens,
         kv_usage_fraction=None if view is None else view.kv_usage_fraction,
         reason=reason,
+        slow=None if view is None else view.slow,
     )
 
 

@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
-from penstock.cli.doctor_local import Gpu, gpu_findings, graph_findings, machine_findings, parse_gpus
+from penstock.cli.doctor_local import (
+    Gpu,
+    disk_findings,
+    gpu_findings,
+    graph_findings,
+    machine_findings,
+    parse_gpus,
+    warnings_of_logs,
+)
 from penstock.core.errors import ConfigError
 from penstock.core.kv_transfers import KvTransferCounts
 from penstock.local.probes import RouterQueue, Traffic
@@ -164,6 +174,31 @@ LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p9
         (with_worker("failed", reason="exit 1"), PROBLEM, "llama_worker failed: exit 1"),
         (with_worker("unhealthy", reason="timed out"), PROBLEM, "llama_worker is unhealthy: timed out"),
         (with_worker(restarts=2), WARNING, "llama_worker was restarted 2 times"),
+        (with_worker(restarts=1), WARNING, "llama_worker was restarted once"),
+        (
+            with_worker(slow="ITL 100 ms beside 20 ms"),
+            WARNING,
+            "llama_worker is slow: ITL 100 ms beside 20 ms",
+        ),
+        (
+            {"full_disks": ("the disk of /logs is full: 0 bytes are free",)},
+            PROBLEM,
+            "the disk of /logs is full: 0 bytes are free",
+        ),
+        (
+            {
+                "planner": PlannerView(
+                    "observing", 3.0, None, problems=("metrics source prometheus is gone: refused",)
+                )
+            },
+            PROBLEM,
+            "its planner: metrics source prometheus is gone: refused",
+        ),
+        (
+            {"planner": PlannerView("observing", 3.0, None, problems=("old",), silent_real_s=312.4)},
+            PROBLEM,
+            "its planner last wrote 312 s ago (real): it hangs or cannot write",
+        ),
         ({"gpus_used": 9}, PROBLEM, "9 GPUs are held, the budget is 8"),
         (
             {
@@ -222,6 +257,43 @@ def test_what_nvidia_smi_prints():
     for wrong in ("No devices were found", "0, name, [N/A], 4"):
         with pytest.raises(ValueError, match=r"unpack|invalid literal"):
             parse_gpus(wrong)
+
+
+def test_what_a_log_repeats_is_a_finding(tmp_path):
+    """An error said for minutes makes the machine unhealthy; a graph that does not run has no such log."""
+    at = datetime.now() - timedelta(seconds=200)  # noqa: DTZ005 - as the logs have it
+    lines = [
+        f"{at + timedelta(seconds=60 * each):%Y-%m-%d %H:%M:%S},000 ERROR   p: decision not recorded, so not taken id='{each}'\n"
+        for each in range(4)
+    ]
+    (tmp_path / "llama_worker.log").write_text("".join(lines))
+    running = graph(log_dir=str(tmp_path))
+    (found,) = warnings_of_logs({"llama": running, "other": "gone", "ended": replace(running, running=False)})
+    assert (found.severity, found.subject) == (PROBLEM, "graph llama")
+    assert (
+        found.message == "llama_worker has said 4 times in 180 s: decision not recorded, so not taken id='3'"
+    )
+    assert found.remedy == f"tail {tmp_path}/llama_worker.log"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "said"),
+    [
+        (0, 10, [(PROBLEM, "is full: 0 bytes are free")]),
+        (1 << 20, 0, [(PROBLEM, "is full: it has no inode left")]),
+        (10 << 10, 10, [(WARNING, "40 MiB are free")]),
+        (1 << 20, 10, []),
+    ],
+)
+def test_a_disk_without_room(tmp_path, monkeypatch, blocks, inodes, said):
+    """Full, without inodes, nearly full, and with room."""
+    disk = SimpleNamespace(
+        f_bavail=blocks, f_bfree=blocks, f_frsize=4096, f_favail=inodes, f_files=1000, f_blocks=1 << 30
+    )
+    monkeypatch.setattr("os.statvfs", lambda _folder: disk)
+    found = list(disk_findings(tmp_path))
+    assert [each.severity for each in found] == [severity for severity, _ in said]
+    assert all(message in each.message for each, (_, message) in zip(found, said, strict=True))
 
 
 def test_local_json(tmp_path, monkeypatch):
