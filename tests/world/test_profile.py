@@ -1,74 +1,44 @@
-"""`penstock profile` on simulated engines: real processes, whose true figures are in their latency profile."""
+"""`penstock profile` of engines that are started: real processes, ended and gone on with."""
 
 import json
 import re
 import signal
-from pathlib import Path
+import sys
 
 import psutil
 import pytest
 import yaml
 
-from penstock.api.manifests import load_graph
-from penstock.engine import profiles
-from penstock.performance.profile import profile_from
 from penstock.profiler.journal import JOURNAL
 
-SAMPLE = Path(__file__).resolve().parents[2] / "manifests" / "samples" / "disaggregated.yaml"
-STATED_ERROR = 0.1
-"""bench/RESULTS.md states it, for a machine that keeps up."""
 SMALL = (
-    "--isl",
-    400,
-    "--osl",
-    50,
-    "--ttft",
-    500,
-    "--itl",
-    50,
-    "--max-context",
-    1024,
-    "--max-concurrency",
-    12,
+    *("--isl", 400, "--osl", 50, "--ttft", 500, "--itl", 50),
+    *("--max-context", 1024, "--max-concurrency", 12, "--gpus", 1),
 )
+PROGRAM = """#!{python}
+import os, sys
+model, given = sys.argv[2], dict(zip(sys.argv[3:], sys.argv[4:]))
+kept = ("--served-model-name", "--host", "--port", "--max-model-len")
+words = [word for flag in kept if flag in given for word in (flag, given[flag])]
+worker = ["-m", "penstock.cli", "engine", "serve", model, "--profile", "h200-llama-3.1-8b-tp1", *words]
+os.execv(sys.executable, [sys.executable, *worker])
+"""
+"""Stands for vLLM: takes its command line, and serves as a simulated worker."""
 
 
-@pytest.mark.nightly
-def test_the_recommendation_is_the_truth_of_the_latency_profile(world, tmp_path):
-    """Sizes, TTFT, ITL and batch as the profile has them; or it says that the machine did not keep up."""
-    done = world.run(
-        *("profile", "--config", SAMPLE, "--isl", 3000, "--osl", 150, "--ttft", 220, "--itl", 20),
-        *("--output-dir", tmp_path, "--json"),
-        timeout_s=380,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    found = result["recommendation"]
-    latency = profiles.load("a100-llama-8b-bf16-tp1").latency()
-    truth = {
-        "ttft_s": latency.prefill.ttft_s(3000),
-        "itl_s": latency.decode.step_s(found["decode"]["concurrency"], found["decode"]["concurrency"] * 3075),
-        "concurrency": max(n for n in range(1, 256) if latency.decode.step_s(n, n * 3075) <= 0.02),
-    }
-
-    assert (found["prefill"]["gpus"], found["decode"]["gpus"]) == (1, 1)
-    if not any("late" in warning for warning in result["warnings"]):
-        assert found["prefill"]["ttft_s"] == pytest.approx(truth["ttft_s"], rel=STATED_ERROR)
-        assert found["decode"]["itl_s"] == pytest.approx(truth["itl_s"], rel=STATED_ERROR)
-        assert found["decode"]["concurrency"] == pytest.approx(truth["concurrency"], rel=2 * STATED_ERROR)
-    profile = profile_from(json.loads((tmp_path / "profile.json").read_text()))
-    assert profile.model == "meta-llama/Llama-3.1-8B-Instruct"
-    assert 3000 in profile.prefill.prompt_tokens
-    assert len(profile.decode.contexts) == 5
-    assert {path.name for path in tmp_path.iterdir()} >= {
-        "profile.json",
-        "graph.yaml",
-        "prefill_tp1_interpolation",
-        "decode_tp1_interpolation",
-        "prefill_performance.png",
-        "decode_performance.png",
-    }
-    assert load_graph(tmp_path / "graph.yaml").spec.planner.sla.profile == str(tmp_path / "profile.json")
+@pytest.fixture
+def manifest(world):
+    """A graph of runtime vllm whose program is that."""
+    program = world.folder / "env" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    path = world.manifest()
+    graph = yaml.safe_load(path.read_text())
+    graph["spec"]["runtime"] = "vllm"
+    graph["spec"]["engine"] = {"pythonEnvironment": str(world.folder / "env")}
+    path.write_text(yaml.safe_dump(graph))
+    return path
 
 
 def workers(folder):
@@ -88,9 +58,9 @@ def finished(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, eventually, tmp_path, number):
+def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, manifest, eventually, tmp_path, number):
     """Finished points are not measured again; no worker stays, neither after Ctrl-C nor after the next run."""
-    manifest, folder = world.manifest(), tmp_path / "out"
+    folder = tmp_path / "out"
     command = ("profile", "--config", manifest, *SMALL, "--output-dir", folder)
     first = world.start(*command, name="first")
     eventually(lambda: len(finished(folder)) >= 15, "fifteen points")
@@ -109,7 +79,7 @@ def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, eventually, tm
     assert len(re.findall(r"^Suggested ", done.stdout, re.MULTILINE)) == 4
 
     changed = yaml.safe_load(manifest.read_text())
-    changed["spec"]["engine"]["profile"] = "a100-llama-8b-bf16-tp1"
+    changed["spec"]["engine"]["maxBatchTokens"] = 4096
     manifest.write_text(yaml.safe_dump(changed))
     refused = world.run(*command)
     assert refused.returncode == 2

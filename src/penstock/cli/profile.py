@@ -220,8 +220,8 @@ def _conclude(
     as_json: bool,
 ) -> None:
     """Check, recommend, write and print; exits with 1 where a target is missed, unless a ConfigMap keeps that."""
-    warnings = [*sweep_warnings(measured.sweep), *measured.doubts]
     recommendation = recommend(measured.sweep, targets)
+    warnings = [*sweep_warnings(measured.sweep), *measured.doubts, *recommendation.notes]
     named = flags.config_map or (str((directory / PROFILE_FILE).resolve()) if directory is not None else "")
     manifest = None
     if graph is not None and directory is not None and not recommendation.misses:
@@ -263,7 +263,7 @@ def _has_plots() -> bool:
 
 
 def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[Path]) -> None:
-    Console().print(*choice_tables(sweep, recommendation.targets), sep="\n")
+    Console().print(*choice_tables(sweep, recommendation), sep="\n")
     if not _has_plots():
         click.echo("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
     for line in recommendation.lines():

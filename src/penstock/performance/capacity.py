@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.performance.profile import DecodeRow
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
-from penstock.performance.sweep import Sweep
+from penstock.performance.sweep import EngineSweep, Sweep
 
 
 def wait_probability(servers: int, load: float) -> float:
@@ -94,10 +94,11 @@ class Load:
     quantile: float = flag(
         "Share of the requests to hold them for.", name="--attainment", default=0.99, ge=0.5, lt=1
     )
-    transfer_s: float = flag(
+    transfer_s: float | None = flag(
         "Time to hand a prompt's KV from prefill to decode, milliseconds.",
         name="--kv-transfer-ms",
-        default=0.0,
+        default=None,
+        unset="the profile's; 0 where it does not say",
         ge=0,
         convert=lambda milliseconds: milliseconds / 1000,
     )
@@ -166,6 +167,7 @@ class EngineFigures:
         ttft_s: Of one prompt that does not wait.
         choices: Its batches by requests in flight.
         row: ITL over requests in flight, at the target's context.
+        transfer_s: To hand a prompt's KV to this engine.
     """
 
     gpus: int
@@ -174,6 +176,7 @@ class EngineFigures:
     row: DecodeRow
     targets: Targets
     load: Load
+    transfer_s: float
 
     def itl_s(self, in_flight: float) -> float:
         """Return the ITL of so many requests, that of one below it."""
@@ -187,9 +190,14 @@ class EngineFigures:
         )
 
     def first_token_s(self, replicas: int) -> float:
-        """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
-        mean = self._mean_in_flight(self.load.rps / replicas) or 1.0
-        return self.load.transfer_s + 2 * self.itl_s(mean)
+        """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step.
+
+        A step runs with probability 1 - e^-b where b requests are in flight; the percentile counts it where that is more
+        than the share that may be late.
+        """
+        mean = self._mean_in_flight(self.load.rps / replicas)
+        steps = 2 if mean is None or -math.expm1(-mean) > 1 - self.load.quantile else 1
+        return self.transfer_s + steps * self.itl_s(mean or 1.0)
 
     def prefill_pool(self, after_s: float) -> PoolPlan | None:
         """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
@@ -280,9 +288,16 @@ def figures(sweep: Sweep, targets: Targets, load: Load) -> list[EngineFigures]:
             engine.decode_table().at_context(targets.context),
             targets,
             load,
+            _transfer_s(engine, targets, load),
         )
         for engine in sweep.engines
     ]
+
+
+def _transfer_s(engine: EngineSweep, targets: Targets, load: Load) -> float:
+    if load.transfer_s is not None:
+        return load.transfer_s
+    return 0.0 if engine.transfer is None else engine.transfer.of(targets.isl)
 
 
 def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
@@ -303,7 +318,7 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
         prefill = _cheapest(engine.prefill_pool(after_s) for engine in engines)
         if prefill is not None:
             return CapacityPlan(prefill, decode, is_aggregated=False)
-    raise UnreachableError(_unreachable(engines, targets, load))
+    raise UnreachableError(_unreachable(engines, targets))
 
 
 def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
@@ -319,11 +334,11 @@ def _bounded(replicas: int) -> int:
     return replicas
 
 
-def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load) -> str:
+def _unreachable(engines: Sequence[EngineFigures], targets: Targets) -> str:
     """Return which target no number of replicas meets, the nearest one that can be met, and what it takes."""
     itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines)
     ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines)
-    least_s = ttft_s + load.transfer_s + 2 * itl_s
+    least_s = ttft_s + min(engine.transfer_s for engine in engines) + itl_s
     found = []
     if itl_s > targets.itl_s:
         found.append(

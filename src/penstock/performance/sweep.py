@@ -43,6 +43,18 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """What it takes to hand a prompt's KV from the engine that computed it to the one that decodes; seconds, >= 0."""
+
+    fixed_s: float
+    per_token_s: float
+
+    def of(self, prompt_tokens: float) -> float:
+        """Return the time of a prompt, seconds."""
+        return self.fixed_s + self.per_token_s * prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSweep:
     """All points of one engine size.
 
@@ -52,6 +64,7 @@ class EngineSweep:
         prefill: By prompt length.
         decode: By context, then by requests in flight.
         name: What was measured, as text; empty where unknown.
+        transfer: Of a prompt to this engine from one that prefills; None: unknown.
     """
 
     gpus: int
@@ -59,6 +72,7 @@ class EngineSweep:
     prefill: tuple[PrefillPoint, ...]
     decode: tuple[DecodePoint, ...]
     name: str = ""
+    transfer: KvTransfer | None = None
 
     def prefill_table(self) -> PrefillTable:
         """Return TTFT over prompt lengths; the points must have passed `quality.sweep_warnings`."""

@@ -30,7 +30,10 @@ def draw_all(sweep: Sweep, recommendation: Recommendation, directory: Path) -> l
         _figure,
         f"Prefill: TTFT and throughput of {targets.isl:,} prompt tokens",
         ("TTFT (ms)", "prompt tokens / s / GPU"),
-        {engine.gpus: [prefill_choice(engine, targets)] for engine in sweep.engines},
+        {
+            engine.gpus: [prefill_choice(engine, targets, after_s=recommendation.prefill.after_s)]
+            for engine in sweep.engines
+        },
         recommendation.prefill,
         targets.ttft_s * 1000,
     )

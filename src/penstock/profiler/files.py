@@ -21,12 +21,14 @@ from penstock.api import GraphDeployment, PlannerMode, Role
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.validation import findings
 from penstock.engine import profiles
+from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.performance.dynamo import decode_arrays, engine_of, prefill_arrays
 from penstock.performance.profile import PROFILE_FILE
-from penstock.performance.recommend import Recommendation, Targets, decode_choices, prefill_choice
+from penstock.performance.recommend import Recommendation, decode_choices, prefill_choice
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
 from penstock.profiler.plan import family, measured_services
 from penstock.profiler.points import spaced
+from penstock.profiler.simulated import transfer_of
 
 SCHEMA: Final = 1
 GRAPH_FILE: Final = "graph.yaml"
@@ -86,7 +88,8 @@ def engine_sweep(name: str) -> Sweep:
         for batch in spaced(1, max(1, min(_MOST_BATCH, kv_tokens // context)), 1, 24):
             itl_s = latency.decode.step_s(batch, batch * context)
             decode.append(DecodePoint(float(context), float(batch), itl_s, batch / itl_s))
-    engine = EngineSweep(profile.tensor_parallel, float(kv_tokens), prefill, tuple(decode), name)
+    transfer = transfer_of(resolve(ServeFlags(profile.model, profile=name)))
+    engine = EngineSweep(profile.tensor_parallel, float(kv_tokens), prefill, tuple(decode), name, transfer)
     return Sweep((engine,), profile.model)
 
 
@@ -237,15 +240,16 @@ def _check_budget(graph: GraphDeployment, sizes: dict[str, int]) -> None:
         )
 
 
-def choice_tables(sweep: Sweep, targets: Targets) -> tuple[Table, Table]:
+def choice_tables(sweep: Sweep, recommendation: Recommendation) -> tuple[Table, Table]:
     """Return what each engine size prefills, and what it decodes by requests in flight, at the target's lengths."""
+    targets = recommendation.targets
     prefill = _table(f"Prefill, {targets.isl:,} prompt tokens", "TP", "TTFT ms", "tokens/s/GPU", "in target")
     decode = _table(
         f"Decode, {targets.context:,.0f} tokens of context",
         *("TP", "in flight", "KV", "ITL ms", "tokens/s/GPU", "in target"),
     )
     for engine in sweep.engines:
-        choice = prefill_choice(engine, targets)
+        choice = prefill_choice(engine, targets, after_s=recommendation.prefill.after_s)
         ttft, rate = f"{choice.ttft_s * 1000:.1f}", f"{choice.tokens_per_s_per_gpu:,.0f}"
         prefill.add_row(str(choice.gpus), ttft, rate, "yes" if choice.meets else "no")
         for each in decode_choices(engine, targets):

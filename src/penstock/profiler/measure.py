@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError, UpstreamError
@@ -30,7 +31,7 @@ _ATTEMPTS = 10
 """Most prompts per length. A first token may carry no text, part of a letter alone, and then shows no TTFT."""
 _LONG_TTFT_S = 0.5
 """Simulated seconds; one prompt is enough above. Chosen: a late read of milliseconds does not show in it."""
-_MAX_OUTPUT_TOKENS = 8 * OUTPUT_TOKENS
+MAX_OUTPUT_TOKENS = 8 * OUTPUT_TOKENS
 """Chosen: streams that do not overlap for this long do not run at once."""
 _CALIBRATION_TOKENS = (256, 64)
 """Chosen: a tokenizer that knows few words makes four times as many tokens of the text, and models end at 2,048. The longer
@@ -38,6 +39,22 @@ one first: it also warms the engine up."""
 _CACHED = 0.9
 _LARGEST_BLOCK = 128
 """Tokens. A warmed prompt counts as cached from 90% of it, less its last block, which no engine keeps; vLLM's largest."""
+
+
+class PointSource(Protocol):
+    """What measures the points of one engine: a `Measurer`, or `SimulatedMeasurer` in virtual time."""
+
+    async def prefill(self, tokens: int) -> PrefillPoint:
+        """Return the TTFT of prompts of about ``tokens``, one at a time."""
+        ...
+
+    async def warm(self, context: int, count: int) -> None:
+        """Let the engine cache the prompts of ``count`` requests of a context."""
+        ...
+
+    async def decode(self, context: int, count: int) -> tuple[DecodePoint | None, tuple[str, ...]]:
+        """Measure ``count`` requests that hold ``context`` tokens on average, their prompts warmed before."""
+        ...
 
 
 class Measurer:
@@ -106,7 +123,7 @@ class Measurer:
             UpstreamError: the server fails, hangs, or reports what cannot be.
         """
         output_tokens = OUTPUT_TOKENS
-        while output_tokens <= _MAX_OUTPUT_TOKENS:
+        while output_tokens <= MAX_OUTPUT_TOKENS:
             tokens = max(1, context - output_tokens // 2)
             results = await self._at_once(count, tokens, output_tokens=output_tokens)
             found = steady([_stream_of(result, output_tokens) for result in results])

@@ -18,18 +18,13 @@ from penstock.api.planner import PlannerConfig
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.engine import profiles
+from penstock.engine.serve.settings import ServeSettings
 from penstock.performance.recommend import Targets
+from penstock.performance.sweep import KvTransfer
 from penstock.profiler.points import DEFAULT_MAX_CONTEXT, PHASES, Grid, grid_of
+from penstock.profiler.simulated import simulated_settings, transfer_of
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
 
-_DECODE_SPEED = 4.0
-"""Simulated ITLs are means over many tokens, so that the client's time falls out. Chosen: two cores keep up with it. TTFTs
-last tens of milliseconds, and each millisecond of the client would count N-fold at speed N."""
-_WARM_SPEEDUP = 100
-"""Prompts that simulated workers compute before decode is measured take so much less than by their profile. Nothing of
-them is measured, and of three 70B sizes they were half of the time. Chosen: they then take a second or two."""
-_STREAM_INTERVAL = 8
-"""Tokens per event of simulated workers. Chosen: hundreds of streams then cost the measuring machine little."""
 _MAX_CONCURRENCY = 256
 """Requests in one batch where the graph sets none: the default of vLLM and of simulated workers."""
 _LARGEST_TP = 64
@@ -40,14 +35,16 @@ class Server:
     """One server that is measured.
 
     Attributes:
-        process: What is started; None: it runs already.
+        process: What is started; None: it runs already, or is simulated.
         speed: Its time scale.
         phases: What is measured of it.
+        simulated: Of an engine that is measured in virtual time, without a process.
     """
 
     process: ProcessSpec | None
     speed: float
     phases: tuple[Role, ...]
+    simulated: ServeSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,7 @@ class PlannedEngine:
         conditions: What its points depend on, to compare with an earlier run's.
         servers: Measured in turn.
         kv_tokens: KV cache of simulated workers, tokens; None where the engine has to say it.
+        transfer: Of a prompt to simulated workers that decode apart; None where it is not known.
     """
 
     gpus: int
@@ -65,6 +63,7 @@ class PlannedEngine:
     conditions: dict[str, str]
     servers: tuple[Server, ...]
     kv_tokens: int | None = None
+    transfer: KvTransfer | None = None
 
 
 def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tuple[PlannedEngine, ...]:
@@ -75,13 +74,9 @@ def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tup
             f"{graph.name}: spec.runtime: {spec.runtime}'s workers answer through its own frontend only; serve the graph and"
             " profile that with --endpoint URL --tp N"
         )
-    if config.speed is not None and not spec.traits.is_simulated:
-        raise ConfigError(
-            f"--speed: {config.speed:g}, but workers of runtime {spec.runtime} run in real time; leave it out"
-        )
     by_size = _profiles_of(graph) if spec.traits.is_simulated else None
     chosen = _sizes(graph, gpus, config.sizes, by_size)
-    return tuple(_planned(graph, size, (by_size or {}).get(size), config.speed) for size in chosen)
+    return tuple(_planned(graph, size, (by_size or {}).get(size)) for size in chosen)
 
 
 def measured_services(graph: GraphDeployment) -> dict[Role, tuple[str, ServiceSpec]]:
@@ -165,46 +160,45 @@ def _sizes(
     return sorted(set(sizes))
 
 
-def _planned(
-    graph: GraphDeployment, size: int, by_phase: Mapping[Role, str] | None, speed: float | None
-) -> PlannedEngine:
+def _planned(graph: GraphDeployment, size: int, by_phase: Mapping[Role, str] | None) -> PlannedEngine:
     """Return one size; two workers that start alike are one, because loading a model takes minutes.
 
-    Real workers have no latency profiles; ``speed`` is the one at which simulated ones decode.
+    Real workers have no latency profiles. Simulated ones are not started: their points are found in virtual time.
     """
     conditions: dict[str, str] = {}
     servers: list[Server] = []
     names: set[str] = set()
     for phase in PHASES:
-        is_fast = by_phase is not None and phase is Role.DECODE
-        speed_now = (speed or _DECODE_SPEED) if is_fast else 1.0
-        args = ("--prefill-speedup", str(_WARM_SPEEDUP)) if is_fast else ()
         profile = None if by_phase is None else by_phase[phase]
-        process = _alone(graph, phase, size, speed=speed_now, profile=profile, args=args)
-        conditions[phase.value] = f"{' '.join(masked_argv(process.argv)[1:])} at speed {speed_now:g}"
+        process = _alone(graph, phase, size, profile=profile)
+        conditions[phase.value] = " ".join(masked_argv(process.argv)[1:])
         names |= set(process.env)
-        last = servers[-1].process if servers else None
-        if last is not None and (last.argv, last.env) == (process.argv, process.env):
-            servers = [Server(process, speed_now, PHASES)]
+        if profile is not None:
+            conditions[phase.value] += ", in virtual time"
+            servers.append(Server(None, 1.0, (phase,), simulated_settings(graph.spec, profile)))
+        elif servers and _is_alike(servers[-1].process, process):
+            servers = [Server(process, 1.0, PHASES)]
         else:
-            servers.append(Server(process, speed_now, (phase,)))
+            servers.append(Server(process, 1.0, (phase,)))
     conditions["environment"] = json.dumps(sorted(names))
-    if by_phase is None:
+    decoder = servers[-1].simulated
+    if by_phase is None or decoder is None:
         return PlannedEngine(size, f"TP{size}", conditions, tuple(servers))
-    name = by_phase[Role.DECODE]
-    kv_tokens = profiles.load(name).kv_capacity_tokens
-    return PlannedEngine(size, f"TP{size} ({name})", conditions, tuple(servers), kv_tokens)
+    return PlannedEngine(
+        size,
+        f"TP{size} ({by_phase[Role.DECODE]})",
+        conditions,
+        tuple(servers),
+        decoder.engine.longest_tokens(),
+        transfer_of(decoder) if graph.spec.is_disaggregated else None,
+    )
 
 
-def _alone(
-    graph: GraphDeployment,
-    phase: Role,
-    gpus: int,
-    *,
-    speed: float,
-    profile: str | None,
-    args: tuple[str, ...],
-) -> ProcessSpec:
+def _is_alike(one: ProcessSpec | None, other: ProcessSpec) -> bool:
+    return one is not None and (one.argv, one.env) == (other.argv, other.env)
+
+
+def _alone(graph: GraphDeployment, phase: Role, gpus: int, *, profile: str | None) -> ProcessSpec:
     """Return one worker that does both phases, without what would bound or disturb a measurement."""
     spec = graph.spec
     name, service = measured_services(graph)[phase]
@@ -216,21 +210,17 @@ def _alone(
             "gpus_per_replica": gpus,
             "profile": profile or service.profile,
             "startup_seconds": 0,
-            "args": (*service.args, *args),
         }
     )
-    engine: dict[str, object] = {"request_limit": None}
-    if spec.traits.is_simulated:
-        engine["stream_interval_tokens"] = max(_STREAM_INTERVAL, spec.engine.stream_interval_tokens)
     update = {
         "services": {name: worker},
-        "engine": spec.engine.model_copy(update=engine),
+        "engine": spec.engine.model_copy(update={"request_limit": None}),
         "router": spec.router.model_copy(update={"kv_events_port": None}),
         "planner": PlannerConfig(enabled=False),
     }
     alone = graph.model_copy(update={"spec": spec.model_copy(update=update)})
     context = RuntimeContext(
-        python=sys.executable, graph_file="", discovery="profile", namespace=graph.name, speed=speed
+        python=sys.executable, graph_file="", discovery="profile", namespace=graph.name, speed=1.0
     )
     (process,) = process_specs(alone, context)
     return process
@@ -273,11 +263,7 @@ class ProfileConfig:
         "Most requests in flight.", ge=1, unset="the graph's maxRunningRequests, or 256"
     )
     kv_tokens: int | None = flag("KV cache, tokens.", ge=1, unset="the engine says it")
-    speed: float | None = flag(
-        "Time scale of simulated workers while they decode, or of the server at --endpoint; prompts are timed at 1.",
-        gt=0,
-        unset="4; 1 with --endpoint",
-    )
+    speed: float | None = flag("Time scale, a factor, of the server at --endpoint.", gt=0, unset="1")
     model: str | None = flag("Model to ask --endpoint for.", unset="the first that it lists")
     api_key: str | None = flag(
         "File with --endpoint's bearer token, which is never written to another.",
@@ -352,10 +338,18 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
         return _endpoint_plan(config, config.endpoint)
     assert config.graph is not None  # noqa: S101 - checked above
     graph = config.graph
-    for spelling, value in (("--model", config.model), ("--api-key-file, PENSTOCK_API_KEY", config.api_key)):
+    for spelling, value in (
+        ("--model", config.model),
+        ("--speed", config.speed),
+        ("--api-key-file, PENSTOCK_API_KEY", config.api_key),
+    ):
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --endpoint; leave it out with --config")
     gpus, note = _gpus(config, graph, detect)
+    services = dict(measured_services(graph).values())
+    given = [name for name, service in services.items() if service.args]
+    if graph.spec.traits.is_simulated and given:
+        note += f"; the args of {' and '.join(given)} are not simulated, spec.engine is"
     return ProfilePlan(config, _candidates(graph, config, gpus), graph.spec.model.name, note)
 
 

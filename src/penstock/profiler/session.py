@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
@@ -14,9 +14,10 @@ from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
 from penstock.profiler.journal import Cache, Decode, EnginePoints, Journal, Prefill
-from penstock.profiler.measure import Measurer
+from penstock.profiler.measure import Measurer, PointSource
 from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
 from penstock.profiler.points import Grid
+from penstock.profiler.simulated import SimulatedMeasurer
 from penstock.profiler.workers import running
 from penstock.workload.exchange import Destination
 from penstock.workload.probe import LagWatch, ServerPages, check_speed, find_model
@@ -69,7 +70,10 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
     for engine in plan.engines:
         for server in engine.servers:
             await session.measure(engine, server)
-    engines = tuple(journal.engines[engine.gpus].sweep(engine.gpus) for engine in plan.engines)
+    engines = tuple(
+        replace(journal.engines[engine.gpus].sweep(engine.gpus), transfer=engine.transfer)
+        for engine in plan.engines
+    )
     return Measured(Sweep(engines, plan.model or session.model, plan.is_aggregated), tuple(session.doubts))
 
 
@@ -86,6 +90,11 @@ class _Session:
         """Measure what is missing of one server's phases; it is not started where nothing is."""
         if all(self._is_complete(engine.gpus, phase) for phase in server.phases):
             return
+        if server.simulated is not None:
+            for phase in server.phases:
+                kv_tokens = server.simulated.engine.longest_tokens()
+                await self._phase(engine, phase, SimulatedMeasurer(server.simulated), kv_tokens)
+            return
         self._report(f"{engine.name}: starting")
         config = self._config
         async with self._running(engine, server) as url, AsyncExitStack() as stack:
@@ -100,12 +109,18 @@ class _Session:
             measurer = Measurer(pool, destination, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
             await measurer.calibrate()
             for phase in server.phases:
-                self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
-                measure = self._prefill if phase is Role.PREFILL else self._decode
-                shortest_s = await measure(engine, self._plan.grid(kv_tokens), measurer)
+                shortest_s = await self._phase(engine, phase, measurer, kv_tokens)
                 self._check_lag(engine, phase, await _lag_s(pool, url), shortest_s)
 
-    async def _prefill(self, engine: PlannedEngine, grid: Grid, measurer: Measurer) -> float:
+    async def _phase(
+        self, engine: PlannedEngine, phase: Role, source: PointSource, kv_tokens: float
+    ) -> float:
+        """Measure what is missing of a phase, and return the shortest time of all."""
+        self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
+        measure = self._prefill if phase is Role.PREFILL else self._decode
+        return await measure(engine, self._plan.grid(kv_tokens), source)
+
+    async def _prefill(self, engine: PlannedEngine, grid: Grid, measurer: PointSource) -> float:
         """Measure the missing TTFTs, and return the shortest of all."""
         known = self._journal.engines[engine.gpus].prefill
         for tokens in grid.prompts:
@@ -115,7 +130,7 @@ class _Session:
                 self._journal.keep(Prefill(engine.gpus, tokens, point.prompt_tokens, point.ttft_s))
         return min(known[tokens].ttft_s for tokens in grid.prompts)
 
-    async def _decode(self, engine: PlannedEngine, grid: Grid, measurer: Measurer) -> float:
+    async def _decode(self, engine: PlannedEngine, grid: Grid, measurer: PointSource) -> float:
         """Measure the missing batches and those that the target is refined by, and return the shortest ITL of all."""
         known = self._journal.engines[engine.gpus]
         for context, counts in grid.batches.items():
@@ -133,7 +148,7 @@ class _Session:
         rows = (known.row(context) for context in grid.batches)
         return min((point.itl_s for row in rows for point in row), default=float("inf"))
 
-    async def _batch(self, engine: PlannedEngine, context: int, count: int, measurer: Measurer) -> None:
+    async def _batch(self, engine: PlannedEngine, context: int, count: int, measurer: PointSource) -> None:
         self._report(f"{engine.name}: ITL of {count} requests of {context:,} tokens")
         point, doubts = await measurer.decode(context, count)
         self.doubts += [f"{engine.name}: {context:,} tokens x {count}: {doubt}" for doubt in doubts]

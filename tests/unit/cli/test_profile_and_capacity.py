@@ -1,8 +1,14 @@
-"""`penstock profile --from` and `penstock capacity`: what they print, write and refuse."""
+"""`penstock profile` and `penstock capacity`: what they print, write and refuse."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
+
+from penstock.api.manifests import load_graph
+from penstock.performance.profile import profile_from
 
 NAME = "h200-llama-3.1-8b-tp1"
 FAMILY = [word for size in (2, 4, 8) for word in ("--profile", f"h100-llama-3.3-70b-tp{size}")]
@@ -11,15 +17,80 @@ LOAD = (*TARGETS, "--rps", "10")
 
 
 def test_the_four_lines_of_a_latency_profile(run):
-    """65.4 ms for 3,000 tokens; nothing is written without a folder."""
+    """65.4 ms for 3,000 tokens, 20.7 ms to hand them over and a step of 4.6 ms; nothing is written without a folder."""
     code, out, err = run("profile", "--from", NAME, *TARGETS)
 
     lines = [line for line in out.splitlines() if line.startswith("Suggested")]
     assert code == 0, err
-    assert lines[0].startswith("Suggested prefill TP:1 (TTFT 65.36 ms, throughput 45")
-    assert lines[1] == "Suggested planner upper/lower bound for prefill queue size: 2.67/1.45"
+    assert lines[0].startswith("Suggested prefill TP:1 (TTFT 90.65 ms, throughput 45")
+    assert lines[1] == "Suggested planner upper/lower bound for prefill queue size: 2.21/1.14"
     assert len(lines) == 4
     assert "wrote" not in err
+
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = ROOT / "manifests" / "samples" / "disaggregated.yaml"
+
+
+def test_the_profile_of_the_page_is_what_its_command_prints(run, tmp_path, monkeypatch):
+    """docs/profile.md: its first command, on any machine; the graph of its second is there and valid."""
+    page = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
+    commands, shown = re.findall(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[:2]
+    first, second = commands.splitlines()
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(first.replace("manifests/samples/", f"{SAMPLE.parent}/"))
+    code, out, err = run(*words[1:])
+
+    assert code == 0, err
+    assert [line for line in out.splitlines() if line.startswith("Suggested")] == shown.splitlines()
+    assert second == "penstock up profile/graph.yaml"
+    assert run("validate", "profile/graph.yaml")[0] == 0
+    folder = tmp_path / "profile"
+    assert load_graph(folder / "graph.yaml").spec.planner.sla.profile == str(folder / "profile.json")
+    profile = profile_from(json.loads((folder / "profile.json").read_text()))
+    assert profile.model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert 3000 in profile.prefill.prompt_tokens
+    assert len(profile.decode.contexts) == 5
+    assert {path.name for path in folder.iterdir()} >= {
+        "prefill_tp1_interpolation",
+        "decode_tp1_interpolation",
+        "prefill_performance.png",
+        "decode_performance.png",
+    }
+
+
+def test_profile_capacity_and_simulate_agree(run, tmp_path):
+    """TTFT of one prompt and ITL of one request on the same idle graph, within 2%."""
+    lengths = ("--isl", 3000, "--osl", 150, "--ttft", 250, "--itl", 20)
+    profile = json.loads(run("profile", "--config", SAMPLE, *lengths, "--output-dir", tmp_path, "--json")[1])
+    load = ("--rps", 0.001)
+    capacity = json.loads(run("capacity", "--profile", tmp_path, *lengths, *load, "--json")[1])["plan"]
+    by_name = ("capacity", "--profile", "a100-llama-8b-bf16-tp1", *lengths, *load, "--json")
+    named = json.loads(run(*by_name)[1])["plan"]
+    trace = "constant:rate=0.1,count=20,input_tokens=3000,output_tokens=150,length_cv=0"
+    simulate = ("simulate", "--manifest", SAMPLE, "--trace", trace, "--policy", "least-loaded", "--json")
+    simulated = json.loads(run(*simulate)[1])["summary"][0]
+
+    truth_s = simulated["ttft_s"]["p50"]
+    assert profile["recommendation"]["prefill"]["ttft_s"] == pytest.approx(truth_s, rel=0.02)
+    for plan in (capacity, named):
+        assert plan["prefill"]["latency_s"] == pytest.approx(truth_s, rel=0.02)
+    (row,) = [
+        each
+        for each in profile["sweep"]["engines"][0]["decode"]
+        if (each["context"], each["concurrency"]) == (3075, 1)
+    ]
+    assert capacity["decode"]["latency_s"] == pytest.approx(row["itl_s"], rel=0.02)
+
+
+def test_a_target_missed_by_less_than_measurements_differ_counts_as_met(run, tmp_path):
+    """By 0.8% it is met, and a warning says so; by 5% it is not."""
+    lengths = ("--isl", 3000, "--osl", 150, "--itl", 20)
+    code, _, err = run("profile", "--from", NAME, *lengths, "--ttft", 90)
+
+    assert code == 0
+    assert "the nearest is TP1 with 90.7 ms, which counts as met: measurements differ by 2%" in err
+    assert run("profile", "--from", NAME, *lengths, "--ttft", 86)[0] == 1
 
 
 def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
@@ -28,7 +99,7 @@ def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
     code, _, err = run("profile", "--from", NAME, *strict, "--output-dir", tmp_path)
 
     assert code == 1
-    assert "no configuration meets TTFT 10 ms at 3,000 prompt tokens: the nearest is TP1 with 65.4 ms" in err
+    assert "no configuration meets TTFT 10 ms at 3,000 prompt tokens: the nearest is TP1 with 90.7 ms" in err
     assert (tmp_path / "profile.json").exists()
     assert not (tmp_path / "graph.yaml").exists()
 

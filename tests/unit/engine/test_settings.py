@@ -44,13 +44,6 @@ def test_transfer_config_sets_lease_and_policy():
     assert settings.load_failure is LoadFailurePolicy.RECOMPUTE
 
 
-def test_prompts_may_be_sped_up_and_decode_is_not():
-    """For measuring decode alone: a hundredth of the profile's prefill, every decode step as it is."""
-    plain, fast = resolve(flags()).latency(), resolve(flags(prefill_speedup=100.0)).latency()
-    assert fast.prefill.ttft_s(4000) == pytest.approx(plain.prefill.ttft_s(4000) / 100)
-    assert fast.step_s([], 64, 64 * 3075) == plain.step_s([], 64, 64 * 3075)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -68,8 +61,6 @@ def test_prompts_may_be_sped_up_and_decode_is_not():
         ({"link_gigabytes_per_s": 0.0}, "--kv-link-gigabytes-per-second: 0.0 must be finite and above 0"),
         ({"link_latency_ms": -1.0}, "--kv-link-latency-ms: -1.0 must be finite and at least 0"),
         ({"startup_s": float("inf")}, "--startup-seconds"),
-        ({"prefill_speedup": 0.5}, "--prefill-speedup: 0.5 must be finite and at least 1"),
-        ({"prefill_speedup": float("inf")}, "--prefill-speedup"),
         ({"kv_transfer_config": "{"}, "--kv-transfer-config: JSON"),
         ({"kv_transfer_config": '{"kv_role": "both"}'}, "--kv-transfer-config: kv_role"),
         ({"kv_transfer_config": '{"kv_rolle": "kv_both"}'}, "--kv-transfer-config: kv_rolle: Extra inputs"),

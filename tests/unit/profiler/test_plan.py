@@ -25,29 +25,24 @@ def planned(tmp_path, graph=None, *, found=None, **changes):
 
 
 def test_simulated_sizes_are_those_of_the_family_that_fit(build, tmp_path):
-    """Tables are a family of their own. Prompts are timed in real time, decode at four times it."""
+    """Tables are a family of their own. No process is started: their points are found in virtual time."""
     assert family("h100-llama-3.3-70b-tp4") == {size: f"h100-llama-3.3-70b-tp{size}" for size in (2, 4, 8)}
     graph = build(engine={"profile": "h100-llama-3.3-70b-tp4"}, planner={"maxGpuBudget": 4})
     plan = planned(tmp_path, graph)
 
     assert [engine.gpus for engine in plan.engines] == [2, 4]
     assert "h100-llama-3.3-70b-tp2" in plan.engines[0].conditions["prefill"]
-    assert plan.engines[0].conditions["prefill"].endswith("at speed 1")
-    assert plan.engines[0].conditions["decode"].endswith("at speed 4")
+    assert plan.engines[0].conditions["decode"].endswith("in virtual time")
+    assert {server.process for engine in plan.engines for server in engine.servers} == {None}
     assert "the graph's maxGpuBudget" in plan.note
 
 
 def test_a_worker_is_measured_alone(build, tmp_path):
     """It does both phases, without a partner, admission, a cold start or KV events."""
-    graph = build(
-        services={"prefill": {"startupSeconds": 90}, "decode": {"startupSeconds": 90}},
-        engine={"requestLimit": 5},
-        router={"kvEventsPort": 5557},
-    )
-    argv = planned(tmp_path, graph).engines[0].servers[-1].process.argv
+    graph = build(runtime="vllm", router={"kvEventsPort": 5557, "tokenizer": "llama"})
+    argv = planned(tmp_path, graph, found=1).engines[0].servers[-1].process.argv
 
-    assert argv[argv.index("--role") + 1] == "aggregated"
-    for flag in ("--startup-seconds", "--engine-request-limit", "--kv-events-config", "--kv-transfer-config"):
+    for flag in ("--kv-events-config", "--kv-transfer-config"):
         assert flag not in argv
 
 
@@ -56,7 +51,7 @@ def test_a_worker_is_measured_alone(build, tmp_path):
     [
         ({"runtime": "dynamo"}, {"found": 8}, "profile that with --endpoint"),
         ({"runtime": "vllm"}, {}, "--gpus: nvidia-smi finds no GPU"),
-        ({"runtime": "vllm"}, {"found": 8, "speed": 2.0}, "--speed: 2"),
+        ({"runtime": "vllm"}, {"found": 8, "speed": 2.0}, "--speed: belongs to --endpoint"),
         ({"runtime": "vllm"}, {"found": 2, "sizes": (4,)}, "--tp: 4 exceeds the 2 GPUs"),
         ({}, {"sizes": (2,)}, "--tp: 2: no latency profile"),
         ({"engine": {"profile": "h100-llama-3.3-70b-tp8"}}, {"max_gpus": 1}, "no engine fits 1 GPUs"),

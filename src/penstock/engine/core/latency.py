@@ -71,18 +71,6 @@ class TablePrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class SpedUpPrefill:
-    """Another model's TTFT, a number of times as short."""
-
-    inner: PrefillModel
-    speedup: float
-
-    def ttft_s(self, tokens: int) -> float:
-        """Return the shortened TTFT in seconds."""
-        return self.inner.ttft_s(tokens) / self.speedup
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeCurve:
     """Measured steps, in seconds, of batches whose requests all hold ``context`` tokens; ``batches`` increase strictly."""
 

@@ -22,6 +22,11 @@ class Timeline:
         self._inbox: deque[EngineRequest] = deque()
 
     @property
+    def now_s(self) -> float:
+        """Simulated time reached so far."""
+        return self._now_s
+
+    @property
     def backlog(self) -> int:
         """Requests handed in whose arrival the timeline has not reached."""
         return len(self._inbox)

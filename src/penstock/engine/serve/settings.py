@@ -18,7 +18,7 @@ from penstock.core.validation import read_json_flag
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import EngineSettings
-from penstock.engine.core.latency import LatencyModel, SpedUpPrefill
+from penstock.engine.core.latency import LatencyModel
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.requests import EngineRole
@@ -125,12 +125,6 @@ class ServeFlags:
         default=0.0,
         ge=0,
     )
-    prefill_speedup: float = flag(
-        "Factor by which prompts are computed faster than the latency profile says: for measuring decode alone, whose "
-        "prompts are computed beforehand.",
-        default=1.0,
-        ge=1,
-    )
     engine_request_limit: int | None = flag(
         "Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.",
         ge=1,
@@ -159,8 +153,7 @@ class ServeSettings:
 
     def latency(self) -> LatencyModel:
         """Return how long steps take."""
-        found, speedup = self.profile.latency(), self.flags.prefill_speedup
-        return found if speedup == 1 else LatencyModel(SpedUpPrefill(found.prefill, speedup), found.decode)
+        return self.profile.latency()
 
     def longest_tokens(self, priority: int) -> int:
         """Return the longest prompt and output together of a request of this priority.
