@@ -6,29 +6,25 @@ drawing with one warning, and the planner goes on.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
 
 from penstock.api import Role
 from penstock.core.logs import get_logger
+from penstock_planner.dashboard_picture import DAY_S, HOUR_S, PICTURE_S, History, can_draw, picture
+from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.figures import Figures, View
-from penstock_planner.series import points
+from penstock_planner.series import EXPECTED, points
 
 POINTS_PER_INTERVAL = 15
 """Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
-
-FLUSH_S = 5.0
-"""Real seconds between two flushes of the file. Chosen: TensorBoard reads it every 30 s."""
 
 Charts = dict[str, list[Any]]
 
@@ -39,14 +35,14 @@ class Dashboard:
     """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
 
     def __init__(self, folder: Path, config: DecideConfig) -> None:
-        self._folder = folder
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
-        self._drawn_s = float("-inf")
-        self._flushed_s = float("-inf")
+        self._drawn_s = self._kept_s = self._pictured_s = float("-inf")
         self._figures = Figures(config, is_held=False)
-        self._writer: EventsWriter | None = None
-        self._has_layout = self._is_stopped = False
+        self._runs = Runs(folder)
+        self._history = History()
+        self._view: View | None = None
+        self._is_stopped = False
 
     @classmethod
     def of(cls, log_folder: Path, config: DecideConfig, *, is_chosen: bool) -> Dashboard | None:
@@ -69,52 +65,82 @@ class Dashboard:
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
         self._drawn_s = view.at_s
-        if not self._has_layout:
-            self._has_layout = True
-            self._put(summary.custom_scalars(layout_of(set(view.pools), self._config.mode)), view, step=0)
-        self._draw(points(self._figures, is_decided=False), view)
+        is_first, self._view = self._view is None, view
+        found = points(self._figures, is_decided=False)
         self._figures.drop_demands()
+        if is_first:
+            self._write(lambda: self._begin(view))
+        self._write(lambda: self._draw(found, view))
         # The expected value for a time is drawn next to the actual one.
         for at_s, tokens_per_s in self._figures.due(view.at_s):
-            self._draw({"prefill/forecast_tokens_per_second": tokens_per_s}, view, at_s=at_s)
+            self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
+        if view.at_s - self._kept_s >= self._config.adjustment_interval_s:
+            self._kept_s = view.at_s
+            self._history.add(view, found.get(("arriving", "demand/requests_per_second")))
+        if view.wall_s - self._pictured_s >= PICTURE_S:
+            self._write(lambda: self._draw_pictures(view))
 
     def decided(self, decision: Decision, view: View) -> None:
         """Write the decision as text, and the latencies of the interval before it."""
         self._figures.decided(decision, view)
-        step = round(view.at_s - view.origin_s)
+        self._history.decided(decision, view)
+        step = _step(view)
         lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
         prefix = "not acted on: no-operation\n" if decision.no_operation else ""
         text = f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines)
-        self._put(summary.text("decisions", text), view, step=step)
-        self._draw(points(self._figures, is_decided=True), view)
+        self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
+        found = points(self._figures, is_decided=True)
+        self._write(lambda: self._draw(found, view))
 
     def close(self) -> None:
-        """Flush and close the file."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):
-                self._writer.close()
+        """Draw what the last picture lacks, and close the files."""
+        view = self._view
+        if view is not None:
+            self._write(lambda: self._draw_pictures(view))
+            self._write(lambda: self._runs.end_session(wall_s=view.wall_s))
+        self._runs.close()
 
-    def _draw(self, found: dict[str, float], view: View, *, at_s: float | None = None) -> None:
-        if found:
-            # One event for all points: one per point costs most of a planner's CPU.
-            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in found.items()]
-            step = round((view.at_s if at_s is None else at_s) - view.origin_s)
-            self._put(Summary(value=values), view, step=step)
+    def _begin(self, view: View) -> None:
+        """Write what TensorBoard needs once: how charts are arranged, the settings, the row of the HParams table."""
+        config = self._config
+        layout = summary.custom_scalars(layout_of(set(view.pools), config.mode))
+        self._runs.put(NOTES, layout, wall_s=view.wall_s, step=0)
+        settings = {
+            "mode": str(config.mode),
+            "GPU budget": "none" if view.max_gpu_budget is None else float(view.max_gpu_budget),
+            "interval, s": config.adjustment_interval_s,
+            "TTFT target, s": config.ttft_slo_s,
+        }
+        table = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+        text = f"| setting | value |\n|---|---|\n{table}"
+        self._runs.write_text("settings", text, wall_s=view.wall_s, step=0)
+        self._runs.begin_session(settings, _COMPARED, wall_s=view.wall_s)
 
-    def _put(self, content: Summary, view: View, *, step: int) -> None:
+    def _draw_pictures(self, view: View) -> None:
+        self._pictured_s = view.wall_s
+        slo_s = self._config.ttft_slo_s
+        for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S)):
+            moments, changes = self._history.of(last_s)
+            if len(moments) > 1 and can_draw():
+                png = picture(moments, changes, f"{name}, mode {self._config.mode}", slo_s)
+                tag = f"overview/{name}"
+                self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
+
+    def _draw(self, found: dict[tuple[str, str], float], view: View, *, at_s: float | None = None) -> None:
+        self._runs.draw(found, wall_s=view.wall_s, step=_step(view, at_s))
+
+    def _write(self, write: Callable[[], None]) -> None:
         if self._is_stopped:
             return
         try:
-            if self._writer is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._writer = EventsWriter(str(self._folder / "events"))
-            self._writer.write_event(Event(wall_time=view.wall_s, step=step, summary=content))
-            if view.wall_s - self._flushed_s >= FLUSH_S:
-                self._flushed_s = view.wall_s
-                self._writer.flush()
+            write()
         except OSError as exc:
             self._is_stopped = True
             log.warning("dashboard stopped; planning goes on", error=repr(exc))
+
+
+def _step(view: View, at_s: float | None = None) -> int:
+    return round((view.at_s if at_s is None else at_s) - view.origin_s)
 
 
 def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
@@ -123,41 +149,37 @@ def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
     What the mode decides by comes first; thresholds are there in the one mode that compares with them.
     """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
-    thresholds = ("scale_up", "scale_down") if mode == Mode.LOAD else ()
-    load = {"KV usage": ["kv/mean", *(f"kv/{each}" for each in thresholds)]}
+    load = {"KV usage, fraction": "kv/usage_fraction"}
     if Role.PREFILL in roles:
-        load["Prefill queue"] = [f"prefill_queue/{each}" for each in ("compared", *thresholds)]
-    states = ("ready", "desired", "needed", "starting", "draining")
-    latencies = ("mean_seconds", "p50_seconds", "p99_seconds", "target_seconds")
+        load["Prefill queue, requests"] = "prefill_queue/requests"
+    has_thresholds = mode == Mode.LOAD
     categories = {
-        **({"Load and thresholds": load} if thresholds else {}),
+        **({"Load and thresholds": load} if has_thresholds else {}),
         **({"Targets and profile": _TARGETS} if mode == Mode.SLA else {}),
-        "Demand and supply": {**_DEMAND, "Start-up": [f"startup/{kind}_seconds" for kind in kinds]},
-        **({} if thresholds else {"Load": load}),
-        "Replicas": {f"{kind} replicas": [f"replicas/{kind}_{each}" for each in states] for kind in kinds},
-        "GPUs": {
-            "In use and budget": ["gpus/in_use", "gpus/budget"],
-            "GPU-hours": ["gpu_hours/cumulative"],
-        },
-        "Latency": {name.upper(): [f"{name}/{each}" for each in latencies] for name in ("ttft", "itl")},
-        "Planner": {"Lag": ["lag/p99_seconds"]},
+        "Demand and supply": _DEMAND,
+        **({} if has_thresholds else {"Load": load}),
+        "Replicas": {f"{kind} replicas": f"replicas/{kind}" for kind in kinds},
+        "GPUs": {"GPUs of workers, and the budget": "gpus/count", "GPU-hours so far": "gpus/hours"},
+        "Latency": {f"{name.upper()}, s": f"{name}/seconds" for name in ("ttft", "itl")},
+        "Planner": {"Lateness of ticks, p99, s": "lag/p99_seconds"},
     }
-    # TensorBoard matches tags as regular expressions; without anchors kv/mean would also match a longer tag.
+    # TensorBoard matches tags as regular expressions; without anchors gpus/hours would also match a longer tag.
     return {
-        category: {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in charts.items()}
+        category: {title: ["Multiline", [f"^{tag}$"]] for title, tag in charts.items()}
         for category, charts in categories.items()
     }
 
 
 _TARGETS = {
-    "Share within the targets": ["attainment/ttft", "attainment/itl", "attainment/goal"],
-    "Observed over profile": ["correction/prefill", "correction/ttft", "correction/itl"],
+    "Share within the targets": "attainment/share",
+    "Observed over profile": "correction/factor",
 }
 _DEMAND = {
-    "Requests per second": [f"demand/{each}_per_second" for each in ("arrivals", "completed", "rejected")],
-    "Prefill tokens per second": [
-        f"prefill/{each}_tokens_per_second" for each in ("uncached", "computed", "forecast", "supply")
-    ],
-    "Oldest wait and SLO": ["wait/oldest_seconds", "wait/slo_seconds"],
-    "Waiting requests": ["wait/requests"],
+    "Requests per second": "demand/requests_per_second",
+    "Prefill tokens per second": "prefill/tokens_per_second",
+    "Oldest wait and target, s": "wait/seconds",
+    "Waiting requests": "wait/requests",
+    "Start-up, s": "startup/seconds",
 }
+_COMPARED = {"gpus/hours": "in use", "demand/requests_per_second": "rejected", "ttft/seconds": "p99"}
+"""Charts whose last point the HParams table shows, and the curve of each."""

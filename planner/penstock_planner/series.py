@@ -27,7 +27,8 @@ class Series(NamedTuple):
         metric: Its name on the metrics page; None: not there.
         text: The page's help.
         labels: Names of its labels.
-        tag: Its TensorBoard tag, with labels in braces; None: not drawn.
+        tag: TensorBoard's chart that shows it, with labels in braces; None: not drawn.
+        curve: The run that draws it, likewise: TensorBoard colours and names curves by run.
         is_counter: It only grows.
         is_nan: An unknown value is shown as NaN on the page, else left out.
         is_decided: It changes with decisions and is drawn then.
@@ -37,6 +38,7 @@ class Series(NamedTuple):
     text: str = ""
     labels: tuple[str, ...] = ()
     tag: str | None = None
+    curve: str = ""
     is_counter: bool = False
     is_nan: bool = False
     is_decided: bool = False
@@ -46,8 +48,8 @@ def _counter(metric: str, text: str, *labels: str) -> Series:
     return Series(metric, text, labels, is_counter=True)
 
 
-def _drawn(tag: str, *labels: str, is_decided: bool = False) -> Series:
-    return Series(labels=labels, tag=tag, is_decided=is_decided)
+def _drawn(tag: str, curve: str, *labels: str, is_decided: bool = False) -> Series:
+    return Series(labels=labels, tag=tag, curve=curve, is_decided=is_decided)
 
 
 SERIES: Final[Mapping[str, Series]] = {
@@ -65,26 +67,31 @@ SERIES: Final[Mapping[str, Series]] = {
     ),
     "ticks": _counter(names.SCHEDULE_LAG_SAMPLES, "Ticks measured."),
     "replicas": Series(
-        names.PLANNER_REPLICAS, "Replicas by state.", ("role", "state"), "replicas/{role}_{state}"
+        names.PLANNER_REPLICAS, "Replicas by state.", ("role", "state"), "replicas/{role}", "{state}"
     ),
     "desired": Series(
         names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=("role",)
     ),
-    "desired_now": _drawn("replicas/{role}_desired", "role"),
+    "desired_now": _drawn("replicas/{role}", "desired", "role"),
     "needed": Series(
         names.PLANNER_NEEDED_REPLICAS,
         "Replicas that targets and expected demand need by the profile.",
         ("role",),
-        "replicas/{role}_needed",
+        "replicas/{role}",
+        "needed",
         is_decided=True,
     ),
     "kv": Series(
-        names.PLANNER_KV_USAGE, "Mean KV usage fraction of the newest pull.", tag="kv/mean", is_nan=True
+        names.PLANNER_KV_USAGE,
+        "Mean KV usage fraction of the newest pull.",
+        tag="kv/usage_fraction",
+        curve="measured",
+        is_nan=True,
     ),
     "queue": Series(names.PLANNER_QUEUE, "Requests waiting for prefill at the newest pull.", is_nan=True),
-    "queue_compared": _drawn("prefill_queue/compared"),
-    "kv_threshold": _drawn("kv/{threshold}", "threshold"),
-    "queue_threshold": _drawn("prefill_queue/{threshold}", "threshold"),
+    "queue_compared": _drawn("prefill_queue/requests", "measured"),
+    "kv_threshold": _drawn("kv/usage_fraction", "{threshold}", "threshold"),
+    "queue_threshold": _drawn("prefill_queue/requests", "{threshold}", "threshold"),
     "age": Series(
         names.PLANNER_READING_AGE, "Oldest reading used, simulated seconds.", ("signal",), is_nan=True
     ),
@@ -94,31 +101,35 @@ SERIES: Final[Mapping[str, Series]] = {
     "arrivals": Series(
         names.PLANNER_ARRIVALS,
         "Requests that arrive at the routers, newest pull.",
-        tag="demand/arrivals_per_second",
+        tag="demand/requests_per_second",
+        curve="arriving",
         is_nan=True,
     ),
     "rejected": Series(
         names.PLANNER_REJECTED,
         "Of those, refused or timed out in the queue.",
-        tag="demand/rejected_per_second",
+        tag="demand/requests_per_second",
+        curve="rejected",
         is_nan=True,
     ),
-    "completed": _drawn("demand/completed_per_second"),
+    "completed": _drawn("demand/requests_per_second", "completed"),
     "oldest_wait": Series(
         names.PLANNER_OLDEST_WAIT,
         "Longest wait in a router's queue now, simulated seconds.",
-        tag="wait/oldest_seconds",
+        tag="wait/seconds",
+        curve="oldest",
         is_nan=True,
     ),
-    "waiting": _drawn("wait/requests"),
-    "slo": _drawn("wait/slo_seconds"),
+    "waiting": _drawn("wait/requests", "waiting"),
+    "slo": _drawn("wait/seconds", "target"),
     "uncached_tokens": Series(
         names.PLANNER_UNCACHED_TOKENS,
         "Uncached prompt tokens/s that arrive, newest pull.",
-        tag="prefill/uncached_tokens_per_second",
+        tag="prefill/tokens_per_second",
+        curve="arriving",
     ),
-    "computed_tokens": _drawn("prefill/computed_tokens_per_second"),
-    "supply": _drawn("prefill/supply_tokens_per_second", is_decided=True),
+    "computed_tokens": _drawn("prefill/tokens_per_second", "computed"),
+    "supply": _drawn("prefill/tokens_per_second", "supply", is_decided=True),
     "forecast": Series(
         names.PLANNER_FORECAST_TOKENS, "Uncached prompt tokens/s that an earlier decision expected for now."
     ),
@@ -129,52 +140,70 @@ SERIES: Final[Mapping[str, Series]] = {
         names.PLANNER_CORRECTION,
         "Seconds observed over seconds by the profile.",
         ("factor",),
-        "correction/{factor}",
+        "correction/factor",
+        "{factor}",
         is_decided=True,
     ),
     "target": Series(
-        names.PLANNER_TARGET, "Latency target, simulated seconds.", ("latency",), "{latency}/target_seconds"
+        names.PLANNER_TARGET,
+        "Latency target, simulated seconds.",
+        ("latency",),
+        "{latency}/seconds",
+        "target",
     ),
     "goal": Series(
         names.PLANNER_ATTAINMENT_GOAL,
         "Share of requests that targets are to hold for.",
-        tag="attainment/goal",
+        tag="attainment/share",
+        curve="target",
     ),
     "attained": Series(
         names.PLANNER_ATTAINED, "Share within the target in the last whole adjustment interval.", ("latency",)
     ),
-    "newly_attained": _drawn("attainment/{latency}", "latency", is_decided=True),
-    "mean_ttft": _drawn("ttft/mean_seconds"),
-    "mean_itl": _drawn("itl/mean_seconds"),
-    "quantile": _drawn("{latency}/{quantile}_seconds", "latency", "quantile", is_decided=True),
+    "newly_attained": _drawn("attainment/share", "{latency}", "latency", is_decided=True),
+    "mean_ttft": _drawn("ttft/seconds", "mean"),
+    "mean_itl": _drawn("itl/seconds", "mean"),
+    "quantile": _drawn("{latency}/seconds", "{quantile}", "latency", "quantile", is_decided=True),
     "startup": Series(
         names.PLANNER_STARTUP,
         "Simulated seconds from the newest replica's decision until it was ready.",
         ("role",),
-        "startup/{role}_seconds",
+        "startup/seconds",
+        "{role}",
     ),
     "gpus": Series(
-        names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", tag="gpus/in_use"
+        names.PLANNER_GPUS,
+        "GPUs of existing workers, draining ones included.",
+        tag="gpus/count",
+        curve="in use",
     ),
-    "budget": Series(names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/budget"),
-    "gpu_hours": _drawn("gpu_hours/cumulative"),
+    "budget": Series(
+        names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/count", curve="budget"
+    ),
+    "gpu_hours": _drawn("gpus/hours", "in use"),
     "phase": Series(names.PLANNER_PHASE, "1 for the current phase.", ("phase",)),
     "lag": Series(
         names.SCHEDULE_LAG_P99,
         "Lateness of ticks, 99th percentile, simulated seconds.",
         tag="lag/p99_seconds",
+        curve="planner",
     ),
 }
 
 
-def points(figures: Figures, *, is_decided: bool) -> dict[str, float]:
-    """Return the dashboard's known and finite numbers by tag."""
+EXPECTED: Final = ("expected", "prefill/tokens_per_second")
+"""Curve and chart of what an earlier decision expected for a time; drawn when that time comes."""
+
+
+def points(figures: Figures, *, is_decided: bool) -> dict[tuple[str, str], float]:
+    """Return the dashboard's known and finite numbers by curve and chart."""
     found = {}
     for key, labels, value in samples(figures):
         series = SERIES[key]
         is_drawn = series.tag is not None and series.is_decided is is_decided
         if series.tag is not None and is_drawn and value is not None and abs(value) < inf:
-            found[series.tag.format_map(dict(zip(series.labels, labels, strict=True)))] = value
+            named = dict(zip(series.labels, labels, strict=True))
+            found[series.curve.format_map(named), series.tag.format_map(named)] = value
     return found
 
 
@@ -267,11 +296,11 @@ def _of_config(figures: Figures) -> Iterator[Sample]:
         return
     yield "slo", (), config.ttft_slo_s
     if config.mode == Mode.LOAD:
-        yield "kv_threshold", ("scale_up",), config.kv_up
-        yield "kv_threshold", ("scale_down",), config.kv_down
+        yield "kv_threshold", ("up threshold",), config.kv_up
+        yield "kv_threshold", ("down threshold",), config.kv_down
         if figures.view is not None and Role.PREFILL in figures.view.pools:
-            yield "queue_threshold", ("scale_up",), config.queue_up
-            yield "queue_threshold", ("scale_down",), config.queue_down
+            yield "queue_threshold", ("up threshold",), config.queue_up
+            yield "queue_threshold", ("down threshold",), config.queue_down
     if config.mode == Mode.SLA:
         yield "target", ("ttft",), config.ttft_slo_s
         yield "target", ("itl",), config.itl_slo_s

@@ -39,14 +39,18 @@ D, P = Role.DECODE, Role.PREFILL
 
 
 async def _drawn_in(world, seconds):
-    """Return the content of the event files that a run leaves."""
+    """Return the content of the event files that a run leaves, by curve: TensorBoard's runs below its folder."""
     board = Dashboard(world.folder / "board", world.config)
     world.watch(board)
     await world.run_until(seconds)
     board.close()
-    events = EventAccumulator(str(world.folder / "board"), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    return events
+    curves = {}
+    for path in [world.folder / "board", *(world.folder / "board").iterdir()]:
+        if path.is_dir():
+            events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+            events.Reload()
+            curves[path.name] = events
+    return curves
 
 
 @pytest.fixture(name="drawn")
@@ -75,13 +79,13 @@ def _demand(now_s):
     )
 
 
-def _values(events, tag):
-    return {e.step: round(e.value, 6) for e in events.Scalars(tag)}
+def _values(drawn, curve, tag):
+    return {e.step: round(e.value, 6) for e in drawn[curve].Scalars(tag)}
 
 
 def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     """About 2 GPUs for 30 s, 3 for 42 s, 4 for 42 s, 5 for the rest."""
-    hours = _values(drawn, "gpu_hours/cumulative")
+    hours = _values(drawn, "in use", "gpus/hours")
     last = max(hours)
     expected = (2 * 30 + 3 * 42 + 4 * (last - 72)) / 3600 if last <= 114 else None
     expected = expected or (2 * 30 + 3 * 42 + 4 * 42 + 5 * (last - 114)) / 3600
@@ -97,19 +101,21 @@ def test_a_point_averages_over_requests_and_samples():
     """Two pulls of different length: no mean of rates or of means; without a sample there is no latency."""
     short = Demand(1.0, arrivals=9, ttft_sum_s=6.0, ttft_count=3, itl_sum_s=1.0, itl_count=100)
     found = _points(short, Demand(2.0, waiting=3, ttft_sum_s=4.0, ttft_count=1))
-    assert (found["demand/arrivals_per_second"], found["wait/requests"]) == (3.0, 3)
-    assert (found["ttft/mean_seconds"], found["itl/mean_seconds"]) == (2.5, 0.01)
-    assert "ttft/mean_seconds" not in _points(Demand(period_s=1.0))
-    assert not [tag for tag in _points() if tag.startswith("demand")]
+    assert found["arriving", "demand/requests_per_second"] == 3.0
+    assert found["waiting", "wait/requests"] == 3
+    assert (found["mean", "ttft/seconds"], found["mean", "itl/seconds"]) == (2.5, 0.01)
+    assert ("mean", "ttft/seconds") not in _points(Demand(period_s=1.0))
+    assert not [tag for _, tag in _points() if tag.startswith("demand")]
 
 
 def _each_scalar_is_in_one_chart(drawn):
     """Check it, and return the categories' titles."""
-    proto = drawn.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    proto = drawn["planner"].Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     layout = layout_pb2.Layout.FromString(proto)
     patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
-    for tag in drawn.Tags()["scalars"]:
-        assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
+    for curve in drawn.values():
+        for tag in curve.Tags()["scalars"]:
+            assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
     return [c.title for c in layout.category]
 
 

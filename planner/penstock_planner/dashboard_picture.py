@@ -1,0 +1,187 @@
+"""An overview in one picture, which TensorBoard's charts cannot be: replicas over demand, waits, GPUs, and each change with its reason.
+
+Needs matplotlib (``penstock[plots]``); without it there are charts alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from penstock_planner.decide.decision import Decision
+from penstock_planner.figures import View
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DAY_S: Final = 86_400.0
+HOUR_S: Final = 3_600.0
+
+PICTURE_S: Final = 120.0
+"""Real seconds between two pictures. Chosen: one takes half a second of a processor."""
+
+MOMENTS: Final = 2_880
+"""Chosen: a day of intervals of 30 s."""
+
+CHANGES: Final = 200
+LISTED: Final = 8
+"""Changes that are kept, and that are written below a picture. Chosen: what fits and is read."""
+
+_COLOURS: Final = {"prefill": "#4c78a8", "decode": "#f58518", "aggregated": "#54a24b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the picture shows of one time.
+
+    Attributes:
+        at_s: Simulated seconds since the planner first started.
+        ready: Replicas that serve, by role.
+        gpus: Of existing workers.
+        arrivals_per_s: Requests; None: unknown.
+        oldest_wait_s: In the routers' queues; None: unknown.
+    """
+
+    at_s: float
+    ready: dict[str, int]
+    gpus: int
+    arrivals_per_s: float | None
+    oldest_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed something: when, and its sentences."""
+
+    at_s: float
+    decision_id: str
+    words: str
+
+
+class History:
+    """The last day of one planner, as pictures show it."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS)
+        self._changes: deque[Change] = deque(maxlen=CHANGES)
+
+    def add(self, view: View, arrivals_per_s: float | None) -> None:
+        """Keep a moment."""
+        demand = None if view.pull is None else view.pull.demand
+        self._moments.append(
+            Moment(
+                view.at_s - view.origin_s,
+                {role.value: pool.ready for role, pool in view.pools.items()},
+                view.gpus,
+                arrivals_per_s,
+                None if demand is None else demand.oldest_wait_s or 0.0,
+            )
+        )
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Keep a decision that changes a number."""
+        words = [role.sentence for role in decision.roles if role.desired != role.current]
+        if words:
+            self._changes.append(Change(view.at_s - view.origin_s, decision.id, "; ".join(words)))
+
+    def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
+        """Return what the last simulated seconds hold, oldest first."""
+        since_s = self._moments[-1].at_s - last_s if self._moments else 0.0
+        return (
+            [each for each in self._moments if each.at_s >= since_s],
+            [each for each in self._changes if each.at_s >= since_s],
+        )
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, slo_s: float | None) -> bytes:
+    """Return a PNG of some moments, at least one, with their changes numbered.
+
+    Args:
+        moments: Oldest first, at least one.
+        changes: Within them, oldest first.
+        title: Of the picture.
+        slo_s: A line for the wait, seconds; None: none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and 0.3 s
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    listed = list(changes)[-LISTED:]
+    figure = Figure(figsize=(11, 7.2 + 0.22 * len(listed)), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, middle, lower = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1.4, 1.4])
+    hours = [each.at_s / HOUR_S for each in moments]
+    _draw_replicas(upper, hours, moments)
+    upper.set_title(title, loc="left")
+    _draw_waits(middle, hours, moments, slo_s)
+    lower.step(hours, [each.gpus for each in moments], where="post", color="#333333")
+    lower.fill_between(hours, [each.gpus for each in moments], step="post", alpha=0.15, color="#333333")
+    spent = _gpu_hours(moments)
+    lower.set_ylabel("GPUs")
+    lower.set_ylim(bottom=0)
+    lower.set_title(f"{spent:.2f} GPU-hours", loc="right", fontsize=9)
+    lower.set_xlabel("simulated hours since the planner first started")
+    _number(upper, lower, listed, figure)
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()
+
+
+def _draw_replicas(axes: Axes, hours: Sequence[float], moments: Sequence[Moment]) -> None:
+    for role in sorted({role for each in moments for role in each.ready}):
+        counts = [each.ready.get(role, 0) for each in moments]
+        axes.step(hours, counts, where="post", label=f"{role}, ready", color=_COLOURS.get(role), linewidth=2)
+    axes.set_ylabel("replicas")
+    axes.set_ylim(bottom=0)
+    demand = axes.twinx()
+    rates = [float("nan") if each.arrivals_per_s is None else each.arrivals_per_s for each in moments]
+    demand.fill_between(hours, rates, color="#bbbbbb", alpha=0.5, label="requests/s", step="post")
+    demand.set_ylabel("requests/s arriving")
+    demand.set_ylim(bottom=0)
+    axes.set_zorder(demand.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    axes.legend(loc="upper left", fontsize=9)
+
+
+def _draw_waits(axes: Axes, hours: Sequence[float], moments: Sequence[Moment], slo_s: float | None) -> None:
+    waits = [float("nan") if each.oldest_wait_s is None else each.oldest_wait_s for each in moments]
+    axes.step(hours, waits, where="post", color="#b279a2")
+    if slo_s is not None:
+        axes.axhline(slo_s, color="#e45756", linestyle="--", linewidth=1)
+        axes.annotate(f"TTFT target {slo_s:g} s", (hours[0], slo_s), color="#e45756", fontsize=8, va="bottom")
+    axes.set_ylabel("longest wait, s")
+    axes.set_ylim(bottom=0)
+
+
+def _gpu_hours(moments: Sequence[Moment]) -> float:
+    return sum(one.gpus * (two.at_s - one.at_s) for one, two in pairwise(moments)) / HOUR_S
+
+
+def _number(upper: Axes, lower: Axes, listed: Sequence[Change], figure: Figure) -> None:
+    """Mark each listed change by its number, and write its reason below the picture."""
+    top = upper.get_ylim()[1]
+    for number, change in enumerate(listed, start=1):
+        at_h = change.at_s / HOUR_S
+        for axes in (upper, lower):
+            axes.axvline(at_h, color="#999999", linewidth=0.6, linestyle=":")
+        upper.annotate(str(number), (at_h, top), fontsize=8, ha="center", va="top")
+    if listed:
+        lines = [
+            f"{number}  {each.at_s:,.0f} s  {each.decision_id}  {_short(each.words)}"
+            for number, each in enumerate(listed, start=1)
+        ]
+        figure.supxlabel("\n".join(lines), fontsize=8, x=0.01, ha="left", family="monospace")
+
+
+def _short(words: str, most: int = 120) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -1,0 +1,103 @@
+"""TensorBoard's event files: one run per curve, because TensorBoard colours and names the curves of a chart by run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName, Status
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+
+FLUSH_S = 5.0
+"""Real seconds between two flushes of the files. Chosen: TensorBoard reads them every 30 s."""
+
+NOTES = "planner"
+"""The run of texts, pictures and the arrangement of the charts."""
+
+
+class Runs:
+    """The runs below one folder, each made with its first point. Methods raise `OSError` where the disk does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[str, EventsWriter] = {}
+        self._flushed_s = float("-inf")
+
+    def put(self, run: str, content: Summary, *, wall_s: float, step: int) -> None:
+        """Write one event of a run; the empty name is the folder itself."""
+        writer = self._writers.get(run)
+        if writer is None:
+            folder = self._folder / run
+            folder.mkdir(parents=True, exist_ok=True)
+            writer = self._writers[run] = EventsWriter(str(folder / "events"))
+        writer.write_event(Event(wall_time=wall_s, step=step, summary=content))
+        if wall_s - self._flushed_s >= FLUSH_S:
+            self._flushed_s = wall_s
+            for each in self._writers.values():
+                each.flush()
+
+    def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
+        """Write points, by curve and chart, at one step."""
+        by_run: dict[str, list[Summary.Value]] = {}
+        for (curve, tag), value in found.items():
+            by_run.setdefault(curve, []).append(Summary.Value(tag=tag, simple_value=value))
+        for run, values in by_run.items():
+            self.put(run, Summary(value=values), wall_s=wall_s, step=step)
+
+    def write_text(self, tag: str, text: str, *, wall_s: float, step: int) -> None:
+        """Write Markdown for the text tab."""
+        self.put(NOTES, summary.text(tag, text), wall_s=wall_s, step=step)
+
+    def write_picture(self, tag: str, png: bytes, *, wall_s: float, step: int) -> None:
+        """Write a PNG for the images tab."""
+        width, height = (
+            int.from_bytes(png[at : at + 4]) for at in (16, 20)
+        )  # of the header chunk, PNG 11.2.2
+        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
+        self.put(NOTES, Summary(value=[Summary.Value(tag=tag, image=image)]), wall_s=wall_s, step=step)
+
+    def begin_session(
+        self, settings: Mapping[str, str | float], metrics: Mapping[str, str], *, wall_s: float
+    ) -> None:
+        """Write a row of the HParams table: settings, and the curve of each metric's chart whose last point it shows."""
+        infos = [
+            HParamInfo(
+                name=name,
+                type=DataType.Value("DATA_TYPE_STRING" if isinstance(value, str) else "DATA_TYPE_FLOAT64"),
+            )
+            for name, value in settings.items()
+        ]
+        shown = [
+            MetricInfo(name=MetricName(group=curve, tag=tag), display_name=tag)
+            for tag, curve in metrics.items()
+        ]
+        start = SessionStartInfo(start_time_secs=wall_s)
+        for name, value in settings.items():
+            if isinstance(value, str):
+                start.hparams[name].string_value = value
+            else:
+                start.hparams[name].number_value = value
+        experiment = Experiment(hparam_infos=infos, metric_infos=shown)
+        self._put_session("experiment", HParamsPluginData(experiment=experiment), wall_s)
+        self._put_session("session_start_info", HParamsPluginData(session_start_info=start), wall_s)
+
+    def end_session(self, *, wall_s: float) -> None:
+        """Mark the row of the HParams table complete."""
+        end = SessionEndInfo(status=Status.Value("STATUS_SUCCESS"), end_time_secs=wall_s)
+        self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        for writer in self._writers.values():
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _put_session(self, name: str, content: HParamsPluginData, wall_s: float) -> None:
+        plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
+        value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=plugin))
+        self.put("", Summary(value=[value]), wall_s=wall_s, step=0)
