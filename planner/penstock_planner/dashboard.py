@@ -77,8 +77,8 @@ class Dashboard:
         if view.at_s - self._kept_s >= self._config.adjustment_interval_s:
             self._kept_s = view.at_s
             self._history.add(view, found.get(("arriving", "demand/requests_per_second")))
-        if view.wall_s - self._pictured_s >= PICTURE_S:
-            self._write(lambda: self._draw_pictures(view))
+            if view.wall_s - self._pictured_s >= PICTURE_S:
+                self._write(lambda: self._draw_pictures(view))
 
     def decided(self, decision: Decision, view: View) -> None:
         """Write the decision as text, and the latencies of the interval before it."""
@@ -96,13 +96,14 @@ class Dashboard:
         """Draw what the last picture lacks, and close the files."""
         view = self._view
         if view is not None:
-            self._write(lambda: self._draw_pictures(view))
             self._write(lambda: self._runs.end_session(wall_s=view.wall_s))
+            self._write(lambda: self._draw_pictures(view))
         self._runs.close()
 
     def _begin(self, view: View) -> None:
         """Write what TensorBoard needs once: how charts are arranged, the settings, the row of the HParams table."""
         config = self._config
+        self._runs.create(["", *curves_of(set(view.pools), config.mode)], wall_s=view.wall_s)
         layout = summary.custom_scalars(layout_of(set(view.pools), config.mode))
         self._runs.put(NOTES, layout, wall_s=view.wall_s, step=0)
         settings = {
@@ -117,11 +118,11 @@ class Dashboard:
         self._runs.begin_session(settings, _COMPARED, wall_s=view.wall_s)
 
     def _draw_pictures(self, view: View) -> None:
-        self._pictured_s = view.wall_s
         slo_s = self._config.ttft_slo_s
         for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S)):
             moments, changes = self._history.of(last_s)
             if len(moments) > 1 and can_draw():
+                self._pictured_s = view.wall_s
                 png = picture(moments, changes, f"{name}, mode {self._config.mode}", slo_s)
                 tag = f"overview/{name}"
                 self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
@@ -183,3 +184,22 @@ _DEMAND = {
 }
 _COMPARED = {"gpus/hours": "in use", "demand/requests_per_second": "rejected", "ttft/seconds": "p99"}
 """Charts whose last point the HParams table shows, and the curve of each."""
+
+_CURVES = (
+    (NOTES, "measured", "up threshold", "down threshold", "arriving", "computed", "expected"),
+    ("supply", "completed", "rejected", "oldest", "target", "waiting", "in use"),
+    ("budget", "ready", "desired", "needed", "starting", "draining", "mean"),
+    ("p50", "p99", "ttft", "itl", "prefill", "decode", "aggregated"),
+)
+"""All curves, each line in the order of TensorBoard's seven colours, so that no chart has one colour twice."""
+
+
+def curves_of(roles: Collection[Role], mode: str) -> list[str]:
+    """Return the curves that a mode draws, in an order by which those of one chart differ in colour."""
+    kinds = {role.value for role in Role if role.is_worker}
+    absent = kinds - {role.value for role in roles}
+    if mode != Mode.LOAD:
+        absent |= {"up threshold", "down threshold"}
+    if mode != Mode.SLA:
+        absent |= {"needed", "ttft", "itl"}
+    return [curve for line in _CURVES for curve in line if curve not in absent]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 
-PICTURE_S: Final = 120.0
+PICTURE_S: Final = 60.0
 """Real seconds between two pictures. Chosen: one takes half a second of a processor."""
 
 MOMENTS: Final = 2_880
@@ -120,32 +120,34 @@ def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, sl
     figure = Figure(figsize=(11, 7.2 + 0.22 * len(listed)), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     upper, middle, lower = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1.4, 1.4])
-    hours = [each.at_s / HOUR_S for each in moments]
-    _draw_replicas(upper, hours, moments)
-    upper.set_title(title, loc="left")
-    _draw_waits(middle, hours, moments, slo_s)
-    lower.step(hours, [each.gpus for each in moments], where="post", color="#333333")
-    lower.fill_between(hours, [each.gpus for each in moments], step="post", alpha=0.15, color="#333333")
+    unit, unit_s = ("hours", HOUR_S) if moments[-1].at_s - moments[0].at_s > 2 * HOUR_S else ("minutes", 60.0)
+    times = [each.at_s / unit_s for each in moments]
+    _draw_replicas(upper, times, moments)
+    upper.set_title(title, loc="left", pad=16)
+    _draw_waits(middle, times, moments, slo_s)
+    lower.step(times, [each.gpus for each in moments], where="post", color="#333333")
+    lower.fill_between(times, [each.gpus for each in moments], step="post", alpha=0.15, color="#333333")
     spent = _gpu_hours(moments)
     lower.set_ylabel("GPUs")
     lower.set_ylim(bottom=0)
     lower.set_title(f"{spent:.2f} GPU-hours", loc="right", fontsize=9)
-    lower.set_xlabel("simulated hours since the planner first started")
-    _number(upper, lower, listed, figure)
+    lower.set_xlabel(f"simulated {unit} since the planner first started")
+    _number(upper, lower, listed, unit_s)
+    _list(figure, listed)
     written = io.BytesIO()
     figure.savefig(written, format="png")
     return written.getvalue()
 
 
-def _draw_replicas(axes: Axes, hours: Sequence[float], moments: Sequence[Moment]) -> None:
+def _draw_replicas(axes: Axes, times: Sequence[float], moments: Sequence[Moment]) -> None:
     for role in sorted({role for each in moments for role in each.ready}):
         counts = [each.ready.get(role, 0) for each in moments]
-        axes.step(hours, counts, where="post", label=f"{role}, ready", color=_COLOURS.get(role), linewidth=2)
+        axes.step(times, counts, where="post", label=f"{role}, ready", color=_COLOURS.get(role), linewidth=2)
     axes.set_ylabel("replicas")
     axes.set_ylim(bottom=0)
     demand = axes.twinx()
     rates = [float("nan") if each.arrivals_per_s is None else each.arrivals_per_s for each in moments]
-    demand.fill_between(hours, rates, color="#bbbbbb", alpha=0.5, label="requests/s", step="post")
+    demand.fill_between(times, rates, color="#bbbbbb", alpha=0.5, label="requests/s", step="post")
     demand.set_ylabel("requests/s arriving")
     demand.set_ylim(bottom=0)
     axes.set_zorder(demand.get_zorder() + 1)
@@ -153,12 +155,12 @@ def _draw_replicas(axes: Axes, hours: Sequence[float], moments: Sequence[Moment]
     axes.legend(loc="upper left", fontsize=9)
 
 
-def _draw_waits(axes: Axes, hours: Sequence[float], moments: Sequence[Moment], slo_s: float | None) -> None:
+def _draw_waits(axes: Axes, times: Sequence[float], moments: Sequence[Moment], slo_s: float | None) -> None:
     waits = [float("nan") if each.oldest_wait_s is None else each.oldest_wait_s for each in moments]
-    axes.step(hours, waits, where="post", color="#b279a2")
+    axes.step(times, waits, where="post", color="#b279a2")
     if slo_s is not None:
         axes.axhline(slo_s, color="#e45756", linestyle="--", linewidth=1)
-        axes.annotate(f"TTFT target {slo_s:g} s", (hours[0], slo_s), color="#e45756", fontsize=8, va="bottom")
+        axes.annotate(f"TTFT target {slo_s:g} s", (times[0], slo_s), color="#e45756", fontsize=8, va="bottom")
     axes.set_ylabel("longest wait, s")
     axes.set_ylim(bottom=0)
 
@@ -167,14 +169,17 @@ def _gpu_hours(moments: Sequence[Moment]) -> float:
     return sum(one.gpus * (two.at_s - one.at_s) for one, two in pairwise(moments)) / HOUR_S
 
 
-def _number(upper: Axes, lower: Axes, listed: Sequence[Change], figure: Figure) -> None:
-    """Mark each listed change by its number, and write its reason below the picture."""
+def _number(upper: Axes, lower: Axes, listed: Sequence[Change], unit_s: float) -> None:
     top = upper.get_ylim()[1]
     for number, change in enumerate(listed, start=1):
-        at_h = change.at_s / HOUR_S
+        at = change.at_s / unit_s
         for axes in (upper, lower):
-            axes.axvline(at_h, color="#999999", linewidth=0.6, linestyle=":")
-        upper.annotate(str(number), (at_h, top), fontsize=8, ha="center", va="top")
+            axes.axvline(at, color="#999999", linewidth=0.6, linestyle=":")
+        upper.annotate(str(number), (at, top), fontsize=8, ha="center", va="bottom")
+
+
+def _list(figure: Figure, listed: Sequence[Change]) -> None:
+    """Write the reason of each numbered change below the picture."""
     if listed:
         lines = [
             f"{number}  {each.at_s:,.0f} s  {each.decision_id}  {_short(each.words)}"

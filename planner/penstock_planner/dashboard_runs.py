@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tensorboardX import summary
@@ -12,6 +12,8 @@ from tensorboardX.proto.api_pb2 import DataType, Experiment, HParamInfo, MetricI
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 
 FLUSH_S = 5.0
 """Real seconds between two flushes of the files. Chosen: TensorBoard reads them every 30 s."""
@@ -40,6 +42,17 @@ class Runs:
             self._flushed_s = wall_s
             for each in self._writers.values():
                 each.flush()
+
+    def create(self, runs: Sequence[str], *, wall_s: float) -> None:
+        """Begin runs in this order: TensorBoard sorts them by the time of their first value, and colours them in turn.
+
+        The value is of a plug-in that TensorBoard lacks, so that no tab shows it.
+        """
+        data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="penstock"))
+        tensor = TensorProto(dtype="DT_STRING", string_val=[b""], tensor_shape=TensorShapeProto())
+        for ahead, run in zip(range(len(runs), 0, -1), runs, strict=True):
+            first = Summary.Value(tag="begins", metadata=data, tensor=tensor)
+            self.put(run, Summary(value=[first]), wall_s=wall_s - ahead / 1000, step=0)
 
     def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
         """Write points, by curve and chart, at one step."""

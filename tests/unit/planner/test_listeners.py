@@ -6,6 +6,7 @@ import math
 import os
 import re
 from dataclasses import replace
+from itertools import product
 
 import orjson
 import pytest
@@ -26,14 +27,14 @@ from penstock.core.histogram import (
 )
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
-from penstock_planner.dashboard import Dashboard
+from penstock_planner.dashboard import Dashboard, curves_of
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decision_steps import Forecast, forecast_of
 from penstock_planner.figures import Figures
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.metrics import PlannerMetrics, serve
-from penstock_planner.series import points
+from penstock_planner.series import EXPECTED, SERIES, points
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -129,6 +130,51 @@ def test_the_layout_arranges_every_drawn_tag(drawn):
         "Latency",
         "Planner",
     ]
+
+
+COLOURS = 7
+"""Of TensorBoard, given to its runs in turn."""
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("roles", [{P, D}, {Role.AGGREGATED}])
+def test_no_chart_has_one_colour_twice(roles, mode):
+    """Every curve that the table knows, by the order in which its run begins."""
+    order = curves_of(roles, mode)
+    values = {
+        "role": [role.value for role in roles],
+        "state": ["ready", "starting", "draining"],
+        "threshold": ["up threshold", "down threshold"],
+        "latency": ["ttft", "itl"],
+        "factor": ["prefill", "ttft", "itl"],
+        "quantile": ["p50", "p99"],
+    }
+    charts = {EXPECTED[1]: {EXPECTED[0]}}
+    for each in SERIES.values():
+        if each.tag is not None:
+            for named in product(*(values[label] for label in each.labels)):
+                labels = dict(zip(each.labels, named, strict=True))
+                charts.setdefault(each.tag.format_map(labels), set()).add(each.curve.format_map(labels))
+    for chart, curves in charts.items():
+        shown = curves & set(order)
+        assert len({order.index(curve) % COLOURS for curve in shown}) == len(shown), chart
+    drawn = set.union(*charts.values())
+    assert set(order) - drawn == {"planner"} - drawn
+
+
+async def test_the_overview_is_a_picture_with_its_changes(world):
+    """The last hour and the last day, each change numbered; TensorBoard reads both, and the settings beside them."""
+    world.load.kv = lambda _now, _workers: 0.95
+    drawn = await _drawn_in(world, 120)
+    notes = drawn["planner"]
+    assert notes.Tags()["images"] == ["overview/last hour", "overview/last day"]
+    (picture, *_) = notes.Images("overview/last hour")
+    assert picture.encoded_image_string.startswith(b"\x89PNG")
+    assert min(picture.width, picture.height) > 600
+    assert b"GPU budget" in notes.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+    assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(
+        drawn["board"].summary_metadata
+    )
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):
