@@ -8,6 +8,7 @@ import pytest
 from fake_workers import DONE, Answers
 
 from penstock.api import Role
+from penstock.router.proxy import handler
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 
 
@@ -276,6 +277,48 @@ async def test_a_client_that_leaves_between_prefill_and_decode_frees_the_blocks(
     await router.until(lambda: router.server.metrics.kv_releases == {"released": 1})
     assert await router.metric(RELEASES, outcome="released") == 1
     assert await router.metric("penstock_router_requests_total", endpoint="completions", code="499") == 1
+
+
+async def _leave(request, router):
+    """Let a client leave; the router has seen that once it has answered another one."""
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await router.workers()
+
+
+async def test_a_client_that_leaves_in_the_last_step_of_a_prefill_frees_the_blocks(harness):
+    """Its worker cannot stop any more, so what it says of its blocks is waited for, and they are given back."""
+    prefill, decode, router = await harness.served("prefill", "decode")
+    finish = prefill.hold()
+    request = asyncio.create_task(router.post(max_tokens=3))
+    await router.until(lambda: len(prefill.seen) == 1)
+    decode.script = [_refuse(harness)]
+
+    await _leave(request, router)
+    finish.set()
+
+    await router.until(lambda: _releases(decode) == [harness.params])
+    await router.assert_idle()
+    assert [each.body["model"] for each in decode.seen] == [REFUSED_MODEL]
+    assert await router.metric("penstock_router_requests_total", endpoint="completions", code="499") == 1
+
+
+async def test_a_prefill_that_goes_on_for_long_is_broken_off_and_one_that_fails_is_not_tried_again(
+    harness, monkeypatch
+):
+    """The client is gone, so nothing more is computed for it than a last step."""
+    prefill, _, router = await harness.served("prefill", "decode")
+    monkeypatch.setattr(handler, "_LAST_STEP_REAL_S", 0.05)
+    (await router.hanging(prefill)).cancel()
+    await router.assert_idle()
+    monkeypatch.setattr(handler, "_LAST_STEP_REAL_S", 60.0)
+    finish = prefill.hold(harness.answers.status(500, VLLM_ERROR))
+    request = asyncio.create_task(router.post())
+    await router.until(lambda: len(prefill.seen) == 2)
+    await _leave(request, router)
+    finish.set()
+    await router.assert_idle()
+    assert len(prefill.seen) == 2
 
 
 async def test_a_request_that_every_decode_worker_refuses_is_released(harness):

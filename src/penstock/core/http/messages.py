@@ -124,6 +124,7 @@ class Responder:
 
     Attributes:
         status: Status sent, or 0.
+        patience_s: How long the task that answers goes on once the client is gone, real seconds.
     """
 
     def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
@@ -139,6 +140,7 @@ class Responder:
         self.keep_alive = request.keep_alive
         self.disconnected = False
         self.status = 0
+        self.patience_s = 0.0
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -233,9 +235,16 @@ class Responder:
             self._on_disconnect += (callback,)
 
     def cancel_on_disconnect(self) -> None:
-        """Cancel the task that answers once the client goes away before the response is complete."""
-        if self.task is not None:
-            self.on_disconnect(self.task.cancel)
+        """Cancel the task that answers, after its patience, once the client goes away before the response is complete."""
+        task = self.task
+
+        def left() -> None:
+            if task is not None and self.patience_s > 0:
+                task.get_loop().call_later(self.patience_s, task.cancel)
+            elif task is not None:
+                task.cancel()
+
+        self.on_disconnect(left)
 
     def on_pause(self, callback: Callback) -> None:
         """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""

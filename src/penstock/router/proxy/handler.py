@@ -62,6 +62,10 @@ _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
 _MAX_ERROR_BYTES = 1024 * 1024
 
+_LAST_STEP_REAL_S = 2.0
+"""How long a prefill goes on whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
+ends and says where its KV is. Broken off then, it would end all the same and keep its blocks for a lease."""
+
 _Take = Callable[[CompletionCall], Awaitable[None]]
 """What becomes of a worker's response of status 200."""
 
@@ -159,9 +163,14 @@ class CompletionHandler:
 
     async def _prefill_and_decode(self, call: CompletionCall, take: _Take) -> None:
         request = call.request
-        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled)
+        try:
+            await self._stage(call, self._entry, prefill_body(request), self._take_prefilled)
+        except StageFailed as failure:
+            _check_present(call, failure)
+            raise
         transfer = call.transfer
         try:
+            _check_present(call)
             body = request.raw if transfer is None else decode_body(request, transfer)
             await self._stage(call, Role.DECODE, body, take)
         except AdmissionError as exc:
@@ -239,6 +248,7 @@ class CompletionHandler:
             self._transfers.check_wait(call.assignment.queued_s)
             prefilled.is_taken = True
         response = None
+        call.responder.patience_s = _LAST_STEP_REAL_S if call.assignment.role is Role.PREFILL else 0.0
         try:
             left_real_s = self._request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
@@ -254,6 +264,7 @@ class CompletionHandler:
                 prefilled.is_taken = False
             raise failed from problem
         finally:
+            call.responder.patience_s = 0.0
             if response is not None:
                 response.abort()
             if call.trace is not None:
@@ -430,6 +441,12 @@ class CompletionHandler:
             wait = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=response.is_rate)
         headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
         call.responder.send(response.status, response.body, headers=headers)
+
+
+def _check_present(call: CompletionCall, failure: StageFailed | None = None) -> None:
+    """Return while the client waits; one that left during the prefill was not noticed until its end."""
+    if call.responder.disconnected:
+        raise ClientDisconnected("the client left during the prefill") from failure
 
 
 async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
