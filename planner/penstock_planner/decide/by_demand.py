@@ -1,8 +1,6 @@
 """Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do; and their memories.
 
-It follows the interval's pulls, then proposes one change per role. A graph may go down to no replica at all once nothing has been at
-the frontend for long enough, and comes back with the first request: the routers hold what arrives while no worker is ready, and
-say so in `Demand`. A pull that does not know the demand breaks the quiet, and holds what sleeps.
+It follows the interval's pulls, then proposes one change per role.
 """
 
 from __future__ import annotations
@@ -40,6 +38,7 @@ from penstock_planner.decide.observation import (
     turned_away,
 )
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.scale_to_zero import quiet_since, to_zero_or_back
 from penstock_planner.decide.sla.learning import SlaMemory
 from penstock_planner.decide.sla.limits import Projection, limited
 from penstock_planner.decide.sla.workers import ProfiledWorkers
@@ -140,7 +139,7 @@ def _proposed(
     cases = {role: replace(case, hindsight=_advice(memory, role, workers)) for role, case in cases.items()}
     proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
-    proposals = _to_zero_or_back(proposals, window, memory, config)
+    proposals = to_zero_or_back(proposals, window, memory, config)
     return Proposal(_within_budget(proposals, pools, config), seen, {"adaptive": memory})
 
 
@@ -409,77 +408,6 @@ def _within_budget(
     detail = f"{held} GPUs exceed the budget of {config.max_gpu_budget}"
     return [
         each.changed(Action.DOWN, Reason.ABOVE_BUDGET, detail, step) if each.role is victim else each
-        for each in proposals
-    ]
-
-
-def quiet_since(before_s: float | None, pull: Pull) -> float | None:
-    """Return since when nothing has been at the frontend or in a worker; None: something is, or it is not known.
-
-    Args:
-        before_s: The same after the pull before.
-        pull: The next one.
-    """
-    demand, inside = pull.demand, pull.worker_waiting
-    if demand is None or demand.arrivals or demand.waiting or any(demand.in_flight.values()):
-        return None
-    if pull.kv.unknown or (inside is not None and (inside.unknown or inside.total)):
-        return None
-    return pull.at_s if before_s is None else before_s
-
-
-def _to_zero_or_back(
-    proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, config: DecideConfig
-) -> list[RoleProposal]:
-    """Return the proposals, all roles taken to zero or back together where that is due.
-
-    Args:
-        proposals: One per role.
-        window: With one pull at least.
-        memory: With all pulls of the window followed.
-        config: ``scale_to_zero_after_s`` None changes nothing.
-    """
-    if config.scale_to_zero_after_s is None:
-        return list(proposals)
-    if not any(each.pool.replicas for each in proposals):
-        return _asleep(proposals, window)
-    return _awake(proposals, window, memory, config.scale_to_zero_after_s)
-
-
-def _asleep(proposals: Sequence[RoleProposal], window: Window) -> list[RoleProposal]:
-    known = [pull.demand for pull in window.pulls if pull.demand is not None]
-    arrived = sum(demand.arrivals for demand in known)
-    waiting = known[-1].waiting if known else None
-    inputs = {"arrivals": arrived, "waiting": waiting}
-    action, reason, detail, outcome = Action.HOLD, Reason.IDLE, "nothing is at the frontend", "hold"
-    if arrived or waiting:
-        detail = f"{arrived:.0f} requests came and {waiting:.0f} wait while there was no replica"
-        action, reason, outcome = Action.UP, Reason.WAKE, "wake"
-    elif window.pulls[-1].demand is None:
-        reason, detail, outcome = Reason.METRIC_UNKNOWN, "demand unknown", "hold: nobody counts"
-    step = Step("zero", inputs, 0, outcome)
-    return [each.changed(action, reason, detail, step) for each in proposals]
-
-
-def _awake(
-    proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, after_s: float
-) -> list[RoleProposal]:
-    quiet_s = 0.0 if memory.quiet_since_s is None else window.end_s - memory.quiet_since_s
-    held_s = max(0.0, *(memory.held_s(each.role, window.end_s) for each in proposals))
-    # Once one role is at zero the other follows: one role alone serves no requests.
-    is_begun = any(not each.pool.replicas for each in proposals)
-    is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
-    # What a worker can do may never have been measured, so that no other rule finds one to spare.
-    above_one = [each for each in proposals if each.pool.replicas > 1]
-    leaving = above_one or [each for each in proposals if each.pool.replicas]
-    inputs = {"quiet_s": quiet_s, "hold_down_s": held_s}
-    outcome = "stay" if not is_due else "shrink" if above_one else "go to zero"
-    step = Step("zero", inputs, after_s, outcome)
-    if not is_due:
-        return [each.passed(step) for each in proposals]
-    detail = f"nothing has been at the frontend for {quiet_s:.0f} s"
-    return [
-        each.changed(Action.DOWN if each in leaving else Action.HOLD, Reason.IDLE, detail, step)
         for each in proposals
     ]
 
