@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.api import Role
 from penstock.core.histogram import quantile, share_within
 from penstock.core.logs import get_logger
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.state import PlannerPhase, Remembered
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
@@ -38,6 +38,7 @@ class View:
         overdue: An adjustment that never ended is being ignored.
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
         failures: The newest reason of a replica that was given up, by role.
+        remembered: What a former run left in the ledger; None: nothing.
     """
 
     at_s: float
@@ -59,6 +60,7 @@ class View:
     failures: Mapping[Role, str] = field(default_factory=dict)
     ledger_problem: str = ""
     gone_sources: Mapping[str, str] = field(default_factory=dict)
+    remembered: Remembered | None = None
 
 
 class Observer(Protocol):

@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock_planner.core.following import restore
-from penstock_planner.core.state import MALFORMED, Record
+from penstock_planner.core.state import MALFORMED, Record, Remembered
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
@@ -131,6 +131,39 @@ def in_words(known: Learnt) -> str:
         words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
         lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
     return "\n".join(lines)
+
+
+def former_run(folder: Path, learns_from: str) -> Remembered | None:
+    """Return what a planner that starts with a ledger's folder would find of a former run; None: nothing, or nothing readable."""
+    try:
+        records = read_ledger(folder, newest=1).records
+        newest = next((record for record in reversed(records) if "state" in record), None)
+        if newest is None:
+            return None
+        known = AdaptiveMemory.read(from_plain(PlannerState, newest["state"]).memory)
+    except (LedgerError, *MALFORMED):
+        return None
+    if not known.seen_s:
+        return None
+    return Remembered(newest.get("wall_s"), known.learnt_from, known.seen_s, known.is_of(learns_from))
+
+
+def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> str:
+    """Return what becomes of what a former run left, in one line; ``now_s`` is real seconds since 1970."""
+    age = "" if left.until_wall_s is None else f" until {_duration(max(0.0, now_s - left.until_wall_s))} ago"
+    what = f"what it learnt{age} ({left.seen_s / 3600:.1f} h of demand"
+    what += f"; {left.learnt_from})" if left.learnt_from else ")"
+    if not left.is_taken:
+        return f"the planner does not take {what}: this graph differs"
+    reset_by = f"penstock planner memory reset --log-dir {folder}"
+    return f"the planner goes on with {what}; to begin anew, stop it and run `{reset_by}`"
+
+
+def _duration(real_s: float) -> str:
+    units = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
+    return next(
+        (f"{real_s / unit_s:.1f} {name}" for unit_s, name in units if real_s >= unit_s), f"{real_s:.0f} s"
+    )
 
 
 def as_json(known: Learnt) -> bytes:

@@ -270,6 +270,7 @@ class PlannerLoop:
             failures=observed.failures if observed is not None else {},
             ledger_problem=self._ledger.problem,
             gone_sources=self._readings.gone if self._readings is not None else {},
+            remembered=current.remembered,
         )
 
     def _left_to(self) -> dict[Role, str]:

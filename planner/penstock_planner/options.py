@@ -24,6 +24,7 @@ from penstock.api.fields import bounds
 from penstock.api.manifests import read_text
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, PolicyName
 from penstock.api.rule import Violation
+from penstock.api.runtimes import traits_of
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
@@ -156,7 +157,11 @@ class PlannerOptions(BaseModel):
     )
 
     def decide_config(
-        self, graph: GraphDeployment | None = None, performance: PerformanceProfile | None = None
+        self,
+        graph: GraphDeployment | None = None,
+        performance: PerformanceProfile | None = None,
+        *,
+        speed: float = 1.0,
     ) -> DecideConfig:
         """Return the rules' configuration; replica bounds come from the graph where there is one."""
         is_sla = self.mode == PlannerMode.SLA
@@ -174,9 +179,22 @@ class PlannerOptions(BaseModel):
             min_replicas={each.role: each.replica_bounds[0] for each in services},
             max_replicas={each.role: each.replica_bounds[1] for each in services},
             external=tuple(each.role for each in services if each.is_external),
+            learns_from=self._learns_from(graph, performance if is_sla else None, speed),
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,
             queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,
         )
+
+    def _learns_from(
+        self, graph: GraphDeployment | None, performance: PerformanceProfile | None, speed: float
+    ) -> str:
+        words = [f"model {self.served_model_name}"]
+        if graph is not None:
+            spec = graph.spec
+            profiled = f" {spec.engine.profile}" if traits_of(spec.runtime).is_simulated else ""
+            words.append(f"runtime {spec.runtime}{profiled}")
+        if performance is not None:
+            words.append(f"profile {performance.model}")
+        return ", ".join([*words, f"speed {speed:g}"])
 
     def log_folder(self) -> Path:
         """Return the folder of ledger and state: ``log_dir``, or one next to the statefile."""

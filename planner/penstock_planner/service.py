@@ -72,7 +72,7 @@ class PlannerService:
         clock = SimulatedClock(self.speed)
         options = self.options
         return PlannerSettings(
-            config=options.decide_config(self.graph, self.performance),
+            config=options.decide_config(self.graph, self.performance, speed=self.speed),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
             timeline=f"{boot_id()}@{self.speed:g}",

@@ -29,6 +29,7 @@ from penstock_planner.core.state import (
     ReadMetrics,
     Record,
     RecordDecision,
+    Remembered,
     Scale,
     Schedule,
     Starts,
@@ -44,6 +45,7 @@ from penstock_planner.core.state import (
     without_asked,
     without_oldest,
 )
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.bounds import existing_gpus, is_heard, written
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig
@@ -73,6 +75,7 @@ class PlannerCore:
         startup_s: How long the newest replica of each role took to become ready; since this process began.
         desired: Replicas desired by the last decision, by role.
         is_overdue: An adjustment that never ended is being ignored.
+        remembered: What a former run left; None where it left nothing.
     """
 
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:
@@ -84,6 +87,7 @@ class PlannerCore:
         self.startup_s: Mapping[Role, float] = {}
         self.desired: Mapping[Role, int] = {}
         self.is_overdue = False
+        self.remembered: Remembered | None = None
         self._now_s = now_s
         self._starts: Starts = {}
         self._pending: Sequence[Change] = ()
@@ -137,6 +141,8 @@ class PlannerCore:
     def _begin(self, history: History | None, first_sequence: int, gone_s: float) -> float:
         """Resume from the ledger; return when the first tick is due."""
         is_resumed = history is not None and self._resume(history, gone_s)
+        if history is not None:
+            self._remember(history)
         remembered = self.decided.memory
         sequence = max(self.decided.sequence, first_sequence)
         self.decided = replace(self.decided, sequence=sequence, memory=remembered or self.settings.memory)
@@ -149,6 +155,20 @@ class PlannerCore:
         # The tick that was due when the planner died, not one more right after its decision.
         self.schedule, due_s = self.schedule.advanced(self._now_s)
         return due_s
+
+    def _remember(self, history: History) -> None:
+        """Record what a former run left, and forget it where it was learnt from something else."""
+        known = AdaptiveMemory.read(self.decided.memory)
+        if not known.seen_s:
+            return
+        is_taken = known.is_of(self._config.learns_from)
+        self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken)
+        if is_taken:
+            self._emit(Log("going on with what was learnt", {"seen_s": round(known.seen_s)}))
+            return
+        self.decided = replace(self.decided, memory={})
+        origins = {"learnt_from": known.learnt_from, "this": self._config.learns_from}
+        self._emit(Log("what was learnt is of something else: not taken", origins, is_warning=True))
 
     def _resume(self, history: History, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.
@@ -431,4 +451,4 @@ class PlannerCore:
             state=self.decided,
             config=self._config,
             is_resumed=is_resumed,
-        )
+        ) | {"remembered": self.remembered}

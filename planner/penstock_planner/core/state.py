@@ -323,6 +323,23 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a former run left in the ledger.
+
+    Attributes:
+        until_wall_s: When it was last written, real seconds since 1970; None in a ledger of an older version.
+        learnt_from: Model, engine, profile and time scale; empty: unknown.
+        seen_s: Simulated seconds of demand that it has seen.
+        is_taken: It is of what runs now, and the planner goes on with it.
+    """
+
+    until_wall_s: float | None
+    learnt_from: str
+    seen_s: float
+    is_taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RecordDecision:
     """Write a decision to the disk before it is carried out; one that is not there is not taken."""
 

@@ -61,12 +61,14 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
     What workers can do is read off ``config.performance``, corrected by what is observed, and held against the targets; without
     a profile it is learnt.
     """
-    profile, shared = config.performance, AdaptiveMemory.read(state.memory)
+    known = remembered(state.memory, config)
+    profile = config.performance
+    shared = replace(AdaptiveMemory.read(known), learnt_from=config.learns_from)
     if profile is None:
         for pull in window.pulls:
             shared = _followed(shared, pull, config)
         return _proposed(window, state, shared, ObservedWorkers(), config)
-    learnt = SlaMemory.read(state.memory)
+    learnt = SlaMemory.read(known)
     for pull in window.pulls:
         learnt = learnt.followed(pull, profile, mean_rate=shared.work.arriving(0.0).now)
         shared = _followed(shared, pull, config)
@@ -88,6 +90,11 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
         ],
         memory={**made.memory, "sla": learnt},
     )
+
+
+def remembered(known: Memory, config: DecideConfig) -> Memory:
+    """Return the memory, or nothing where it was learnt from another model, engine, profile or time scale."""
+    return known if AdaptiveMemory.read(known).is_of(config.learns_from) else {}
 
 
 def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -81,6 +81,7 @@ class DecideConfig:
             ``planner.sla.ttftSeconds``.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         performance: What mode sla plans by; None in every other mode that needs no profile.
+        learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
@@ -113,6 +114,7 @@ class DecideConfig:
     predictor: Predictor = Predictor.TREND
     performance: PerformanceProfile | None = None
     external: tuple[Role, ...] = ()
+    learns_from: str = ""
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -31,6 +32,7 @@ from penstock.performance.profile import PerformanceProfile
 from penstock_planner import decision_input, learnt
 from penstock_planner import explain as explaining
 from penstock_planner import replay as replaying
+from penstock_planner.core.state import Remembered
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.learnt import LEARNING, start_from
@@ -386,6 +388,10 @@ def explain(
         held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
         if held:
             click.echo(f"\n{held}  (--all explains them)")
+        if left := next(
+            (each["remembered"] for each in ledger.records[::-1] if each.get("remembered")), None
+        ):
+            click.echo(learnt.former_run_in_words(Remembered(**left), folder, time.time()))
     else:
         click.echo("no decision yet", err=True)
 

@@ -123,6 +123,8 @@ def _summary(status: LocalGraphStatus) -> Text:
     for name, lag_s in status.lag_p99_s.items():
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
+    if status.planner is not None and status.planner.memory:
+        text.append(f"\n{status.planner.memory}", style="dim")
     return text
 
 

@@ -25,6 +25,8 @@ from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Tra
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
 from penstock.runtimes import PLANNER_ROLE
+from penstock_planner.core.state import Remembered
+from penstock_planner.learnt import former_run_in_words
 from penstock_planner.ledger import FILE_NAME
 
 
@@ -155,6 +157,7 @@ class PlannerView:
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
         problems: What keeps it from scaling well, in words.
         silent_real_s: How long ago that was, where it should have written since; None: it is recent.
+        memory: What becomes of what a former run had learnt; empty: there was none.
     """
 
     phase: str
@@ -162,6 +165,7 @@ class PlannerView:
     lag_p99_s: float | None
     problems: tuple[str, ...] = ()
     silent_real_s: float | None = None
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +212,16 @@ def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> Pla
         data = printable(json.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
         if data.get("pid") != pid:
             return None
-        next_s = data.get("next_decision_s")
         age_s = time.time() - float(data.get("wall_s", math.inf))
         stale_s = max(_STALE_REAL_S, _STALE_PULLS * float(data.get("pull_s", 0.0)) / speed)
+        next_s, left = data.get("next_decision_s"), data.get("remembered")
         return PlannerView(
             phase=str(data["phase"]),
             next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
             lag_p99_s=data.get("lag_p99_s"),
             problems=tuple(map(str, data.get("problems", ()))),
             silent_real_s=age_s if age_s > stale_s else None,
+            memory="" if left is None else former_run_in_words(Remembered(**left), folder, time.time()),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from penstock.local.statefile import ProcessEntry, StateFile, to_json
 from penstock.local.store import FILE_MODE, StateStore, log_root, make_folder
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
 from penstock.runtimes.build import missing_extras
-from penstock_planner.learnt import start_from
+from penstock_planner.learnt import LEARNING, former_run, former_run_in_words, start_from
 from penstock_planner.options import join
 
 _POLL_S = 0.1
@@ -105,6 +105,20 @@ def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDe
     return graph.model_copy(update={"spec": graph.spec.model_copy(update={"planner": planner})})
 
 
+def _former_run(state: StateFile, file: Path, options: UpOptions) -> Iterator[str]:
+    """Yield what becomes of what a planner had learnt in the same log folder."""
+    folder = state.arbiter.planner_log_dir
+    if folder is None:
+        return
+    graph = load_graph(file)
+    planner = join(given=dict(options.planner), graph=graph)
+    profile = planning_profile(graph.spec, planner.profile) if planner.mode == PlannerMode.SLA else None
+    config = planner.decide_config(graph, profile, speed=options.speed)
+    left = former_run(Path(folder), config.learns_from)
+    if left is not None and planner.mode in LEARNING:
+        yield former_run_in_words(left, folder, time.time())
+
+
 _APPLIED = frozenset({"log-dir", "environment"})
 """Options that `up` passes to the planner in its own way."""
 
@@ -132,7 +146,7 @@ def _context(
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
     """Start a graph and return when it serves."""
     store, state = prepare(file, options)
-    recovered = recover(store)
+    recovered = (*recover(store), *_former_run(state, file, options))
     if not is_free(options.port):
         raise PortInUseError(
             f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"

@@ -16,11 +16,12 @@ from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
 from penstock_planner.cluster.profiles import memory_of
+from penstock_planner.core.state import Remembered
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.explain import in_words
-from penstock_planner.learnt import start_from
+from penstock_planner.learnt import former_run, former_run_in_words, start_from
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import PlannerOptions
 from penstock_planner.replay import replay
@@ -42,6 +43,7 @@ def _busy(world):
             uncached_tokens=2000 * rate,
             prefilled_tokens=2000 * rate,
             prefilling_workers=rate / 2,
+            in_flight={P: rate},
         )
 
     world.load.demand = demand
@@ -268,3 +270,44 @@ async def test_a_config_map_that_cannot_be_used_keeps_a_new_graph_waiting(data, 
         await memory_of(*inputs, has_ledger=False)
     if data is None:
         assert await memory_of(*inputs, has_ledger=True) == {}
+
+
+def _as(world, learns_from):
+    world.config = replace(world.config, learns_from=learns_from)
+    return world
+
+
+async def test_what_a_former_run_left_is_taken_up_and_said(busy):
+    """Of the same model, engine and speed: its floors go on, and header, page and `explain` say how old they are."""
+    learnt = _memory(busy.records("decision")[-1])
+    await busy.run_until(230)
+    left = busy.records("header")[-1]["remembered"]
+    assert left["is_taken"]
+    assert left["seen_s"] == pytest.approx(learnt.seen_s)
+    words = former_run_in_words(Remembered(**left), busy.folder, left["until_wall_s"] + 7200)
+    assert "goes on with what it learnt until 2.0 h ago (0.1 h of demand" in words
+    assert f"penstock planner memory reset --log-dir {busy.folder}" in words
+    told = CliRunner().invoke(planner, ["explain", "--log-dir", str(busy.folder)]).stdout
+    assert "goes on with what it learnt" in told
+    assert former_run(busy.folder, "").is_taken
+
+
+async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
+    """Learnt at speed 1, resumed at speed 20: the first decision knows nothing, the header says why, replay agrees."""
+    world = _as(_busy(new_world()), "model llama, speed 1")
+    await world.run_until(120)
+    assert _memory(world.records("decision")[-1]).learnt_from == "model llama, speed 1"
+    await _as(world, "model llama, speed 20").run_until(150)
+    header = world.records("header")[-1]
+    assert not header["remembered"]["is_taken"]
+    assert header["state"]["memory"] == {}
+    assert _memory(world.records("decision")[-1]).seen_s < 40
+    words = former_run_in_words(Remembered(**header["remembered"]), world.folder, 0.0)
+    assert "does not take what it learnt" in words
+    assert "speed 1" in words
+    assert replay(read_ledger(world.folder)).differences == ()
+
+
+def test_a_folder_without_a_ledger_has_no_former_run(tmp_path):
+    """Nothing was learnt there, or it cannot be read."""
+    assert former_run(tmp_path, "") is None

@@ -103,6 +103,7 @@ class AdaptiveMemory:
         quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
+        learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
     """
 
     pulled_s: float | None = None
@@ -112,6 +113,7 @@ class AdaptiveMemory:
     hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
     quiet_since_s: float | None = None
     unserved_s: float | None = None
+    learnt_from: str = ""
 
     @classmethod
     def read(cls, memory: Memory) -> AdaptiveMemory:
@@ -130,6 +132,15 @@ class AdaptiveMemory:
             if "since_s" in each and each["fleets"].keys() == set(Growth)
         }
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
+
+    def is_of(self, learns_from: str) -> bool:
+        """Return whether it was learnt from the same model, engine, profile and time scale, as far as both are known."""
+        return not self.learnt_from or not learns_from or self.learnt_from == learns_from
+
+    @property
+    def seen_s(self) -> float:
+        """Return how many seconds of demand are remembered."""
+        return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
         """Return the role's memory, a blank one if there is none."""
