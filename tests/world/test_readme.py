@@ -1,15 +1,17 @@
 """The README's own commands and client code, run as written; port, home and the replay's length are the test's."""
 
+import json
 import re
 import runpy
 import shlex
 import sys
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 8
 REQUESTS = 300
-NOT_RUN = {"eval": "changes the shell", "pip": "installs", "tensorboard": "serves until stopped"}
+NOT_RUN = {"eval": "changes the shell", "pip": "installs"}
 
 
 def blocks(language):
@@ -24,14 +26,22 @@ def use_it():
 
 
 def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_instant(
-    world, watch, monkeypatch, eventually
+    world, watch, monkeypatch, eventually, free_port
 ):
-    """Up, replay, status, explain, down: each exits 0; pools grow; GPUs never exceed the budget, ids are exclusive."""
+    """Up, replay, status, explain, dashboard, down: each exits 0; pools grow; GPUs never exceed the budget, ids are exclusive."""
     monkeypatch.chdir(ROOT)
     world.statefile = world.statefile.with_name("llama.json")
     world.ledger_dir = world.folder / "state" / "log" / "llama" / "planner"
     commands = [words for words in use_it() if words[0] not in NOT_RUN]
-    assert [words[1] for words in commands] == ["samples", "up", "load", "status", "planner", "down"]
+    assert [words[1] for words in commands] == [
+        "samples",
+        "up",
+        "load",
+        "status",
+        "planner",
+        "dashboard",
+        "down",
+    ]
     with watch(BUDGET) as seen:
         for words in commands:
             match words[1]:
@@ -40,6 +50,9 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
                 case "load":
                     run_client(world)
                     words += ["--limit", str(REQUESTS)]
+                case "dashboard":
+                    open_dashboard(world, words[1:], free_port(), eventually)
+                    continue
             here = [word.replace("http://127.0.0.1:8000", world.url) for word in words if word != "--watch"]
             done = world.run(*here[1:])
             assert done.returncode == 0, (words, done.stdout, done.stderr)
@@ -55,6 +68,23 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
     assert world.marked() == {}
     assert not world.statefile.exists()
     assert "0 differences" in world.replay_ledger()
+
+
+def open_dashboard(world, words, port, eventually):
+    """Run what serves until stopped, and load its page."""
+    process = world.start(*words, "--port", port, name="dashboard")
+
+    def serves():
+        assert process.poll() is None, (world.folder / "dashboard.out").read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs") as answer:
+                return "planner" in json.load(answer)
+        except OSError:
+            return False
+
+    eventually(serves, "TensorBoard shows the planner")
+    process.terminate()
+    process.wait()
 
 
 def run_client(world):

@@ -32,6 +32,10 @@ _SUBCOMMANDS = {
     "import": ("penstock.cli.graph:import_", "Convert a DynamoGraphDeployment to a GraphDeployment."),
     "router": ("penstock.cli.router:router", "Run the router."),
     "planner": ("penstock.cli.planner:planner", "Run the planner, or explain and replay its decisions."),
+    "dashboard": (
+        "penstock.cli.dashboard:dashboard",
+        "Open the planner's TensorBoard, of this machine or a cluster.",
+    ),
     "make-model": (
         "penstock.cli.make_model:make_model",
         "Write a small model with random weights, to try real engines.",
