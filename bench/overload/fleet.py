@@ -1,23 +1,20 @@
-"""The same traffic through the router's core: tier queue, SLO monitor and rejection before a preempting worker."""
+"""The same traffic through the router's core as a graph has it that enables tiers and sets nothing but their targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, PREEMPTION, PROFILE, TARGETS_S
+from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, PROFILE, TARGETS_S
 from workload import TIERS, traffic
 
-from penstock.api import Role, Tier
+from penstock.api import Role, RouterConfig, Tier
 from penstock.core.tiers import TierPriority
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.simulator.jobs import Job, JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
-
-SLOT_REQUESTS = MAX_SEQS * 3 // 2
-"""Chosen: half a batch more than runs. The rest waits by tier in the router, yet a premium request finds a way to the
-worker, which makes it a place; with no more than a batch it would wait for one in the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,11 @@ def run_fleet(rate: float, seconds: float) -> dict[TierPriority, TierFigures]:
         block_size=BLOCK_TOKENS,
         max_num_batched_tokens=BATCH_TOKENS,
         max_num_seqs=MAX_SEQS,
-        preemption=PREEMPTION,
-        request_limit=SLOT_REQUESTS,
+        preemption=PreemptionFlag(),
     )
     none = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
     slo = {tier.name.lower(): {**none, "ttftSeconds": TARGETS_S.get(tier)} for tier in TIERS}
-    queue = {"maxWaitSeconds": 60.0, "workerTokens": 1_000_000}
-    tiers = {"enabled": True, "slo": slo}
-    router = unbounded_router("least-loaded", prefillQueue=queue, tiers=tiers)
+    router = RouterConfig.model_validate({"tiers": {"enabled": True, "slo": slo}})
     world = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
     world.run()
     return {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from document import PREMIUM, ROWS, compliance, p99_ms, preemptions_per_minute, throughput
-from fleet import SLOT_REQUESTS, TierFigures
+from fleet import TierFigures
 from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, MODES, PREEMPTION, PROFILE, TARGETS_S, Run
 from workload import (
     OUTPUT_TOKENS,
@@ -146,9 +146,9 @@ def fleet_section(
         "## The same worker behind the router",
         "",
         (
-            f"The simulator: {seconds / 60:g} minutes of the same traffic through the router's core with its tier queue "
-            f"(shares 50/35/15, aging) and its SLO monitor, at most {SLOT_REQUESTS} requests at the worker and 60 s in the "
-            "queue. Cells: premium / standard / background."
+            f"The simulator: {seconds / 60:g} minutes of the same traffic through the router's core with the product's defaults "
+            "(policy prefix-cost, 8,192 prompt tokens at the worker at a time but for premium, shares 50/35/15, aging, SLO monitor, "
+            "60 s in the queue) and the targets above. Cells: premium / standard / background."
         ),
         "",
         "| rate | arrived | shed or refused | p99 TTFT of the served, ms | in time, % |",

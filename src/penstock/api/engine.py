@@ -130,7 +130,7 @@ class PreemptionConfig(SpecModel):
     )
     premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = entry(
         None,
-        "Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.3 on simulated workers.",
+        "Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.1 on simulated workers.",
     )
     swap_gigabytes: Annotated[Number, Field(ge=0, le=1_000_000)] | None = entry(
         None, "Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped."

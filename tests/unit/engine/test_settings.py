@@ -102,7 +102,7 @@ def tiered_flags(config=None, **changes):
 def test_host_memory_becomes_blocks_and_links_add_up():
     """16 tokens of 327,680 B are 5.24 MB a block; eight GPUs copy at once."""
     terms = resolve(tiered_flags({"swapGigabytes": 64, "maxPerRequest": 2})).engine.preemption
-    assert (terms.max_per_request, terms.reserved_fraction, terms.host_blocks) == (2, 0.3, 12207)
+    assert (terms.max_per_request, terms.reserved_fraction, terms.host_blocks) == (2, 0.1, 12207)
     assert terms.host_link == LinkTerms(0.001, 200e9)
 
 

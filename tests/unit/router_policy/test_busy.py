@@ -230,8 +230,8 @@ def test_one_tier_alone_keeps_the_threshold():
     stage = Stage("a", policy="prefix-cost", slot_tokens=300, tiers={}, activePrefillTokensThreshold=500)
     assert stage.ask(600) == "a"
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(600, tier=Tier.PREMIUM) == "waits"
-    stage.core.cancel(stage.count, Role.AGGREGATED, 0.0)
+    assert stage.ask(600, tier=Tier.PREMIUM) == "a"
+    stage.leave(stage.count)
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
 
 

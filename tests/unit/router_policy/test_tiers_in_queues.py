@@ -232,8 +232,34 @@ def test_requests_that_wait_are_seen_by_the_monitor_each_second():
 def test_a_request_that_waited_in_vain_has_missed_its_target():
     """It counts as rejected, and against its tier's compliance."""
     stage = prompt_by_prompt()
-    assert [stage.ask(tier=Tier.PREMIUM) for _ in range(2)] == ["a", "waits"]
-    (refused,) = stage.core.expire(5.0)
+    assert [stage.ask() for _ in range(2)] == ["a", "waits"]
+    (refused,) = stage.core.expire(15.0)
     assert (refused.item, refused.reason) == (2, RefusalReason.QUEUE_TIMEOUT)
     tiers = stage.core.tiers
-    assert (tiers.counts[Tier.PREMIUM].rejected, tiers.monitor.compliance(Tier.PREMIUM, 5.0)) == (1, 0)
+    assert (tiers.counts[Tier.STANDARD].rejected, tiers.monitor.compliance(Tier.STANDARD, 15.0)) == (1, 0)
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "round-robin"])
+def test_premium_does_not_wait_in_the_router_while_it_is_within_its_share(policy):
+    """A worker that has its 1,000 tokens is given premium's 2,000 of eight rounds as well.
+
+    Beyond that premium waits in its turn as standard does, and system never.
+    """
+    tiers = TiersConfig(round_tokens=500)
+    queue = placement(make_policy(RouterConfig(policy=policy)), "a", slot_tokens=1000, tiers=tiers)
+    for item, tier in enumerate([Tier.STANDARD] * 2 + [Tier.PREMIUM] * 4 + [Tier.SYSTEM] * 2):
+        queue.submit(item, Arrival((), 1000, tier=tier), 0.0)
+        list(queue.dispatch(0.0))
+    assert sorted(each.item for each in queue.waiting_requests()) == [1, 4, 5]
+
+
+def test_of_a_request_limit_an_eighth_is_for_premium():
+    """Of 16 slots standard gets 14: a premium request finds one of the others, and no engine is asked beyond its limit."""
+    settings = {"worker_requests": 16, "tiers": TiersConfig()}
+    queue = placement(make_policy(RouterConfig(policy="round-robin")), "a", **settings)
+    load = queue.workers.eligible["a"].load
+    for item, tier in enumerate([Tier.STANDARD] * 15 + [Tier.PREMIUM] * 3):
+        queue.submit(item, Arrival((), 10, tier=tier), 0.0)
+        for _ in queue.dispatch(0.0):
+            load.inflight_requests += 1
+    assert sorted(each.item for each in queue.waiting_requests()) == [14, 17]

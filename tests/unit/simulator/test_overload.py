@@ -246,7 +246,7 @@ def shares(policy, thresholds, factor, is_split, *, request_limit=None):
 
 def premium_and_standard_are_served(found):
     """Return whether background alone was rejected, but for the few that met nothing but their own tier's prompts."""
-    return all(found[tier][1] < 0.005 for tier in (Tier.PREMIUM, Tier.STANDARD))
+    return all(found[tier][1] < 0.01 for tier in (Tier.PREMIUM, Tier.STANDARD))
 
 
 @pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.nightly)])
@@ -306,6 +306,24 @@ def test_the_slots_of_workers_with_a_request_limit_go_by_tier(policy):
     found = shares(policy, NO_THRESHOLDS, 2, False, request_limit=4)
     assert premium_and_standard_are_served(found)
     assert found[Tier.BACKGROUND][1] > 0.2
+
+
+def test_premium_is_given_to_engines_that_preempt_at_once():
+    """Twice the load on one engine of 20 running requests, with the product's defaults: premium waits for none of them.
+
+    Given 8,192 prompt tokens at a time like all others, its p99 was half as long again as where the router holds none back.
+    """
+    model = ProfiledModel("a100-llama-70b-bf16-tp8", max_num_seqs=20, preemption=PreemptionFlag())
+    requests = traffic(3, rate=2.5, prompt_tokens=1500, output_tokens=150, seconds=120.0)
+    p99_s = {}
+    for tokens in (8192, 1_000_000):
+        section = {
+            "tiers": {"enabled": True, "shedding": {"enabled": False}},
+            "prefillQueue": {"workerTokens": tokens},
+        }
+        jobs = ran("prefix-cost", requests, model=model, workers=1, section=section)
+        p99_s[tokens] = ttft_p99_s(of_tier(jobs, Tier.PREMIUM))
+    assert p99_s[8192] < 1.1 * p99_s[1_000_000] < 1.0
 
 
 def test_a_background_request_waits_in_the_router_and_not_at_a_full_decode_worker():

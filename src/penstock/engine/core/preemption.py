@@ -28,7 +28,7 @@ class PreemptionTerms:
     """
 
     max_per_request: int = 3
-    reserved_fraction: float = 0.3
+    reserved_fraction: float = 0.1
     host_blocks: int = 0
     host_link: LinkTerms = field(default_factory=lambda: LinkTerms(latency_s=0.001, bytes_per_s=25e9))
     drop_above_s: float | None = None

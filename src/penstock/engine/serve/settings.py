@@ -288,7 +288,7 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
     return config
 
 
-DEFAULT_PREEMPTIONS, DEFAULT_RESERVED_FRACTION = 3, 0.3
+DEFAULT_PREEMPTIONS, DEFAULT_RESERVED_FRACTION = 3, 0.1
 """Chosen; `PreemptionConfig` says so to users."""
 
 

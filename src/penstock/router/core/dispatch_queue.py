@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.core.known_workers import KnownWorkers
 from penstock.router.core.tiers import QueueRoom
-from penstock.router.core.waiting import QueueSettings
+from penstock.router.core.waiting import QueueSettings, Room
 from penstock.router.policy.arrival import Lane, PromptTokenCounts, QueuedRequest
 from penstock.router.policy.rebalance import RebalanceParams, decode_bound, plan_moves
 from penstock.router.policy.routing_policy import (
@@ -271,6 +271,10 @@ class DispatchQueue(Generic[T]):
         queued = self._requests.get(item)
         return queued is not None and queued.started_s is None
 
+    def uncomputed_requests(self) -> list[QueuedRequest[T]]:
+        """Return the requests whose prompts are not computed, those that wait among them, in no order."""
+        return [each for each in self._requests.values() if not each.is_prefilled]
+
     def waiting_requests(self) -> list[QueuedRequest[T]]:
         """Return the requests that wait, in no order."""
         return [each for each in self._requests.values() if each.started_s is None]
@@ -350,14 +354,11 @@ class DispatchQueue(Generic[T]):
         self, now_s: float, is_open: Callable[[str], bool] | None
     ) -> Iterator[QueuedRequest[T]]:
         while (queued := self._central.next_up(now_s)) is not None:
-            free: Mapping[str, WorkerQueue[T]] = self._workers
-            if queued.arrival.avoid or is_open is not None or self._has_slots:
-                free = {
-                    each.name: each
-                    for each in eligible(self._workers, queued.arrival.avoid)
-                    if self._has_room(each) and (is_open is None or is_open(each.name))
-                }
-            if not free:
+            free = self._free_for(queued, Room.ANY, is_open)
+            if not free and self.settings.tiers is not None:
+                queued = self._central.next_up(now_s, urgent=True)
+                free = {} if queued is None else self._free_for(queued, Room.URGENT, is_open)
+            if queued is None or not free:
                 return
             self._estimates.now_s = now_s
             decision = self.policy.route(queued.arrival, free, self._estimates)
@@ -369,30 +370,41 @@ class DispatchQueue(Generic[T]):
             self._start(worker, queued, now_s)
             yield queued
 
+    def _free_for(
+        self, queued: QueuedRequest[T], room: Room, is_open: Callable[[str], bool] | None
+    ) -> Mapping[str, WorkerQueue[T]]:
+        if not (queued.arrival.avoid or is_open is not None or self._has_slots):
+            return self._workers
+        return {
+            each.name: each
+            for each in eligible(self._workers, queued.arrival.avoid)
+            if self._room(each) >= room and (is_open is None or is_open(each.name))
+        }
+
     def _dispatch_assigned(
         self, now_s: float, is_open: Callable[[str], bool] | None
     ) -> Iterator[QueuedRequest[T]]:
         dirty, self._dirty = self._dirty, {}
         for name in dirty:
             worker = self._workers.get(name)
-            while worker is not None and worker.line and self._has_room(worker):
+            while worker is not None and worker.line and (room := self._room(worker)):
                 if is_open is not None and not is_open(name):
                     self._dirty[name] = None
                     break
-                queued = self._next_up(worker, now_s)
+                queued = self._next_up(worker, now_s, urgent=room is Room.URGENT)
                 if queued is None:
                     break
                 self._start(worker, queued, now_s)
                 yield queued
 
-    def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
+    def _next_up(self, worker: WorkerQueue[T], now_s: float, *, urgent: bool) -> QueuedRequest[T] | None:
         order, line = self.settings.order, worker.line
         if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
             # The only one is next, late or not.
             return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
+            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST, urgent=urgent)
         self._estimates.now_s = now_s
         ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
@@ -400,7 +412,7 @@ class DispatchQueue(Generic[T]):
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
             return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return line.next_up(now_s, is_late=is_late)
+        return line.next_up(now_s, is_late=is_late, urgent=urgent)
 
     def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.start(queued, now_s)
@@ -426,19 +438,12 @@ class DispatchQueue(Generic[T]):
             return True
         return self.waiting < most if tiers is None else self.room.has_room(arrival, tiers, most)
 
-    def _has_room(self, worker: WorkerQueue[T]) -> bool:
-        settings = self.settings
+    def _room(self, worker: WorkerQueue[T]) -> Room:
         running, tokens = len(worker.running), worker.running_tokens
-        bound = settings.worker_requests
-        if bound is not None and worker.load.inflight_requests >= bound:
-            return False
-        most = settings.slot_requests
-        if most is not None and running >= most:
-            return False
         if self.policy.assigns is AssignTime.WHEN_FREE:
             # The answer still runs where its prompt has been computed.
             tokens = self.prompt_tokens.pending.get(worker.name, 0)
-        return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
+        return self.settings.room(running, tokens, worker.load.inflight_requests)
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         queued = self._requests.get(item)

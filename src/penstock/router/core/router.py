@@ -309,7 +309,7 @@ class RouterCore(Generic[T]):
             queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
         if self.tiers is not None:
-            self.tiers.tick(now_s, queue.waiting_requests)
+            self.tiers.tick(now_s, queue.uncomputed_requests)
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:

@@ -11,7 +11,7 @@ from penstock.api import Role, Tier, TiersConfig
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
 from penstock.router.policy.arrival import Arrival, QueuedRequest
 from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
-from penstock.router.policy.tiers import SHARED, share_of
+from penstock.router.policy.tiers import BURST_ROUNDS, SHARED, share_of
 
 
 class QueueRoom:
@@ -123,11 +123,6 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         while begun_s and now_s - begun_s[0] > WINDOW_S:
             begun_s.popleft()
         return begun_s
-
-
-_ROUNDS = 8
-"""Chosen: of prompts of a burst that a worker may have to compute at least, all tiers together. With 4, of the requests of a
-premium tier that asks for 85% of its share one in 200 finds its part full by chance alone, with 8 none of 1,800."""
 
 
 class AheadOfShare:
@@ -276,7 +271,7 @@ class TierControl:
         tiers = self.monitor.tiers
         if tier is Tier.SYSTEM:
             return inf
-        most = max(stage.limit_tokens or 0.0, _ROUNDS * tiers.round_tokens)
+        most = max(stage.limit_tokens or 0.0, BURST_ROUNDS * tiers.round_tokens)
         return most * share_of(tiers, tier) * stage.workers
 
     # ------------------------------------------------------------------ what is counted
@@ -311,7 +306,7 @@ class TierControl:
         self.monitor.ended(tier, request, now_s)
 
     def tick(self, now_s: float, waiting: Callable[[], Iterable[QueuedRequest[Any]]]) -> None:
-        """Evaluate the SLOs once a second; ``waiting`` returns the requests that wait for the first stage."""
+        """Evaluate the SLOs once a second; ``waiting`` returns the requests whose prompts are still to be computed."""
         if now_s - self._evaluated_s >= EVALUATE_S:
             self._evaluated_s = now_s
             waits: dict[Tier, list[float]] = {tier: [] for tier in Tier}

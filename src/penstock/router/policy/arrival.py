@@ -173,6 +173,7 @@ class Lane(Generic[T]):
         *,
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
+        urgent: bool = False,  # noqa: ARG002 - where there are no tiers a worker has room for all or for none
     ) -> QueuedRequest[T] | None:
         """Return the request to be served next; None when none waits.
 
@@ -180,6 +181,7 @@ class Lane(Generic[T]):
             now_s: Simulated seconds.
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
             is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time.
+            urgent: Of system and premium alone; see `TierQueue.next_up`.
         """
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):

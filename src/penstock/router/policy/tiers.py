@@ -5,6 +5,8 @@ each, from which the one served pays; while a tier with requests has credit left
 goes; when none has, all get their shares of another round. So a tier that asks for less than its share is served as if it
 had strict priority over those below, and one that asks for more gets its share and what others leave.
 
+Premium within its share goes to workers at once, however much they have, and pays as well, by a debt of `BURST_ROUNDS` at most.
+
 An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve another.
 A request may cost more than its tier's credit, which is then negative and paid back round by round, so that
 ``-(largest request) < credit <= share of one round``, and the first request of a tier waits while at most
@@ -30,6 +32,10 @@ PRIORITIES: Final[Mapping[Tier, int]] = {tier: priority_of(tier) for tier in Tie
 
 SHARED: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
 """Tiers that share capacity, highest first; system goes before them and has no share."""
+
+BURST_ROUNDS: Final = 8
+"""Chosen: rounds whose share a tier may ask for at once, and be within it. With 4, of the requests of a premium tier that asks
+for 85% of its share one in 200 finds its part of the thresholds full by chance alone, with 8 none of 1,800."""
 
 _AGED_PRIORITY: Final = 0.5
 """Where aging ends: before a fresh standard request, behind any premium one."""
@@ -142,10 +148,19 @@ class TierQueue(Generic[T]):
                 yield from lane.in_order(hit_first=hit_first)
 
     def next_up(
-        self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
+        self,
+        now_s: float,
+        *,
+        hit_first: bool = False,
+        is_late: IsLate[T] | None = None,
+        urgent: bool = False,
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; see `Lane.next_up`."""
-        tier = self._next_tier(now_s)
+        """Return the request to be served next; see `Lane.next_up`.
+
+        An ``urgent`` one is of the system tier, or of premium while its debt is below that of a burst: beyond its share it waits
+        its turn.
+        """
+        tier = self._urgent_tier() if urgent else self._next_tier(now_s)
         if tier is None:
             return None
         return self._tiers[tier].next_lane().next_up(now_s, hit_first=hit_first, is_late=is_late)
@@ -153,6 +168,13 @@ class TierQueue(Generic[T]):
     def _count(self, rank: int, tokens: int) -> None:
         for higher in range(rank):
             self._lower_tokens[higher] += tokens
+
+    def _urgent_tier(self) -> Tier | None:
+        if self._tiers[Tier.SYSTEM].lanes:
+            return Tier.SYSTEM
+        is_due = self._tiers[Tier.PREMIUM].lanes and Tier.PREMIUM not in self.held
+        least = (1 - BURST_ROUNDS) * quantum(self._settings, Tier.PREMIUM)
+        return Tier.PREMIUM if is_due and self._credits[Tier.PREMIUM] > least else None
 
     def _next_tier(self, now_s: float) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:
