@@ -20,6 +20,7 @@ _SUBCOMMANDS = {
     "down": ("penstock.cli.local:down", "Drain and stop a graph started by `up`."),
     "demo": ("penstock.cli.demo:demo", "Run the whole main job on a real trace slice and report."),
     "simulate": ("penstock.cli.simulate:simulate", "Score router policies and the planner in virtual time."),
+    "trace": ("penstock.cli.trace:trace", "Look at a trace, or convert it."),
     "profile": (
         "penstock.cli.profile:profile",
         "Measure engines, and recommend sizes under TTFT and ITL targets.",

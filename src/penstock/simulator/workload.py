@@ -21,7 +21,8 @@ from penstock.workload.arrivals import (
     with_tiers,
 )
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.traces import BLOCK_TOKENS, TraceRequest, load_trace
+from penstock.workload.trace_info import ideal_hits
+from penstock.workload.traces import TraceRequest, load_trace
 
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
@@ -144,25 +145,3 @@ def _apart(requests: Sequence[TraceRequest], copy: int) -> list[TraceRequest]:
         )
         for request in requests
     ]
-
-
-def ideal_hits(requests: Sequence[TraceRequest]) -> list[int]:
-    """Return each prompt's tokens in a prefix that any earlier one had: one endless cache for everybody.
-
-    The last token of a prompt is always computed, so that a repeated prompt has all but one.
-    """
-    # A node is (its parent's number, id); 0 is the root.
-    nodes: dict[tuple[int, int], int] = {}
-    found = []
-    for request in requests:
-        parent, hits, is_known = 0, 0, True
-        for block_id in request.block_ids or ():
-            node = nodes.get((parent, block_id))
-            if node is None:
-                is_known = False
-                node = nodes[(parent, block_id)] = len(nodes) + 1
-            elif is_known:
-                hits += 1
-            parent = node
-        found.append(min(hits * BLOCK_TOKENS, request.input_tokens - 1))
-    return found

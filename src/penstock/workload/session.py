@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -34,15 +33,13 @@ from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.statistics import summarise
-from penstock.workload.synthetic import parse_synthetic, synthesise
+from penstock.workload.synthetic import read_source
 from penstock.workload.traces import (
     BLOCK_TOKENS_HELP,
     BLOCK_TOKENS_UNSET,
     OnBadRow,
     Trace,
-    TraceFormat,
     TraceRequest,
-    load_trace,
 )
 
 OVERLOAD_FLAG = "--overload"
@@ -194,7 +191,9 @@ class LoadPlan:
 
 def plan_load(config: LoadConfig) -> LoadPlan:
     """Read the trace and shape it: spread, then select, then scale the rate."""
-    trace = _read(config)
+    trace = read_source(
+        config.trace, on_bad_row=config.on_bad_row, block_tokens=config.block_tokens, seed=config.seed
+    )
     default = Spread.EVEN if trace.is_batched else Spread.NONE
     how = default if config.spread is None else config.spread
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
@@ -202,16 +201,6 @@ def plan_load(config: LoadConfig) -> LoadPlan:
     scaled, factor = rescale(selected, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
     shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
     return LoadPlan(config, trace, shaped, truncated, dropped, how, factor)
-
-
-def _read(config: LoadConfig) -> Trace:
-    synthetic = parse_synthetic(config.trace)
-    if synthetic is None:
-        return load_trace(config.trace, on_bad_row=config.on_bad_row, block_tokens=config.block_tokens)
-    # The simulator's generator: a seed stands for the same requests there.
-    requests = tuple(synthesise(synthetic, np.random.default_rng([config.seed, 1])))
-    digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
-    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {})
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from bisect import bisect_right
@@ -15,7 +16,14 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import bounds_text, flag, flags, is_within
-from penstock.workload.traces import BLOCK_TOKENS, TraceRequest, load_trace
+from penstock.workload.traces import (
+    BLOCK_TOKENS,
+    OnBadRow,
+    Trace,
+    TraceFormat,
+    TraceRequest,
+    load_trace,
+)
 
 Rate = Callable[[float], float]
 """Requests/s at a time in seconds."""
@@ -281,6 +289,28 @@ def parse_synthetic(text: str) -> SyntheticSpec | None:
     if "duration_s" in values:
         values.setdefault("count", MOST_REQUESTS)
     return SyntheticSpec(process=Process(word), **values)  # type: ignore[arg-type]  # kinds checked above
+
+
+def read_source(
+    source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None, seed: int = 0
+) -> Trace:
+    """Return the trace that a command line names.
+
+    Args:
+        source: A file, a packaged trace's name, or a synthetic process.
+        on_bad_row: What becomes of a file's rows that cannot be read.
+        block_tokens: That one hash id of a file stands for; None: its format's own.
+        seed: Of a synthetic process: the same requests as in the simulator.
+
+    Raises:
+        ConfigError: no such source, or nothing is left of it.
+    """
+    synthetic = parse_synthetic(source)
+    if synthetic is None:
+        return load_trace(source, on_bad_row=on_bad_row, block_tokens=block_tokens)
+    requests = tuple(synthesise(synthetic, np.random.default_rng([seed, 1])))
+    digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
+    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {})
 
 
 def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceRequest]:

@@ -17,8 +17,9 @@ from penstock.simulator.scoreboard import (
 )
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import add_regrets
-from penstock.simulator.workload import Workload, ideal_hits
+from penstock.simulator.workload import Workload
 from penstock.workload.arrivals import Spread
+from penstock.workload.trace_info import ideal_hits
 
 
 def workload_of(requests, warmup=0):
