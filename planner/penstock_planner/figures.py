@@ -39,6 +39,7 @@ class View:
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
         failures: The newest reason of a replica that was given up, by role.
         remembered: What a former run left in the ledger; None: nothing.
+        scheduled: Entries of the schedule that hold, in words.
     """
 
     at_s: float
@@ -61,6 +62,7 @@ class View:
     ledger_problem: str = ""
     gone_sources: Mapping[str, str] = field(default_factory=dict)
     remembered: Remembered | None = None
+    scheduled: tuple[str, ...] = ()
 
 
 class Observer(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
@@ -33,6 +34,7 @@ from penstock_planner.core.state import (
 from penstock_planner.decide.bounds import existing_gpus, owner
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import PoolCounts, Pull, kv_role, summarise
+from penstock_planner.decide.schedule import in_force
 from penstock_planner.figures import Observers, View
 from penstock_planner.ledger import Ledger
 from penstock_planner.sources.base import Query, Readings, ReadingSource
@@ -226,7 +228,7 @@ class PlannerLoop:
         self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
         pools = self._pools
         has_kv = kv_role(pools) in pools
-        self._pulled = summarise(
+        pulled = summarise(
             self._time.now_s(),
             pools,
             kv=readings.kv if has_kv else {},
@@ -234,7 +236,9 @@ class PlannerLoop:
             demand=readings.demand,
             worker_waiting=readings.worker_waiting if has_kv else None,
         )
-        return self._pulled
+        wall_s = self._time.wall_s() if self._settings.config.schedule else None
+        self._pulled = pulled = replace(pulled, wall_s=wall_s)
+        return pulled
 
     async def _scale(self, change: Change) -> str | None:
         """Ask the backend for a change; return why it refused, None if it accepted."""
@@ -271,6 +275,7 @@ class PlannerLoop:
             ledger_problem=self._ledger.problem,
             gone_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
+            scheduled=tuple(each.in_words for each in in_force(config.schedule, self._time.wall_s())),
         )
 
     def _left_to(self) -> dict[Role, str]:

@@ -29,6 +29,7 @@ from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.schedule import ScheduledBounds
 
 SECTION = "Planner"
 """Top-level key of the document's configuration file; other sections belong to other components."""
@@ -167,6 +168,7 @@ class PlannerOptions(BaseModel):
         is_sla = self.mode == PlannerMode.SLA
         services = list(graph.spec.workers.values()) if graph is not None else []
         rules = graph.spec.planner if graph is not None else PlannerConfig()
+        gpus = {each.role: each.gpus for each in services}
         declared = {
             setting.decides: getattr(self, name) for name, setting in SETTINGS.items() if setting.decides
         }
@@ -178,6 +180,7 @@ class PlannerOptions(BaseModel):
             performance=performance if is_sla else None,
             min_replicas={each.role: each.replica_bounds[0] for each in services},
             max_replicas={each.role: each.replica_bounds[1] for each in services},
+            schedule=tuple(ScheduledBounds.of(each, gpus) for each in rules.schedule),
             external=tuple(each.role for each in services if each.is_external),
             learns_from=self._learns_from(graph, performance if is_sla else None, speed),
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,

@@ -88,6 +88,8 @@ class PlannerCore:
         self.desired: Mapping[Role, int] = {}
         self.is_overdue = False
         self.remembered: Remembered | None = None
+        # Real seconds since 1970 less simulated ones, by the newest pull of a graph that has a schedule.
+        self._calendar_s: float | None = None
         self._now_s = now_s
         self._starts: Starts = {}
         self._pending: Sequence[Change] = ()
@@ -232,6 +234,7 @@ class PlannerCore:
         if not self.schedule.is_decidable:
             pull: Pull = yield ReadMetrics()
             self.schedule = self.schedule.pulled(pull)
+            self._calendar_s = None if pull.wall_s is None else pull.wall_s - pull.at_s
             self._emit(Append(pull_record(pull, self.schedule.tick)))
         if self.schedule.is_decidable:
             yield from self._decide()
@@ -353,7 +356,8 @@ class PlannerCore:
         for role, why in failed.items():
             if self._now_s < self._roll_back_after_s:
                 return
-            pull = Pull(self._now_s, self._pools, NO_WORKERS, None)
+            wall_s = None if self._calendar_s is None else self._calendar_s + self._now_s
+            pull = Pull(self._now_s, self._pools, NO_WORKERS, None, wall_s=wall_s)
             made = roll_back(role, why, pull=pull, state=self.decided, config=self._config)
             at_s = made[0].at_s
             position = self._position(self._now_s, without_oldest(self._starts, role))

@@ -12,6 +12,7 @@ from penstock.api import Predictor, Role
 from penstock.performance.profile import PerformanceProfile, profile_from
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.policy import PlannerPolicy, policy_of
+from penstock_planner.decide.schedule import Schedule, ScheduledBounds, lowered_ceilings, raised_floors
 
 ADAPTIVE_INTERVAL_S = 2.0
 """Chosen: the KPA's tick. A flash crowd on aggregated workers was 84.2, 86.6 and 85.9% in time at 5, 2 and 1 s, and a
@@ -82,6 +83,7 @@ class DecideConfig:
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         performance: What mode sla plans by; None in every other mode that needs no profile.
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
+        schedule: Bounds that hold for periods of the calendar.
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
@@ -113,6 +115,7 @@ class DecideConfig:
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND
     performance: PerformanceProfile | None = None
+    schedule: tuple[ScheduledBounds, ...] = ()
     external: tuple[Role, ...] = ()
     learns_from: str = ""
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
@@ -133,6 +136,18 @@ class DecideConfig:
             adjustment_interval_s=policy.interval_s,
             metric_pulling_interval_s=min(self.metric_pulling_interval_s, policy.interval_s),
             max_step=policy.max_step,
+        )
+
+    def scheduled(self, held: Schedule) -> DecideConfig:
+        """Return the configuration while entries of the schedule hold; below a scheduled floor nothing goes to zero."""
+        if not held:
+            return self
+        floors = any(count for each in held for count in each.floors.values())
+        return replace(
+            self,
+            min_replicas=raised_floors(self.min_replicas, held),
+            max_replicas=lowered_ceilings(self.max_replicas, held),
+            scale_to_zero_after_s=None if floors else self.scale_to_zero_after_s,
         )
 
     @property

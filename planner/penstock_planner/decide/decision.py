@@ -104,6 +104,7 @@ class Reason(StrEnum):
     REQUESTS_WAITING = "requests_waiting"
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
+    ABOVE_SCHEDULE = "above_schedule"
     BUDGET_SHARE = "budget_share"
     SCALED_BY_OTHER = "scaled_by_other"
     IDLE = "idle"

@@ -124,6 +124,7 @@ class Pull:
     Attributes:
         queue: Requests waiting for prefill; None in aggregated graphs.
         demand: At the frontend; None when unknown.
+        wall_s: Real seconds since 1970; None where the graph has no schedule.
     """
 
     at_s: float
@@ -132,6 +133,7 @@ class Pull:
     queue: Reading | None
     demand: Demand | None = None
     worker_waiting: WorkerSummary | None = None
+    wall_s: float | None = None
 
     @property
     def queue_per_worker(self) -> float | None:

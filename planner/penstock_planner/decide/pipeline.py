@@ -33,6 +33,7 @@ from penstock_planner.decide.decision import (
     Step,
 )
 from penstock_planner.decide.observation import PoolCounts, Pull, Window
+from penstock_planner.decide.schedule import in_force, noted, within_schedule
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
@@ -40,7 +41,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
 
     The policy of ``config.mode`` proposes a change per role. What follows is the same for every policy: no role
     changes by more than ``config.max_step`` replicas, floors and ceilings over all roles (`within_bounds`),
-    GPUs that move from one role to the other (`reserve`). Replica counts are taken from the newest pull.
+    GPUs that move from one role to the other (`reserve`); while an entry of the schedule holds, those are its bounds. Replica counts are taken from the newest pull.
 
     Returns:
         The decision (without roles if the window is empty) and the next state.
@@ -53,14 +54,17 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     if not window.pulls:
         empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
         return empty, replace(state, sequence=sequence)
+    held = in_force(config.schedule, window.pulls[-1].wall_s)
+    config = config.scheduled(held)
     proposed = config.policy.propose(window, state, config)
+    proposed = replace(proposed, proposals=[within_schedule(each, held) for each in proposed.proposals])
     pools, seen = window.pulls[-1].pools, proposed.roles
     gpus = existing_gpus(pools, config)
     bounded, reserved = _bounded(proposed, pools, gpus, config)
     again_s = _again_s(bounded, config)
     if again_s is not None:
         bounded = [_once_more(proposal, again_s) for proposal in bounded]
-    roles = tuple(_finish(proposal) for proposal in bounded)
+    roles = tuple(_finish(noted(proposal, held)) for proposal in bounded)
     added = sum(each.engine_gpus * each.amount for each in bounded if each.action is Action.UP)
     decision = Decision(
         name, window.end_s, config.no_operation, roles, gpus, gpus + added, config.max_gpu_budget
@@ -104,6 +108,7 @@ def roll_back(
     sequence = state.sequence + 1
     pool = pull.pools[role]
     after = rolled_back(state.of(role), config)
+    config = config.scheduled(in_force(config.schedule, pull.wall_s))
     floor = config.floor(role, config.engine_gpus(role, pool.gpus))
     is_at_floor = asked <= floor
     if not (is_at_floor or config.policy.waits_for_adjustments) and asked - 1 > pool.ready:

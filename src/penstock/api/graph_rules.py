@@ -28,6 +28,7 @@ from penstock.api.runtimes import (
     is_known,
     known_runtimes,
 )
+from penstock.api.schedule_rules import SCHEDULE_RULES
 from penstock.core.simulated_tokens import SIMULATED
 
 _WITHOUT_EFFECT = (
@@ -427,6 +428,7 @@ GraphSpec.rules = (
     *_PREEMPTION_RULES,
     *_PLANNER_RULES,
     *ZERO_RULES,
+    *SCHEDULE_RULES,
     *SPEC_LEASE_RULES,
     *(
         rule

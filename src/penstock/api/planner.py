@@ -28,6 +28,7 @@ from penstock.api.base import (
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
 from penstock.api.rule import Rule
+from penstock.api.schedule import ScheduleEntry
 from penstock.core.plugins import registered
 
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
@@ -176,6 +177,10 @@ class PlannerConfig(SpecModel):
         "What a planner of the same model and workers had learnt, to start from, modes adaptive and sla: the file "
         "that `penstock planner memory export` writes, on Kubernetes the name of a ConfigMap with the key memory.json; null: "
         "nothing. A ledger that remembers something wins.",
+    )
+    schedule: Annotated[tuple[ScheduleEntry, ...], Field(max_length=20)] = entry(
+        (),
+        "What is known of the week beforehand: bounds of roles while a period of the calendar holds, in every mode; at most 20.",
     )
     objective: ObjectiveConfig = entry(
         ObjectiveConfig(), "What requests in time may cost, modes adaptive and sla: floors are chosen by it."

@@ -120,6 +120,8 @@ def _summary(status: LocalGraphStatus) -> Text:
         text.append(f"   planner {status.planner.phase}")
         if status.planner.next_decision_s is not None:
             text.append(f" (decides in {status.planner.next_decision_s:.0f} s)")
+        if status.planner.scheduled:
+            text.append(f"   schedule {'; '.join(status.planner.scheduled)}")
     for name, lag_s in status.lag_p99_s.items():
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")

@@ -158,6 +158,7 @@ class PlannerView:
         problems: What keeps it from scaling well, in words.
         silent_real_s: How long ago that was, where it should have written since; None: it is recent.
         memory: What becomes of what a former run had learnt; empty: there was none.
+        scheduled: Entries of planner.schedule that hold, in words.
     """
 
     phase: str
@@ -166,6 +167,7 @@ class PlannerView:
     problems: tuple[str, ...] = ()
     silent_real_s: float | None = None
     memory: str = ""
+    scheduled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,7 @@ def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> Pla
             problems=tuple(map(str, data.get("problems", ()))),
             silent_real_s=age_s if age_s > stale_s else None,
             memory="" if left is None else former_run_in_words(Remembered(**left), folder, time.time()),
+            scheduled=tuple(map(str, data.get("scheduled", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -23,7 +23,7 @@ from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.baselines import configured, patience_of, performance_profile
 from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
 from penstock.simulator.oracle_search import with_schedule
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
+from penstock.simulator.scenario import MONDAY_S, PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
 from penstock.workload.traces import TraceRequest
@@ -152,6 +152,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             cold_start_s=start_up_s,
             max_gpus=budget,
             slo_s=slo_s,
+            calendar_s=_calendar_s(run),
         ),
         planner=replace(
             config,
@@ -164,6 +165,12 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
         has_ledger=run is not None,
         notes=(note, *_engine_notes(graph)),
     )
+
+
+def _calendar_s(run: PlannerRun | None) -> float:
+    """Return the real seconds since 1970 at which the load began; those of a simulation where no pull has them."""
+    pulls = () if run is None else run.pulls
+    return next((each.wall_s - each.at_s for each in pulls if each.wall_s is not None), MONDAY_S)
 
 
 def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.simulator.output import SCHEMA
 from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
+    MONDAY_S,
     Faults,
     Model,
     PlannerPatience,
@@ -45,6 +47,11 @@ def _resize(text: str) -> Resize:
     at_s, _, change = text.partition(":")
     role, _, replicas = change.partition("=")
     return Resize(float(at_s), Role(role), int(replicas))
+
+
+def _moment(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _failure(text: str) -> WorkerFailure:
@@ -101,6 +108,13 @@ class SimulateOptions:
         unset="nothing scales",
     )
     max_gpus: int | None = flag("GPU budget, never exceeded.", ge=1, unset="the planner's, else none")
+    calendar_start: datetime | None = flag(
+        "Date and time of second 0, for planner.schedule, as 2026-01-05T08:00+01:00.",
+        convert=_moment,
+        metavar="TIME",
+        form="an ISO date and time, as 2026-01-05T08:00+01:00",
+        unset="2024-01-01T00:00Z, a Monday",
+    )
     cold_start_s: float = flag("From asking for a replica until it serves, virtual seconds.", default=30.0)
     resizes: tuple[Resize, ...] = flag(
         "Set a pool's size at a time; repeatable.",
@@ -233,6 +247,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
             max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
             slo_s=slo_s,
             itl_slo_s=options.itl_slo_s,
+            calendar_s=MONDAY_S if options.calendar_start is None else options.calendar_start.timestamp(),
         )
         for label, (router, group) in routers.items()
         for planner, config in planners.items()

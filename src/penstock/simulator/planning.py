@@ -90,8 +90,14 @@ class VirtualPlanner:
     """One planner."""
 
     def __init__(
-        self, config: DecideConfig, *, deadline_s: float = DEADLINE_S, memory: Memory | None = None
+        self,
+        config: DecideConfig,
+        *,
+        deadline_s: float = DEADLINE_S,
+        memory: Memory | None = None,
+        calendar_s: float = 0.0,
     ) -> None:
+        self._calendar_s = calendar_s
         self._settings = PlannerSettings(
             config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
@@ -108,13 +114,17 @@ class VirtualPlanner:
         while True:
             match self._follow(self._core.answer(answer, now_s)):
                 case ReadMetrics():
-                    answer = seen.pull(now_s)
+                    answer = self._pull(seen, now_s)
                 case RecordDecision():
                     answer = True
                 case Scale(change):
                     answer = scale(change)
                 case _:
                     return
+
+    def _pull(self, seen: SimulatedObservation, now_s: float) -> Pull:
+        wall_s = self._calendar_s + now_s if self._settings.config.schedule else None
+        return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:
         """Replace the process: one with a ledger goes on, one without begins from nothing."""
@@ -160,7 +170,12 @@ class Control:
         deadline_s = self._scenario.patience.deadline_s
         if deadline_s is None:
             deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
-        self.planner = VirtualPlanner(config, deadline_s=deadline_s, memory=self._scenario.memory)
+        self.planner = VirtualPlanner(
+            config,
+            deadline_s=deadline_s,
+            memory=self._scenario.memory,
+            calendar_s=self._scenario.calendar_s,
+        )
         self._known: SimulatedObservation | None = None
 
     def start(self) -> None:

@@ -27,6 +27,10 @@ MAX_WAIT_S: Final = 86_400.0
 """Likewise; longer than a simulation goes on after its last arrival."""
 
 
+MONDAY_S: Final = 1_704_067_200.0
+"""Chosen: Monday, 1 January 2024, 00:00 UTC; the calendar at second 0 where none is given."""
+
+
 def _require(key: str, value: object, is_fine: bool, bound: str) -> None:  # noqa: FBT001 - the check's outcome
     if not is_fine:
         raise ConfigError(f"{key}: {value!r} must be {bound}")
@@ -285,6 +289,7 @@ class Scenario:
         pools: Either prefill and decode, or aggregated.
         patience: Of the planner, as the graph has it.
         memory: What the planner starts from, learnt by another one.
+        calendar_s: Real seconds since 1970 at second 0, for the planner's schedule.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """
 
@@ -309,6 +314,7 @@ class Scenario:
         "Mean time between a request's tokens that counts as in time.", gt=0, unset="any"
     )
     sample_s: float = flag("Between two samples of loads and replicas.", default=1.0, gt=0)
+    calendar_s: float = MONDAY_S
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,96 @@
+"""Periods of the calendar that begin by a cron expression in a time zone: which holds at a time, and whether two can meet. Pure.
+
+The parser is imported where a graph has a schedule. Times are seconds since 1970. Time zones are those of the system's database, else of the package ``tzdata``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import islice
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from penstock.core.errors import ConfigError
+
+_FROM = datetime(2024, 1, 1, tzinfo=UTC)
+"""Chosen: a Monday that begins a leap year; whether two periods meet is looked up from here on."""
+
+_STARTS_MOST = 2000
+"""Chosen: so many starts are looked up, five years of daily ones and three weeks of quarter-hourly ones."""
+
+FIELDS_PATTERN = r"^[^\s]+( [^\s]+){4}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Recurring:
+    """Periods of one length.
+
+    Attributes:
+        cron: Five fields: minute, hour, day of month, month, day of week; when each begins.
+        time_zone: IANA's name.
+        duration_s: Real seconds, > 0; longer ones than the time to the next begin anew with it.
+    """
+
+    cron: str
+    time_zone: str
+    duration_s: float
+
+    def is_on(self, at_s: float) -> bool:
+        """Return whether a period holds at a time: from its start on, and before its end."""
+        start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
+        return start_s is not None and at_s < start_s + self.duration_s
+
+    def meets(self, other: Recurring) -> bool:
+        """Return whether a period of each holds at the same time, as far as their next 2,000 starts show."""
+        return any(map(other.is_on, self._starts_s())) or any(map(self.is_on, other._starts_s()))
+
+    def _starts_s(self) -> Iterator[float]:
+        from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
+
+        begin = _FROM.astimezone(_zone(self.time_zone))
+        return (each.timestamp() for each in islice(CronSim(self.cron, begin), _STARTS_MOST))
+
+
+def check(cron: str) -> None:
+    """Refuse what is no cron expression; `FIELDS_PATTERN` says how many fields it has.
+
+    Raises:
+        ConfigError: with the field that is wrong.
+    """
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - for graphs with a schedule
+
+    try:
+        CronSim(cron, _FROM)
+    except CronSimError as exc:
+        raise ConfigError(
+            f"{cron!r}: {exc}; write it as '0 8 * * 1-5', eight o'clock from Monday to Friday"
+        ) from exc
+
+
+def check_time_zone(name: str) -> None:
+    """Refuse what is no time zone.
+
+    Raises:
+        ConfigError: the database has no such name.
+    """
+    try:
+        _zone(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise ConfigError(f"{name!r}: no time zone; give an IANA name, such as Europe/Berlin") from exc
+
+
+@lru_cache(maxsize=1024)
+def last_start_s(cron: str, time_zone: str, minute: int) -> float | None:
+    """Return the newest start at or before a minute since 1970; None: there was none."""
+    from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
+
+    after = datetime.fromtimestamp((minute + 1) * 60, tz=_zone(time_zone))
+    found = next(CronSim(cron, after, reverse=True), None)
+    return None if found is None else float(found.timestamp())
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
