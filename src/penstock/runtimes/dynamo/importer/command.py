@@ -118,7 +118,8 @@ def _read_script(
     (start,) = found
     before = assigned(text[: start.start()], variables)
     try:
-        words, env = (split_words(start[part], before.known) for part in ("words", "env"))
+        words = split_words(start["words"], before.known)
+        env = split_words(start["env"], before.known, splits=False)
     except ValueError:  # a quote that is left open
         return None
     command = Command(start["module"], env=before.exported)

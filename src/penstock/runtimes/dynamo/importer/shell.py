@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 NAME: Final = r"[A-Za-z_]\w*"
@@ -14,8 +14,8 @@ _PIECES = re.compile(
     |"(?P<double>(?:\\.|\$\([^()]*\)|[^"\\])*)"
     |\\(?P<escaped>.)
     |\$(?:\{{(?P<braced>{NAME})\}}|(?P<plain>{NAME}))
-    |(?P<computed>\$\([^()]*\)|`[^`]*`|[$`])
-    |(?P<text>[^\s'"\\$`]+)""",
+    |(?P<computed>\$\([^()]*\)|`[^`]*`|(?<![^\s=])~|[$`|&<>()])
+    |(?P<text>~|[^\s'"\\$`|&<>()~]+)""",
     re.VERBOSE | re.DOTALL,
 )
 _IN_DOUBLE = re.compile(
@@ -28,7 +28,8 @@ _IN_DOUBLE = re.compile(
 _LIST_END = re.compile(r"[\n;]")
 _OPENS = re.compile(r"(?:if|for|while|until|case|select)\b|.*[({]$", re.DOTALL)
 _CLOSES = re.compile(r"(?:fi|done|esac)\b|[)}]")
-_SETS = re.compile(rf"\b({NAME})(?=\+?=)|\$\{{({NAME}):?=|\b(?:read|unset)\b[^\n;&]*?\b({NAME})\s*$")
+_REFERENCE = re.compile(rf"\$(?:\{{{NAME}\}}|{NAME})")
+_NAME = re.compile(NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +48,35 @@ class Word:
     is_reference: bool = False
 
 
-def split_words(text: str, variables: Mapping[str, str | None]) -> list[Word]:
+def split_words(text: str, variables: Mapping[str, str | None], *, splits: bool = True) -> list[Word]:
     """Return the words of a command.
 
     Args:
         text: Without line breaks that a shell would end it at.
         variables: Literal values; None: the cluster knows it.
+        splits: Values without quotes are split at their spaces, as in a command; in an assignment they are not.
 
     Raises:
         ValueError: A quote is left open.
     """
-    words: list[Word] = []
-    parts: list[Word] = []
+    words: list[list[Word]] = [[]]
     at = 0
     while at < len(text):
         piece = _PIECES.match(text, at)
         if piece is None:
             raise ValueError("a quote is left open")
         at = piece.end()
-        if piece["space"] is None:
-            parts += _parts(piece, variables)
-        elif parts:
-            words.append(_joined(parts))
-            parts = []
-    return [*words, _joined(parts)] if parts else words
+        if piece["space"] is not None:
+            words.append([])
+            continue
+        parts = list(_parts(piece, variables))
+        if splits and (piece["braced"] or piece["plain"]) and not parts[0].is_computed:
+            first, *others = re.split(r"\s+", parts[0].text)
+            words[-1].append(replace(parts[0], text=first))
+            words += ([Word(each)] for each in others)
+        else:
+            words[-1] += parts
+    return [_joined(parts) for parts in words if any(part.text or part.is_quoted for part in parts)]
 
 
 def _parts(piece: re.Match[str], variables: Mapping[str, str | None]) -> Iterator[Word]:
@@ -120,17 +126,16 @@ class Assigned:
     does_more: bool = False
 
     def forget(self, statement: str) -> None:
-        """Count the variables that a statement sets as computed."""
+        """Count the variables that a statement names, and does not only refer to, as computed."""
         self.does_more = True
-        for names in _SETS.findall(statement):
-            name = next(filter(None, names))
+        for name in _NAME.findall(_REFERENCE.sub(" ", statement)):
             self.known.pop(name, None)
             self.exported.pop(name, None)
 
     def assign(self, statement: str) -> bool:
         """Take over what a statement assigns; return False if it does anything else, or assigns what a shell computes."""
         try:
-            words = split_words(statement, self.known)
+            words = split_words(statement, self.known, splits=False)
         except ValueError:
             return False
         is_exported = words[0].text == "export"
