@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock.api import GraphDeployment, Role
 from penstock.api.manifests import read_text
 from penstock.api.planner import READ_IN_MODES
-from penstock.core.errors import ConfigError, LedgerError
+from penstock.core.errors import ConfigError, LedgerError, LedgerFileError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock_planner.core.following import restore
@@ -75,14 +75,18 @@ def learnt(folder: Path) -> Learnt:
     """
     records = read_ledger(folder, newest=1).records
     header = _newest_header(records, folder)
-    newest = next(record for record in reversed(records) if "state" in record)
+    newest = next((record for record in reversed(records) if "state" in record), None)
+    if newest is None:
+        raise LedgerFileError(
+            f"{folder}: holds no state of a planner; give the --log-dir of one that has run"
+        )
     try:
         state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
         config = config_from(header["config"])
         memory = resumed(state, -newest["at_s"], 0.0).memory
         adaptive = AdaptiveMemory.read(memory)
     except MALFORMED as exc:
-        raise LedgerError(
+        raise LedgerFileError(
             f"{folder}: the newest state is incomplete ({exc!r}); use the version that wrote it"
         ) from exc
     if "adaptive" not in memory:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from penstock.core.errors import ConfigError, LedgerError, PenstockError
+from penstock.core.errors import ConfigError, LedgerError, LedgerFileError, PenstockError
 from penstock.core.logs import get_logger
 from penstock_planner.core.following import LedgerFollower
 from penstock_planner.core.state import ANCHORS, MALFORMED, SCHEMA, Record
@@ -92,7 +92,9 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
             if not os.path.samestat(os.fstat(file.fileno()), os.fstat(found[0][1].fileno())):
                 found.insert(0, (older, file))
     except OSError as exc:
-        raise LedgerError(f"{path}: cannot be read: {exc.strerror}; give the planner's --log-dir") from exc
+        raise LedgerFileError(
+            f"{path}: cannot be read: {exc.strerror}; give the planner's --log-dir"
+        ) from exc
     return found
 
 
@@ -140,15 +142,18 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
-        raise LedgerError(
-            f"{path}:{number}: not JSON ({exc}); restore the line from a backup or delete it"
-        ) from exc
+        remedy = (
+            "this is no ledger; give the planner's --log-dir, or its ledger.jsonl"
+            if number == 1
+            else "restore the line from a backup or delete it"
+        )
+        raise LedgerFileError(f"{path}:{number}: not JSON ({exc}); {remedy}") from exc
     if not isinstance(record, dict) or "type" not in record:
-        raise LedgerError(
+        raise LedgerFileError(
             f"{path}:{number}: not a ledger record; restore the line from a backup or delete it"
         )
     if record["type"] == "header" and record.get("schema") != SCHEMA:
-        raise LedgerError(
+        raise LedgerFileError(
             f"{path}:{number}: schema {record.get('schema')!r}, this version reads {SCHEMA}; use the version that wrote it"
         )
     return record

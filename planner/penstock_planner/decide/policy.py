@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from penstock.api.planner import POLICIES
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
 from penstock_planner.decide.decision import PlannerState, Proposal
@@ -65,7 +66,7 @@ def policy_of(name: str) -> PlannerPolicy:
     if policy is None:
         raise ConfigError(
             f"mode {name}: not registered as {POLICIES}; choose from {', '.join(policy_names()) or 'none'}, or install"
-            " the distribution that has it"
+            f" the distribution that has it{did_you_mean(name, policy_names())}"
         )
     if not isinstance(policy, PlannerPolicy):
         raise ConfigError(

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
 
 from penstock.cli import fields, option
-from penstock.cli.terminal import table
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, table
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import (
     CapacityPlan,
@@ -62,13 +62,13 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     price, cores = options["gpu_hour_price"], router_cores(load.rps, targets.osl)
     routers = {"cores": cores, "replicas": math.ceil(2 * cores)}
     if as_json:
-        option.echo_json({**_plain(plan, miss, price), "routers": routers})
+        say_json({**_plain(plan, miss, price), "routers": routers})
     else:
         if plan is not None:
             _print(plan, price)
         if miss is not None:
-            click.echo(f"penstock: {miss}", err=True)
-        click.echo(f"routers: {routers['replicas']}, which keep {cores:.2f} cores busy")
+            say(f"penstock: {miss}", err=True)
+        say(f"routers: {routers['replicas']}, which keep {cores:.2f} cores busy")
     if miss is not None:
         sys.exit(1)
 
@@ -86,7 +86,7 @@ def _sweep(sources: tuple[str, ...], *, is_aggregated: bool) -> Sweep:
         )
     sweep = Sweep(tuple(engines), models[0], is_aggregated or sweeps[0].is_aggregated)
     for warning in sweep_warnings(sweep):
-        click.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     return sweep
 
 
@@ -122,6 +122,6 @@ def _print(plan: CapacityPlan, price: float | None) -> None:
         )
         for role, what, pool in pools
     ]
-    Console().print(table(("role", "TP", "replicas", "expected", "in use", "bound by"), rows))
+    Terminal().print(table(("role", "TP", "replicas", "expected", "in use", "bound by"), rows))
     cost = f", {plan.gpus * price:,.2f} an hour" if price is not None else ""
-    click.echo(f"{plan.gpus} GPUs{cost}")
+    say(f"{plan.gpus} GPUs{cost}")

@@ -19,14 +19,15 @@ from typing import Any, Self
 import click
 import orjson
 import yaml
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from penstock.api.manifests import load_graph
-from penstock.cli import fields
+from penstock.cli import fields, option
 from penstock.cli.report import with_counterfactual
-from penstock.cli.terminal import tensorboard_hint
+from penstock.cli.say import say_json
+from penstock.cli.terminal import Terminal, tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import run
@@ -37,6 +38,7 @@ from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
 from penstock.report.findings import analyse, require_plots, with_graph
+from penstock.report.findings import as_json as plain_report
 from penstock.report.page import write_report
 from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
@@ -87,6 +89,11 @@ class DemoOptions:
         unset="the trace's",
     )
     speed: float = time_scale(9.0)
+    as_json: bool = flag(
+        "Print the report as JSON, as `penstock report --json` does; progress goes to stderr.",
+        name="--json",
+        default=False,
+    )
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
@@ -99,7 +106,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     Raises:
         PenstockError: a step failed, or the load run had no successful request.
     """
-    console = Console()
+    console = Terminal(stderr=options.as_json)
     began_s = time.monotonic()
     clear(options.output_dir)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
@@ -117,7 +124,10 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
         # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL_CPU_S, console)
     files = write_report(found, options.output_dir / "report")
-    console.print(report_text(found))
+    if options.as_json:
+        say_json(plain_report(found, files))
+    else:
+        console.print(report_text(found))
     console.print(f"\nreport       {files[-1]}", soft_wrap=True)
     console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
@@ -147,7 +157,7 @@ def clear(output_dir: Path) -> None:
 
 @asynccontextmanager
 async def _graph(
-    options: DemoOptions, console: Console, stop: asyncio.Event
+    options: DemoOptions, console: Terminal, stop: asyncio.Event
 ) -> AsyncIterator[StartedGraph | None]:
     """Start the graph and stop it afterwards; None: a signal came before it served."""
     console.print(f"starting the graph of {options.manifest.name} at speed {options.speed:g}")
@@ -177,7 +187,7 @@ async def _graph(
 
 
 async def _load_and_watch(
-    options: DemoOptions, started: StartedGraph, console: Console, stop: asyncio.Event
+    options: DemoOptions, started: StartedGraph, console: Terminal, stop: asyncio.Event
 ) -> None:
     run_dir = options.output_dir / "run"
     replay = await _start_load(options, started)
@@ -242,7 +252,7 @@ async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: fl
 class _Display:
     """The live table on a terminal, elsewhere a line now and then; counts outcomes as the load generator appends them."""
 
-    def __init__(self, console: Console, results: Path) -> None:
+    def __init__(self, console: Terminal, results: Path) -> None:
         self._console = console
         self._lines = LineFollower(results)
         self._counts: Counter[str] = Counter(ok=0, failed=0, rejected=0)
@@ -284,7 +294,7 @@ def _line(status: LocalGraphStatus) -> str:
 )
 @click.option(
     "--policy",
-    type=click.Choice(policy_names()),
+    type=option.Choice(policy_names()),
     help="How the router chooses a worker.  [default: the manifest's]",
 )
 @fields.options(DemoOptions)

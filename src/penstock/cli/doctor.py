@@ -14,6 +14,7 @@ import click
 
 from penstock.cli import doctor_local, fields, option
 from penstock.cli.cluster import Connection, require_packages
+from penstock.cli.say import say, say_json
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock_operator.doctor.facts import Finding, Severity, counts, is_healthy
@@ -69,7 +70,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
     else:
         findings = asyncio.run(doctor_local.diagnose(said.namespace))
     if as_json:
-        option.echo_json({"healthy": is_healthy(findings), "findings": findings})
+        say_json({"healthy": is_healthy(findings), "findings": findings})
     else:
         _print(findings)
     if not is_healthy(findings):
@@ -94,8 +95,8 @@ def _of_cluster(said: DoctorOptions) -> list[Finding]:
 def _print(findings: Sequence[Finding]) -> None:
     for each in findings:
         word = click.style(f"{each.severity:<8}", fg=_SHOWN[each.severity][0])
-        click.echo(f"{word} {each.subject}: {each.message}")
+        say(f" {each.subject}: {each.message}", head=word)
         if each.remedy:
-            click.echo(f"{'':<8}   -> {each.remedy}")
+            say(f"{'':<8}   -> {each.remedy}")
     found = counts(findings)
-    click.echo(", ".join(f"{found[word]} {text}" for word, (_, text) in _SHOWN.items()))
+    say(", ".join(f"{found[word]} {text}" for word, (_, text) in _SHOWN.items()))

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 import click
-from rich.console import Console
 
 from penstock.cli import fields, option
-from penstock.cli.terminal import table
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, table
 from penstock.core.http import loop
 from penstock.core.tracing import open_tracing
 from penstock.engine import profiles
@@ -36,7 +36,7 @@ def serve(model: str, **options: Any) -> None:
     try:
         loop.run(lambda stop: run_worker(settings, stop, open_tracing("penstock-engine")))
     except asyncio.CancelledError:
-        click.echo("penstock: stopped by a second signal before the worker was drained", err=True)
+        say("penstock: stopped by a second signal before the worker was drained", err=True)
         sys.exit(1)
 
 
@@ -46,12 +46,12 @@ def list_profiles(as_json: bool) -> None:
     """List the latency profiles with their sources and errors."""
     rows = [_row(profiles.load(name)) for name in profiles.names()]
     if as_json:
-        option.echo_json(rows)
+        say_json(rows)
         return
     found = table(
         ("name", "gpu", "model", "tp", "KV tokens", "prefill", "decode"), map(_cells, rows), no_wrap=True
     )
-    Console(width=max(shutil.get_terminal_size().columns, _LIST_WIDTH)).print(found)
+    Terminal(width=max(shutil.get_terminal_size().columns, _LIST_WIDTH)).print(found)
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from penstock.cli.option import Option, choice, group, secret, span
+from penstock.cli.option import Choice, Option, choice, group, secret, span
 from penstock.core.errors import ConfigError
 from penstock.core.flags import Flag, bounds_text, flag_of, flags, is_within
 
@@ -119,7 +119,7 @@ def _reader(kind: Any, said: Flag, spelling: str, default: Any, *, is_many: bool
 
 def _type(kind: Any, said: Flag) -> Any:
     if said.choices:
-        return click.Choice(said.choices)
+        return Choice(said.choices)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return choice(kind)
     if kind is Path:

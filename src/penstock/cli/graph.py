@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import click
 import yaml
 
 from penstock.api import GraphDeployment
-from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
+from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests, read_text
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
+from penstock.core.printable import printable_json
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
@@ -34,7 +36,7 @@ _EXIT_INVALID = 2
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @option.as_json("Print one JSON object instead of lines.")
 def validate(files: tuple[Path, ...], as_json: bool) -> None:
-    """Check manifests; print every problem of every FILE at once.
+    """Check manifests; print every problem of every FILE (- is stdin) at once.
 
     Exits 0 if all are valid, 2 if any problem was found.
     """
@@ -50,16 +52,14 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
-        option.echo_json(
-            {"valid": not problems, "files": summaries, "problems": problems, "warnings": warned}
-        )
+        say_json({"valid": not problems, "files": summaries, "problems": problems, "warnings": warned})
     else:
         for problem in problems:
-            click.echo(str(problem), err=True)
+            say(str(problem), err=True)
         print_warnings(warned)
         for summary in summaries:
             if summary["valid"]:
-                click.echo(f"{summary['file']}: valid ({', '.join(summary['objects'])})")
+                say(f"{summary['file']}: valid ({', '.join(summary['objects'])})")
     if problems:
         sys.exit(_EXIT_INVALID)
 
@@ -102,28 +102,33 @@ class RenderOptions:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @fields.options(RenderOptions)
-def render(file: Path, **given: Any) -> None:
-    """Print the processes that the graph in FILE becomes: command, environment, ports, GPUs.
+@option.as_json("The same as --format json; with --kubernetes a list of objects.")
+def render(file: Path, *, as_json: bool, **given: Any) -> None:
+    """Print the processes that the graph in FILE (- is stdin) becomes: command, environment, ports, GPUs.
 
     Values of secrets are masked. ``{port}`` and other ports in braces are filled at start.
 
     With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
     with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
     """
-    said = fields.take(RenderOptions, given)
+    said = _render_options(given, as_json=as_json)
     graph, service, layout = load_graph(file, name=said.graph_name), said.service, said.layout
     if said.kubernetes:
         if layout is not None or said.speed != 1:
             raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
         _check_service(graph, service, graph.spec.services)
         place = said.namespace or graph.metadata.namespace or "default"
-        click.echo(as_yaml(objects_of(graph, namespace=place, service=service)), nl=False)
+        objects = objects_of(graph, namespace=place, service=service)
+        if as_json:
+            say_json(objects)
+        else:
+            say(as_yaml(objects), nl=False)
         return
     if said.namespace is not None:
         raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
     context = RuntimeContext(
         python=sys.executable,
-        graph_file=str(file),
+        graph_file="GRAPH.yaml" if str(file) == STDIN else str(file),
         discovery=f"STATE_DIR/{graph.name}.json",
         namespace=graph.name,
         speed=said.speed,
@@ -133,11 +138,20 @@ def render(file: Path, **given: Any) -> None:
     specs = [each for each in specs if service in {None, each.service}]
     described = [_described(each) for each in specs]
     if layout == "json":
-        option.echo_json(described)
+        say_json(described)
     elif layout == "yaml":
-        click.echo(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
+        say(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
     else:
-        click.echo("\n\n".join(_as_text(each) for each in specs))
+        say("\n\n".join(_as_text(each) for each in specs))
+
+
+def _render_options(given: dict[str, Any], *, as_json: bool) -> RenderOptions:
+    said = fields.take(RenderOptions, given)
+    if not as_json or said.kubernetes:
+        return said
+    if said.layout not in {None, "json"}:
+        raise ConfigError(f"--json: excludes --format {said.layout}; keep one")
+    return replace(said, layout="json")
 
 
 def _check_service(graph: GraphDeployment, service: str | None, known: Iterable[str]) -> None:
@@ -211,15 +225,15 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
     manifest = result.graph.to_manifest()
     if as_json:
         report = {"manifest": manifest, "unconverted": [asdict(each) for each in result.unconverted]}
-        text = json.dumps(report, indent=2) + "\n"
+        text = printable_json(json.dumps(report, indent=2) + "\n")
     else:
         text = as_yaml([manifest])
     if output is None:
-        click.echo(text, nl=False)
+        say(text, nl=False)
     else:
         write_text(f"--output {output}", output, text)
     for each in () if as_json else result.unconverted:
-        click.echo(f"{file}: not carried: {each}", err=True)
+        say(f"{file}: not carried: {each}", err=True)
     if strict and result.unconverted:
         sys.exit(1)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 from pydantic.alias_generators import to_camel
 
 from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
+from penstock.cli.say import say
 from penstock.core.errors import Problem
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
@@ -61,4 +61,4 @@ def option_warnings(given: Mapping[str, Any], mode: str) -> list[Problem]:
 def print_warnings(found: Iterable[Problem]) -> None:
     """Write one line each to stderr."""
     for each in found:
-        click.echo(f"warning: {each}", err=True)
+        say(f"warning: {each}", err=True)

@@ -7,13 +7,14 @@ import sys
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from penstock.cli import fields, option
-from penstock.cli.terminal import table
+from penstock.cli.say import say_json
+from penstock.cli.terminal import Terminal, table
 from penstock.core.errors import PenstockError
 from penstock.core.http.loop import run
 from penstock.report.text import load_summary, percent, seconds
@@ -37,13 +38,13 @@ def load(dry_run: bool, as_json: bool, **options: Any) -> None:
     """
     plan = plan_load(fields.take(LoadConfig, options))
     if dry_run:
-        option.echo_json({"dry_run": True, **describe_plan(plan)})
+        say_json({"dry_run": True, **describe_plan(plan)})
         return
     summary = _run(plan, is_quiet=as_json)
     if as_json:
-        option.echo_json(summary)
+        say_json(summary)
     else:
-        Console().print(load_summary(summary))
+        Terminal().print(load_summary(summary))
     if summary["is_partial"] or summary["requests"]["ok"] == 0:
         sys.exit(1)
 
@@ -78,7 +79,7 @@ _PERIOD_S = 0.25
 
 async def show_progress(replayer: Replayer) -> None:
     """Draw until cancelled; without a terminal, draw nothing."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if not console.is_terminal:
         return
     progress = Progress(

@@ -15,13 +15,13 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
-from penstock.cli.terminal import printer, run_interruptible, tensorboard_hint
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, printer, run_interruptible, tensorboard_hint
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, choose_namespace
@@ -30,7 +30,7 @@ from penstock.local.render import render
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
-from penstock.local.up import StartedGraph
+from penstock.local.up import StartedGraph, kept_file
 from penstock.local.up import up as start_graph
 from penstock_planner.options import FLAGS, stated
 
@@ -75,7 +75,7 @@ _PLANNER_OVERRIDES: option.Option = option.group(
 @option.as_json("Print what was started as JSON.")
 @_PLANNER_OVERRIDES
 def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
-    """Start the graph of FILE on this machine, in the background, and wait until it serves.
+    """Start the graph of FILE (- is stdin) on this machine, in the background, and wait until it serves.
 
     --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
     `penstock planner run --help` lists them.
@@ -86,17 +86,19 @@ def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
         for name, value in given.items()
         if value is not None
     }
+    said = fields.take(UpOptions, options, planner=overrides)
+    file = kept_file(file, said)
     graph = load_graph(file)
     mode = overrides.get("mode")
     print_warnings(warnings_of([graph], file, mode=mode))
     print_warnings(option_warnings(stated(given=overrides, file=None), mode or graph.spec.planner.mode))
     print_warnings(model_warnings(graph.spec))
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with console.status("starting") as spinner:
         started = run_interruptible(
             start_graph(
                 file,
-                fields.take(UpOptions, options, planner=overrides),
+                said,
                 lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
             )
         )
@@ -120,26 +122,24 @@ def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json
             "ready_s": started.ready_s,
             "processes": {name: entry.pid for name, entry in state.entries.items()},
         }
-        click.echo(json.dumps(data))
+        say_json(data, is_indented=False)
         return
     for note in started.recovered:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for name, entry in state.entries.items():
         if entry.reason is not None:
-            click.echo(f"note: {name} is {entry.state}: {entry.reason}")
-    click.echo(
-        f"{arbiter.namespace} serves {arbiter.model} at {arbiter.router_url} ({started.ready_s:.1f} s)"
-    )
-    click.echo(f"  logs       {arbiter.log_dir}")
-    click.echo(f"  statefile  {started.statefile}")
-    click.echo("next:")
+            say(f"note: {name} is {entry.state}: {entry.reason}")
+    say(f"{arbiter.namespace} serves {arbiter.model} at {arbiter.router_url} ({started.ready_s:.1f} s)")
+    say(f"  logs       {arbiter.log_dir}")
+    say(f"  statefile  {started.statefile}")
+    say("next:")
     body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
-    click.echo(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
-    click.echo(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
-    click.echo("  penstock status --watch")
+    say(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
+    say(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
+    say("  penstock status --watch")
     if arbiter.planner_log_dir is not None:
-        click.echo(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
-    click.echo(f"  penstock down --namespace {arbiter.namespace}")
+        say(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
+    say(f"  penstock down --namespace {arbiter.namespace}")
 
 
 def load_command(context_tokens: int | None, *, speed: float, url: str) -> str:
@@ -208,14 +208,14 @@ async def _show(namespace: str, *, with_unchanged: bool, as_json: bool) -> None:
     async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
         found = await reader.read()
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        say_json(asdict(found), is_indented=False)
     else:
         printer().print(render(found))
 
 
 async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> None:
     async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
-        with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
+        with Live(render(await reader.read()), console=Terminal(), auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(interval_s)
                 live.update(render(await reader.read()), refresh=True)
@@ -234,18 +234,16 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""
     chosen = choose_namespace(namespace)
-    with Console(stderr=True).status("draining"):
+    with Terminal(stderr=True).status("draining"):
         stopped = stop_graph(chosen, timeout_s=timeout_s, now=now)
     _print_stopped(stopped, as_json=as_json)
 
 
 def _print_stopped(stopped: Stopped, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(stopped)))
+        say_json(asdict(stopped), is_indented=False)
         return
     for note in stopped.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     how = "stopped without draining" if stopped.forced else "drained and stopped"
-    click.echo(
-        f"{stopped.namespace}: {how} in {stopped.took_s:.1f} s; no process, statefile or port is left behind"
-    )
+    say(f"{stopped.namespace}: {how} in {stopped.took_s:.1f} s; no process, statefile or port is left behind")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from penstock.cli.say import say
 from penstock.core import logs
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.printable import printable
+from penstock.core.printable import printable_lines
 
 _SUBCOMMANDS = {
     "up": ("penstock.cli.local:up", "Start a graph's processes on this machine."),
@@ -51,8 +55,33 @@ _SUBCOMMANDS = {
 }
 
 
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Show arguments and files' names that an error of usage repeats without control characters."""
+    try:
+        yield
+    except click.ClickException as exc:
+        vars(exc)["message"] = printable_lines(exc.message)
+        raise
+
+
 class _LazyGroup(click.Group):
     """Lists subcommands without importing them, so that `penstock --help` stays quick."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        with _printable_errors():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _SUBCOMMANDS:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _SUBCOMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_SUBCOMMANDS)
@@ -103,12 +132,11 @@ def completion(context: click.Context, shell: str) -> None:
     """
     script = get_completion_class(shell)
     assert script is not None  # noqa: S101 - the choice names only click's own
-    click.echo(script(context.find_root().command, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+    say(script(context.find_root().command, {}, "penstock", "_PENSTOCK_COMPLETE").source())
 
 
 def _complain(error: PenstockError) -> None:
-    lines = f"penstock: {error}".split("\n")
-    click.echo("\n".join(map(printable, lines)), err=True)
+    say(f"penstock: {error}", err=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import fields
+from penstock.cli.say import say
 from penstock.local.random_model import RandomModel, write_model
 
 
@@ -22,4 +23,4 @@ def make_model(folder: Path, *, replace: bool, **sizes: int) -> None:
     Example: penstock make-model tiny-model && penstock up manifests/samples/vllm-cpu.yaml
     """
     for path in write_model(folder, RandomModel(**sizes), replace=replace):
-        click.echo(f"{path}  {path.stat().st_size:,} bytes")
+        say(f"{path}  {path.stat().st_size:,} bytes")

@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli import option
 from penstock.cli.cluster import require_packages
+from penstock.cli.say import say_json
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock_operator.settings import OperatorSettings, settings_of
@@ -46,7 +47,7 @@ def run(*, dry_run: bool, **given: Any) -> None:
     """Reconcile graphs until SIGTERM. Options: flag > environment variable > default."""
     settings = settings_of(**given)
     if dry_run:
-        option.echo_json(settings.model_dump(mode="json"))
+        say_json(settings.model_dump(mode="json"))
         return
     require_packages("penstock operator", "kopf", "kubernetes")
     from penstock_operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client

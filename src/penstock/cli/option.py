@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin
 
 import click
-import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.fields import bounds, kind_of
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 
@@ -27,9 +27,18 @@ class Option(Protocol):
         """Add them."""
 
 
-def choice(values: Iterable[Enum]) -> click.Choice[str]:
+class Choice(click.Choice[str]):
+    """A choice that says which one a wrong word is close to."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return why a word is refused."""
+        refusal = super().get_invalid_choice_message(value, ctx)
+        return f"{refusal.removesuffix('.')}{did_you_mean(str(value), self.choices)}"
+
+
+def choice(values: Iterable[Enum]) -> Choice:
     """Return a choice of an enum's values, taken as text."""
-    return click.Choice([value.value for value in values])
+    return Choice([value.value for value in values])
 
 
 def group(*options: Option) -> Option:
@@ -74,11 +83,6 @@ def as_json(what: str) -> Option:
     return click.option("--json", "as_json", is_flag=True, help=what)
 
 
-def echo_json(value: Any) -> None:
-    """Print plain data as indented JSON."""
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-
-
 def admission(*, without: Collection[str] = ()) -> Option:
     """Return the flags of a router's admission section; unset ones stay None."""
     fields = {name: field for name, field in AdmissionConfig.model_fields.items() if name not in without}
@@ -99,11 +103,11 @@ def given_admission(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def choices_of(field: FieldInfo) -> click.Choice[str] | None:
+def choices_of(field: FieldInfo) -> Choice | None:
     """Return the values of a field that is an enum or a literal; None for any other."""
     kind = kind_of(field)
     if get_origin(kind) is Literal:
-        return click.Choice(list(get_args(kind)))
+        return Choice(list(get_args(kind)))
     return choice(kind) if isinstance(kind, type) and issubclass(kind, Enum) else None
 
 

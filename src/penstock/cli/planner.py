@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +21,9 @@ from penstock.api.planner import known_modes
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
+from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
-from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.errors import ConfigError, LedgerFileError, NotFoundError
 from penstock.core.flags import flag, flag_of, time_scale
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
@@ -32,7 +32,7 @@ from penstock.performance.profile import PerformanceProfile
 from penstock_planner import decision_input, learnt
 from penstock_planner import explain as explaining
 from penstock_planner import replay as replaying
-from penstock_planner.core.state import Remembered
+from penstock_planner.core.state import MALFORMED, Remembered
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.learnt import LEARNING, start_from
@@ -105,7 +105,7 @@ def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any
         print_warnings(option_warnings(said, said["mode"]))
     if run.dry_run:
         watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
-        option.echo_json({**said, **watched})
+        say_json({**said, **watched})
         return
     require_packages("--environment kubernetes", "kubernetes")
     from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
@@ -154,7 +154,11 @@ def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
     except NotFoundError as exc:
         raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
     state = StateStore.of(chosen).read()
-    if state is None or state.arbiter.planner_log_dir is None:
+    if state is None:
+        raise NotFoundError(
+            f"namespace {chosen!r}: not running; start it with `penstock up FILE`, or give --log-dir"
+        )
+    if state.arbiter.planner_log_dir is None:
         raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
     return Path(state.arbiter.planner_log_dir)
 
@@ -167,7 +171,7 @@ def planner() -> None:
 @planner.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@click.option("--mode", type=click.Choice(EXAMPLES), help="Mode of the example.  [default: load]")
+@click.option("--mode", type=option.Choice(EXAMPLES), help="Mode of the example.  [default: load]")
 @click.option(
     "--profile",
     help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
@@ -182,22 +186,21 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     if example:
         file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
         folder = resources.files("penstock_planner").joinpath("examples")
-        click.echo(folder.joinpath(file_name).read_text("utf-8"), nl=False)
+        say(folder.joinpath(file_name).read_text("utf-8"), nl=False)
         return
     if mode is not None:
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
     if file is None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
-    text = sys.stdin.read() if str(file) == "-" else read_text(file)
     inputs = decision_input.parse(
-        text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
+        read_text(file), name=str(file), read=lambda named: planning_profile(None, named), profile=profile
     )
     decision, state = decide_once(*inputs)
     if as_json:
-        option.echo_json({"decision": to_plain(decision), "state": to_plain(state)})
+        say_json({"decision": to_plain(decision), "state": to_plain(state)})
         return
     record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
-    click.echo(explaining.in_words(record))
+    say(explaining.in_words(record))
 
 
 @planner.group()
@@ -212,18 +215,23 @@ def memory() -> None:
 def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
     """Say what was learnt, by role."""
     known = learnt.learnt(ledger_folder(log_dir, namespace))
-    click.echo(learnt.as_json(known) if as_json else learnt.in_words(known), nl=not as_json)
+    if as_json:
+        say_json(learnt.as_json(known))
+    else:
+        say(learnt.in_words(known))
 
 
 @memory.command()
 @_LOG_DIR
 @_NAMESPACE
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
+@option.as_json("Print FILE's path, and what was written there.")
+def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: bool) -> None:
     """Write what was learnt to FILE, for the planner of another graph of the same model."""
-    write_text(
-        f"FILE {file}", file, learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace))).decode()
-    )
+    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
+    write_text(f"FILE {file}", file, text.decode())
+    if as_json:
+        say_json({"file": str(file), "learnt": orjson.loads(text)})
 
 
 @memory.command()
@@ -233,7 +241,7 @@ def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
 def reset(log_dir: Path) -> None:
     """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
     learnt.reset(log_dir)
-    click.echo("forgotten; the next start learns anew")
+    say("forgotten; the next start learns anew")
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
@@ -242,7 +250,7 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
         # Alone, or with a value as the planner's document writes it: --no-operation=false.
         return spelling, {"type": bool, "is_flag": False, "flag_value": "true"}
     if name == "mode":
-        return spelling, {"type": click.Choice(known_modes())}
+        return spelling, {"type": option.Choice(known_modes())}
     if choices := option.choices_of(field):
         return spelling, {"type": choices}
     metavar = next((word for end, word in _METAVARS.items() if name.endswith(end)), None)
@@ -298,7 +306,7 @@ def run(**given: Any) -> None:
     print_warnings(option_warnings(said, options.mode))
     memory = start_from(options, graph)
     if flags.dry_run:
-        option.echo_json(options.model_dump(mode="json", by_alias=True))
+        say_json(options.model_dump(mode="json", by_alias=True))
         return
     service = PlannerService(
         options,
@@ -380,20 +388,27 @@ def explain(
     )  # changes are never only counted
     ledger = read_ledger(folder, newest=newest)
     _notes(ledger.notes)
-    records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
+    try:
+        records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
+        words = [] if as_json else [explaining.in_words(record) for record in records]
+        is_part = not (as_json or with_unchanged or decision_id is not None)
+        held = explaining.held_in_words(ledger) if is_part else ""
+        left = next((each["remembered"] for each in ledger.records[::-1] if each.get("remembered")), None)
+        former = "" if left is None else learnt.former_run_in_words(Remembered(**left), folder, time.time())
+    except MALFORMED as exc:
+        raise LedgerFileError(
+            f"{folder}: a decision is incomplete ({exc!r}); use the version that wrote it"
+        ) from exc
     if as_json:
-        option.echo_json(records)
+        say_json(records)
     elif records:
-        click.echo("\n\n".join(map(explaining.in_words, records)))
-        held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
+        say("\n\n".join(words))
         if held:
-            click.echo(f"\n{held}  (--all explains them)")
-        if left := next(
-            (each["remembered"] for each in ledger.records[::-1] if each.get("remembered")), None
-        ):
-            click.echo(learnt.former_run_in_words(Remembered(**left), folder, time.time()))
+            say(f"\n{held}  (--all explains them)")
+        if former:
+            say(former)
     else:
-        click.echo("no decision yet", err=True)
+        say("no decision yet", err=True)
 
 
 @planner.command()
@@ -416,29 +431,29 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
         return
     result = replaying.replay(ledger)
     if as_json:
-        option.echo_json(to_plain(result))
+        say_json(to_plain(result))
     else:
         for found in result.differences:
-            click.echo(f"line {found.line}: {found.id}: {found.what} differs")
-            click.echo(f"  recorded   {orjson.dumps(found.recorded).decode()}")
-            click.echo(f"  recomputed {orjson.dumps(found.recomputed).decode()}")
-        click.echo(f"{result.decisions} decisions made again, {len(result.differences)} differences")
+            say(f"line {found.line}: {found.id}: {found.what} differs")
+            say(f"  recorded   {orjson.dumps(found.recorded).decode()}")
+            say(f"  recomputed {orjson.dumps(found.recomputed).decode()}")
+        say(f"{result.decisions} decisions made again, {len(result.differences)} differences")
     ctx.exit(1 if result.differences else 0)
 
 
 def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: bool) -> None:
     if as_json:
         rows = [{"recorded": record["decision"], "what_if": to_plain(made)} for record, made in different]
-        option.echo_json({"decisions": total, "different": rows})
+        say_json({"decisions": total, "different": rows})
         return
     for record, made in different:
         recorded = {role["role"]: role["sentence"] for role in record["decision"]["roles"]}
         for role in made.roles:
             if recorded.get(role.role.value) != role.sentence:
-                click.echo(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
-    click.echo(f"{len(different)} of {total} decisions would differ")
+                say(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
+    say(f"{len(different)} of {total} decisions would differ")
 
 
 def _notes(notes: tuple[str, ...]) -> None:
     for note in notes:
-        click.echo(note, err=True)
+        say(note, err=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
-from penstock.cli.terminal import run_interruptible
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, run_interruptible
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag, flag_of
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
@@ -121,7 +121,7 @@ async def apply_result(client: KubeClient, name: str, namespace: str, data: Mapp
 @contextmanager
 def _shown_steps() -> Iterator[Callable[[Step], None]]:
     """Give what shows a step: a bar on a terminal, elsewhere a line each."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
@@ -205,7 +205,7 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
 
 def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
     if plan.note:
-        click.echo(plan.note, err=True)
+        say(plan.note, err=True)
     with nullcontext(lambda _: None) if is_quiet else _shown_steps() as show:
         return run_interruptible(run_profile(plan, show))
 
@@ -229,14 +229,14 @@ def _conclude(
     paths = _written(measured.sweep, recommendation, warnings, manifest, directory)
     flags.keep(paths, [*recommendation.lines(), *recommendation.misses])
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     if as_json:
         result = plain_result(measured.sweep, recommendation, warnings)
-        option.echo_json({**result, "files": [str(path) for path in paths]})
+        say_json({**result, "files": [str(path) for path in paths]})
     else:
         _print_result(measured.sweep, recommendation, paths)
     for miss in recommendation.misses:
-        click.echo(f"penstock: {miss}", err=True)
+        say(f"penstock: {miss}", err=True)
     if recommendation.misses and flags.config_map is None:
         sys.exit(1)
 
@@ -263,27 +263,27 @@ def _has_plots() -> bool:
 
 
 def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[Path]) -> None:
-    Console().print(*choice_tables(sweep, recommendation), sep="\n")
+    Terminal().print(*choice_tables(sweep, recommendation), sep="\n")
     if not _has_plots():
-        click.echo("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
+        say("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
     for line in recommendation.lines():
-        click.echo(line)
+        say(line)
     for path in paths:
-        click.echo(f"wrote {path}", err=True)
+        say(f"wrote {path}", err=True)
 
 
 def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
     described = plan.describe()
     if as_json:
-        option.echo_json(described)
+        say_json(described)
         return
     if plan.note:
-        click.echo(plan.note)
+        say(plan.note)
     for engine in described["engines"]:
-        click.echo(f"{engine['name']}:")
+        say(f"{engine['name']}:")
         if not engine["prompt_tokens"]:
-            click.echo("  lengths and batches follow from the KV cache, which the engine states once it runs")
+            say("  lengths and batches follow from the KV cache, which the engine states once it runs")
             continue
-        click.echo(f"  TTFT of prompts of {', '.join(map(str, engine['prompt_tokens']))} tokens")
+        say(f"  TTFT of prompts of {', '.join(map(str, engine['prompt_tokens']))} tokens")
         for context, counts in engine["in_flight_by_context"].items():
-            click.echo(f"  ITL of {', '.join(map(str, counts))} requests of {context} tokens")
+            say(f"  ITL of {', '.join(map(str, counts))} requests of {context} tokens")

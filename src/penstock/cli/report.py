@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
+from penstock.cli.say import say_json
+from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import flag
 from penstock.report.findings import RunReport, analyse, require_plots, with_graph
@@ -63,15 +64,15 @@ def report(*, as_json: bool, **given: Any) -> None:
     found = analyse(
         said.run, ledger=said.ledger, ttft_target_s=said.ttft_target_s, itl_target_s=said.itl_target_s
     )
-    console = Console()
+    console = Terminal()
     graph, remark = _graph_of(found, said.manifest)
     if graph is not None:
-        progress = Console(stderr=True, quiet=as_json)
+        progress = Terminal(stderr=True, quiet=as_json)
         found = with_counterfactual(found, graph, said.counterfactual_cpu_s, progress)
     found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, said.output)
     if as_json:
-        option.echo_json(plain_report(found, files))
+        say_json(plain_report(found, files))
         return
     console.print(report_text(found))
     console.print(f"report: {files[-1]}", soft_wrap=True)
@@ -93,7 +94,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 
 
 def with_counterfactual(
-    found: RunReport, graph: GraphDeployment, cpu_s: float, console: Console
+    found: RunReport, graph: GraphDeployment, cpu_s: float, console: Terminal
 ) -> RunReport:
     """Return a report with service times and what other fleets would have done, or with a remark why not."""
     found = with_graph(found, graph)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.say import say, say_json
+from penstock.core.closest import did_you_mean
+
 _PACKAGED = Path(__file__).parent / "data" / "samples"
 _IN_CLONE = Path(__file__).parents[3] / "manifests" / "samples"
 
@@ -18,20 +21,29 @@ def sample_files() -> dict[str, Path]:
 
 @click.command()
 @click.argument("name", required=False)
-def samples(name: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print names and summaries, or NAME's text, as JSON.")
+def samples(name: str | None, *, as_json: bool) -> None:
     """Print the sample manifest NAME; without NAME, list them.
 
     Example: penstock samples disaggregated > graph.yaml && penstock up graph.yaml
     """
     files = sample_files()
+    if name is None and as_json:
+        say_json([{"name": each, "summary": _summary(path)} for each, path in files.items()])
+        return
     if name is None:
         width = max((len(each) for each in files), default=0)
         for each, path in files.items():
-            click.echo(f"{each:<{width}}  {_summary(path)}")
+            say(f"{each:<{width}}  {_summary(path)}")
         return
     if name not in files:
-        raise click.BadParameter(f"{name!r} is not one of {', '.join(files)}", param_hint="NAME")
-    click.echo(files[name].read_text(encoding="utf-8"), nl=False)
+        meant = did_you_mean(name, files)
+        raise click.BadParameter(f"{name!r} is not one of {', '.join(files)}{meant}", param_hint="NAME")
+    text = files[name].read_text(encoding="utf-8")
+    if as_json:
+        say_json({"name": name, "summary": _summary(files[name]), "text": text})
+    else:
+        say(text, nl=False)
 
 
 def _summary(path: Path) -> str:

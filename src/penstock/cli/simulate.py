@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import Progress
 
 from penstock.cli import fields, option
-from penstock.cli.terminal import printer
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, printer
 from penstock.simulator.output import open_directory, scoreboard, to_json, write
 from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
 
@@ -39,15 +39,15 @@ def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options
     if output_dir is not None:
         files = write(result, record(plan), output_dir)
     if as_json:
-        click.echo(to_json(result), nl=False)
+        say_json(to_json(result))
         return
     printer().print(scoreboard(result))
     for path in files:
-        click.echo(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 def _run(plan: RunPlan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
         task = progress.add_task("runs", total=len(plan.runs))
         return run_plan(plan, processes=jobs, on_done=lambda done: progress.update(task, completed=done))

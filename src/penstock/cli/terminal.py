@@ -9,19 +9,30 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from penstock.core.errors import ConfigError, unwritable
+from penstock.core.printable import printable_lines
 
 PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
 
 
-def printer() -> Console:
+class Terminal(Console):
+    """A console whose texts, however they are arranged, show control characters by their escapes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is printed; rich's own sequences are not text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable_lines(text), style, control)
+
+
+def printer() -> Terminal:
     """Return a console on stdout."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPED_WIDTH)
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=PIPED_WIDTH)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **columns: Any) -> Table:

@@ -146,3 +146,7 @@ class NoEndpointsError(PenstockError):
 
 class LedgerError(PenstockError):
     """A decision could not be recorded, so it was not taken."""
+
+
+class LedgerFileError(LedgerError, ConfigError):
+    """A file is no ledger, or cannot be read."""

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 
 
@@ -43,6 +44,6 @@ def load(group: str, name: str, *, kind: str) -> Any:
     if found is None:
         raise ConfigError(
             f"{kind} {name!r}: choose from {', '.join(registered(group)) or 'none'}, or install the package that "
-            "registers it"
+            f"registers it{did_you_mean(name, registered(group))}"
         )
     return found

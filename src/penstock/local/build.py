@@ -152,6 +152,7 @@ def initial_state(
             "says so to a Gateway; remove it, and set failure_mode_allow in Envoy's own configuration"
         )
     state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
+    _check_gpus(specs, state.arbiter)
     has_router = False
     for spec in specs:
         _check(graph.name, spec, environment)
@@ -161,6 +162,18 @@ def initial_state(
         has_router = has_router or spec.role == Role.ROUTER
         state = _with_replicas(state, spec, entry)
     return state
+
+
+def _check_gpus(specs: Iterable[ProcessSpec], arbiter: ArbiterInfo) -> None:
+    """Refuse a graph whose first replicas do not fit; nothing runs yet that would make room."""
+    asked = [(spec.service, spec.replicas, spec.gpus) for spec in specs if spec.gpus]
+    needed = sum(replicas * gpus for _, replicas, gpus in asked)
+    if needed > arbiter.budget:
+        bound = "planner.maxGpuBudget" if arbiter.budget < arbiter.gpus else "--gpus"
+        parts = ", ".join(f"{service} {replicas} x {gpus}" for service, replicas, gpus in asked)
+        raise ConfigError(
+            f"{bound}: {arbiter.budget}; the graph starts with {needed} GPUs ({parts}); give {needed}, or fewer replicas"
+        )
 
 
 def _arbiter(

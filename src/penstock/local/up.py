@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.api import Environment, GraphDeployment, PlannerMode, Role
-from penstock.api.manifests import load_graph
+from penstock.api.manifests import STDIN, load_graph, read_text
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
 from penstock.core.flags import check_bounds
@@ -70,12 +70,34 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
         _check_profile(graph, options.planner)
     check_bounds(options)
     SimulatedClock(options.speed)  # refuses a speed that is none
-    log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
+    log_dir = _log_dir(options, namespace)
     context = _context(graph, file, store, options, log_dir)
     runtime_of(graph.spec.runtime).check_installed(graph.spec, context)
     check_model(graph.spec)
     state = initial_state(graph, options, context, log_dir=log_dir, environment=os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
+
+
+def kept_file(file: Path, options: UpOptions) -> Path:
+    """Return a manifest's file; standard input is kept beside the graph's logs, because router and planner read it."""
+    if str(file) != STDIN:
+        return file
+    text = read_text(file)
+    graph = load_graph(text if "\n" in text else f"{text}\n")
+    namespace = options.namespace or graph.name
+    StateStore.of(namespace).refuse_running()  # whose router would follow the new text
+    kept = _log_dir(options, namespace) / "graph.yaml"
+    make_folder(kept.parent)
+    try:
+        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE), "w") as stream:
+            stream.write(text)
+    except OSError as exc:
+        raise ConfigError(unwritable(str(kept), exc)) from exc
+    return kept
+
+
+def _log_dir(options: UpOptions, namespace: str) -> Path:
+    return (options.log_dir or log_root() / namespace).expanduser().absolute()
 
 
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:

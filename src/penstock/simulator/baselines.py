@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api import GraphDeployment, Role
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
@@ -104,7 +105,8 @@ def chosen_planners(
     known = policy_names()
     unknown = [name for name in names if name not in {*known, DEFAULT_PLANNER, ALL}]
     if unknown:
-        raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all")
+        meant = did_you_mean(unknown[0], known)
+        raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all{meant}")
     if ALL in names:
         names = tuple(name for name in known if has_profile(pools) or not policy_of(name).needs_profile)
     return {

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.api import GraphDeployment, QueueOrder, Role, RouterConfig
 from penstock.api.manifests import load_graph
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.router.policy.busy import check_flags
@@ -460,8 +461,10 @@ def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tu
         single = DEFAULT_POLICY if graph is None else graph.spec.router.policy
         text = single if len(options.planners) > 1 or ALL in options.planners else ALL
     names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))
-    if not names or not set(names) <= set(policy_names()):
-        raise ConfigError(f"--policy {text}: choose from {', '.join(policy_names())}, or all")
+    unknown = [name for name in names if name not in policy_names()]
+    if unknown or not names:
+        meant = did_you_mean(unknown[0], policy_names()) if unknown else ""
+        raise ConfigError(f"--policy {text}: choose from {', '.join(policy_names())}, or all{meant}")
     return names
 
 

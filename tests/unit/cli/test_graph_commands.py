@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -242,3 +243,30 @@ def test_the_load_that_up_proposes_fits_the_model(context_tokens, cut):
         f"penstock load --trace mooncake --rate 1 --limit 300 --speed 1{cut} --url http://127.0.0.1:8000"
     )
     assert command == expected
+
+
+def test_standard_input_is_a_file_too(run, monkeypatch):
+    """`validate -` and `render -` read it; the rendered commands name a file that is to be made of it."""
+    text = (SAMPLES / "disaggregated.yaml").read_bytes()
+
+    def given():
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    given()
+    assert run("validate", "-")[:2] == (0, "-: valid (GraphDeployment llama)\n")
+    given()
+    status, out, _ = run("render", "-", "--json")
+    planner = next(each for each in json.loads(out) if each["service"] == "planner")
+    assert (status, planner["argv"][planner["argv"].index("--graph") + 1]) == (0, "GRAPH.yaml")
+    given()
+    _, out, _ = run("render", "-", "--kubernetes", "--json")
+    assert {"Deployment", "Service"} <= {each["kind"] for each in json.loads(out)}
+    assert run("render", SAMPLES / "disaggregated.yaml", "--json", "--format", "yaml")[0] == 2
+
+
+def test_samples_as_json(run):
+    """Names with their summaries, or one with its text."""
+    listed = json.loads(run("samples", "--json")[1])
+    assert {"disaggregated", "sla"} <= {each["name"] for each in listed}
+    one = json.loads(run("samples", "sla", "--json")[1])
+    assert one["text"] == (SAMPLES / "sla.yaml").read_text()

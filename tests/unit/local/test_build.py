@@ -95,7 +95,7 @@ def test_a_service_with_no_replicas_waits_as_its_base_entry(build):
             "replicas: 2}\n  planner",
             "replicas: 2}\n  planner",
             3,
-            "decode.replicas: 2: one replica needs 1 GPU, but 3",
+            "--gpus: 3; the graph starts with 4 GPUs",
         ),
         ("gpusPerReplica: 2", "gpusPerReplica: 2, nodesPerReplica: 2", None, "prefill.nodesPerReplica: 2"),
         ("    frontend: {role: router, replicas: 2}\n", "", None, "role: router"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -199,7 +200,8 @@ def test_status_prints_table_or_json(state_of, entry_of):
     StateStore.of("n").write(state_of("n").with_entry("n_decode", entry))
     runner = CliRunner()
     assert "n_decode" in runner.invoke(commands.status, []).output
-    assert '"gpus_used": 1' in runner.invoke(commands.status, ["--json", "--namespace", "n"]).output
+    printed = runner.invoke(commands.status, ["--json", "--namespace", "n"]).output
+    assert json.loads(printed)["gpus_used"] == 1
 
 
 PLANNED = """\

@@ -6,10 +6,11 @@ Bounded in size, depth and alias expansion; duplicate keys, foreign tags and key
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -20,15 +21,22 @@ MAX_FILE_BYTES = 1 << 20
 """1 MiB; Kubernetes' own store refuses objects of more than 1.5 MiB."""
 
 
+STDIN: Final = "-"
+"""As a file's name: standard input."""
+
+
 def read_text(path: Path) -> str:
-    """Return the text of a manifest file.
+    """Return the text of a manifest file, or of standard input for ``-``.
 
     Raises:
         InvalidSpecError: The file is missing, unreadable, a folder, too large or not UTF-8.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+        if str(path) == STDIN:
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with path.open("rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _refusal(path, "there is no such file; check the path") from None
     except IsADirectoryError:

@@ -123,7 +123,10 @@ class Dynamo(Runtime):
         except (OSError, subprocess.SubprocessError) as exc:
             why = f"cannot be run ({exc})"
         if why:
-            message = f"{python} {why}; run `make dynamo` and give the environment that it makes, .venv-dynamo (docs/dynamo.md)"
+            message = (
+                f"{python} {why}; give the Python environment that has it, or apply the graph to a cluster, whose images "
+                "have it (a clone's `make dynamo` makes .venv-dynamo, docs/dynamo.md)"
+            )
             raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
 
 
