@@ -62,6 +62,9 @@ INVOCATIONS = {
     "status": [],
     "down": [],
     "demo": ["--manifest", "graph.yaml", "--output-dir", "out"],
+    "dashboard": ["--log-dir", EVIL],
+    "trace info": [EVIL],
+    "trace convert": [EVIL, "--output", "out.jsonl"],
     "simulate": ["--policy", EVIL],
     "profile": ["--from", "graph.yaml"],
     "capacity": [

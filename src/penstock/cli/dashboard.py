@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli.planner import ledger_folder
+from penstock.cli.say import say
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 
 _SELECTOR: Final = "app.kubernetes.io/part-of=penstock,app.kubernetes.io/component=tensorboard"
@@ -56,7 +57,7 @@ def dashboard(
         if kubernetes
         else serve_command(ledger_folder(log_dir, namespace), port)
     )
-    click.echo(f"dashboard    http://localhost:{port}/{_CHARTS}   (Ctrl-C ends it)")
+    say(f"dashboard    http://localhost:{port}/{_CHARTS}   (Ctrl-C ends it)")
     sys.stdout.flush()
     os.execvp(command[0], command)  # noqa: S606 - signals reach what serves
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from penstock.cli import fields, option
-from penstock.cli.terminal import table, write_text
+from penstock.cli.say import say, say_json
+from penstock.cli.terminal import Terminal, table, write_text
 from penstock.core.errors import ConfigError, unwritable
 from penstock.core.flags import flag
 from penstock.workload.arrivals import Selection, rescale, select
@@ -84,7 +84,7 @@ def info(source: str, picture: Path | None, as_json: bool, **options: Any) -> No
     if picture is not None:
         _draw(picture, found, described)
     if as_json:
-        option.echo_json(_plain(found, described))
+        say_json(_plain(found, described))
     else:
         _print(found, described)
 
@@ -107,7 +107,7 @@ def convert(source: str, **options: Any) -> None:
     write_text(f"--output {chosen.output}", chosen.output, text)
     changes = [f"{count:,} {what}" for count, what in ((truncated, "cut"), (dropped, "left out")) if count]
     more = f" ({', '.join(changes)})" if changes else ""
-    click.echo(f"wrote {len(kept):,} of {len(found.requests):,} requests to {chosen.output}{more}", err=True)
+    say(f"wrote {len(kept):,} of {len(found.requests):,} requests to {chosen.output}{more}", err=True)
     _say_skipped(found)
 
 
@@ -152,24 +152,20 @@ def _plain(found: Trace, described: TraceInfo) -> dict[str, Any]:
 
 
 def _print(found: Trace, described: TraceInfo) -> None:
-    click.echo(
-        f"{found.name}: {found.format.value}, {described.requests:,} requests in {described.span_s:,.1f} s"
-    )
+    say(f"{found.name}: {found.format.value}, {described.requests:,} requests in {described.span_s:,.1f} s")
     rate, peak = described.rate_rps, described.peak_rps
     if rate is not None and peak is not None:
         gaps = "" if described.gap_cv is None else f", gaps vary by {described.gap_cv:.2f} of their mean"
         batches = " (batches of equal time)" if found.is_batched else ""
-        click.echo(
-            f"rate {rate:.3g} requests/s, at most {peak:.3g} in {described.span_s / 60:.3g} s{gaps}{batches}"
-        )
-        click.echo(f"  {_bars([each.rps for each in described.windows])}")
+        say(f"rate {rate:.3g} requests/s, at most {peak:.3g} in {described.span_s / 60:.3g} s{gaps}{batches}")
+        say(f"  {_bars([each.rps for each in described.windows])}")
     rows = [_row("prompt tokens", described.prompts), _row("output tokens", described.answers)]
-    Console().print(table(("", "mean", "p50", "p90", "p99", "most", "total"), rows, justify="right"))
+    Terminal().print(table(("", "mean", "p50", "p90", "p99", "most", "total"), rows, justify="right"))
     reuse = described.reuse
     if reuse is None:
-        click.echo("reuse unknown: no row has hash_ids; every prompt counts as its own")
+        say("reuse unknown: no row has hash_ids; every prompt counts as its own")
     else:
-        click.echo(
+        say(
             f"reuse {reuse.tokens_fraction:.1%} of the prompt tokens, in {reuse.requests_fraction:.1%} of the requests;"
             f" {reuse.distinct_tokens:,} distinct tokens (an id is {found.hash_tokens} tokens)"
         )
@@ -179,7 +175,7 @@ def _print(found: Trace, described: TraceInfo) -> None:
 def _say_skipped(found: Trace) -> None:
     if found.skipped:
         line, why = next(iter(found.skipped.items()))
-        click.echo(f"{len(found.skipped):,} rows left out, the first in line {line}: {why}", err=True)
+        say(f"{len(found.skipped):,} rows left out, the first in line {line}: {why}", err=True)
 
 
 def _row(name: str, lengths: Lengths) -> tuple[str, ...]:

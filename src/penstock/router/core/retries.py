@@ -86,6 +86,10 @@ class Assignment(Generic[T]):
             worker.speed.output_tokens += tokens
             worker.speed.decode_s += gap_s
 
+    def computed(self, cached_tokens: int, now_s: float) -> None:
+        """Count its prompt for the worker's speed, but for what is known to have been cached."""
+        self.worker.speed.prefilled(max(1, self.tokens - cached_tokens), now_s - self.since_s)
+
     def proved(self) -> None:
         """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
         if self._has_verdict:

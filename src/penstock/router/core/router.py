@@ -168,10 +168,7 @@ class RouterCore(Generic[T]):
         if self.tiers is not None:
             self.tiers.computed(assignment.item, now_s)
         if measured and role is self.entry:
-            uncached = (
-                assignment.tokens if cached_tokens is None else max(1, assignment.tokens - cached_tokens)
-            )
-            assignment.worker.speed.prefilled(uncached, now_s - assignment.since_s)
+            assignment.computed(cached_tokens or 0, now_s)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
         return self._work_done(role, assignment.worker, before, now_s)
