@@ -93,7 +93,7 @@ async def test_a_silent_peer_is_given_up_by_a_loop_that_stands_again_and_again(p
     task = asyncio.create_task(pool.request("GET", url_of(listening), timeouts=limits))
     pause()
     with pytest.raises(UpstreamTimeout):
-        await asyncio.wait_for(task, 60)
+        await task
 
 
 async def test_what_a_patient_timeout_waits_for_may_come_during_a_pause():
