@@ -3,6 +3,7 @@ import asyncio
 import httptools
 
 from penstock.core.errors import UpstreamError
+from penstock.core.http.intake import Intake
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 
@@ -96,7 +97,7 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, make_
     loop.set_exception_handler(lambda _loop, context: faults.append(context))
     for name, rng in rounds:
         shared = ServerContext(
-            handler, LIMITS, lambda request: False, lambda request: request.path != "/keyless"
+            handler, Intake(LIMITS), lambda request: False, lambda request: request.path != "/keyless"
         )
         shared.loop, shared.bound = loop, LIMITS.max_connections
         data = mutate(rng, CORPUS, TOKENS)
@@ -116,7 +117,7 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, make_
                 await turns(10)
             assert wire.is_closed
             assert not shared.connections
-            assert shared.buffered_bytes == 0
+            assert shared.intake.buffered_bytes == 0
             if b"HEAD " not in data:  # the parser would wait for the body that such an answer announces
                 httptools.HttpResponseParser(object()).feed_data(bytes(wire.written))
             assert not faults

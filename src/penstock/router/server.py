@@ -13,6 +13,7 @@ from penstock.api import AdmissionConfig, TiersConfig
 from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.core.http.intake import Intake
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
@@ -109,6 +110,11 @@ class RouterServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_warned = False
         self._pauses = PauseLog()
+
+    @property
+    def intake(self) -> Intake:
+        """The limits of requests, whatever the entrance they come by."""
+        return self._http.intake
 
     @property
     def port(self) -> int:

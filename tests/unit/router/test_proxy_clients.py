@@ -191,7 +191,7 @@ async def test_a_request_without_a_key_is_refused_before_its_body(harness):
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
     assert b"www-authenticate: Bearer" in head
-    assert router.server._http._shared.buffered_bytes == 0
+    assert router.server._http.intake.buffered_bytes == 0
     writer.close()
     assert (await router.post(headers=(JSON_TYPE, (b"authorization", b"Bearer key")))).status == 200
 

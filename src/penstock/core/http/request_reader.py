@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import httptools
 
-from penstock.core.http.limits import ServerLimits
+from penstock.core.http.intake import FIELD_BYTES, MAX_FIELDS, Intake, Refusal
 from penstock.core.http.messages import Request
 
-# Chosen: Envoy allows 100; no client sends more than a few dozen. It keeps joining repeated ones cheap.
-_MAX_FIELDS = 256
+# llhttp's message for a length beyond 64 bits.
+_LENGTH_OVERFLOW = "Content-Length overflow"
 # Chosen: a chunk of 20 bytes has 6 bytes of framing. What exceeds this part of the body is bounded as a head is.
 _FRAMING_DIVISOR = 4
 # RFC 3986 3.2.2 and 3.2.3: host and port, without user information. No comma: it joins the values of two fields.
@@ -32,15 +31,6 @@ class ReaderPhase(Enum):
     BODY = "body"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that no handler sees."""
-
-    status: int
-    code: str
-    message: str
-
-
 class _Refused(Exception):  # noqa: N818 - stops the parser; never leaves this module
     """Raised inside a parser callback."""
 
@@ -54,21 +44,21 @@ class RequestReader:
 
     def __init__(
         self,
-        limits: ServerLimits,
+        intake: Intake,
         *,
         peer: str,
         on_request: Callable[[Request], Refusal | None],
         on_expect: Callable[[], None],
         wants_body: Callable[[Request], bool],
-        hold: Callable[[int], bool],
+        hold: Callable[[int], None],
     ) -> None:
         """Prepare; a request whose body ``wants_body`` does not want is answered from its head.
 
         ``on_request`` takes each complete request or returns why not, ``on_expect`` is called when a client waits for ``100
-        Continue``, ``hold`` counts bytes of all connections' bodies and returns whether there is room for them.
+        Continue``, ``hold`` counts bytes of its body.
         """
-        self._limits = limits
-        self._max_head_bytes = limits.max_header_bytes
+        self._intake = intake
+        self._max_head_bytes = intake.limits.max_header_bytes
         self._peer = peer
         self._on_request = on_request
         self._on_expect = on_expect
@@ -112,15 +102,14 @@ class RequestReader:
         except _Refused:
             return self._refusal
         except httptools.HttpParserError as exc:
-            return self._refusal or Refusal(400, "malformed_request", f"not valid HTTP/1.1: {exc}")
+            return self._refusal or self._malformed(str(exc))
         # A read in which a part begins or ends holds others too: only those wholly inside one are counted.
         if self.begun != begun or self.phase is not phase:
             return None
         if phase is ReaderPhase.HEAD:
             self._head_bytes += len(data)
-            if self._head_bytes > self._max_head_bytes:
-                return self._header_refusal()
-        elif phase is ReaderPhase.BODY:
+            return self._intake.head_refusal(self._head_bytes, 0)
+        if phase is ReaderPhase.BODY:
             self._framing_bytes += len(data) - (self._part_bytes - body_bytes)
             bound = self._max_head_bytes
             if self._framing_bytes > bound + self._part_bytes // _FRAMING_DIVISOR:
@@ -180,20 +169,19 @@ class RequestReader:
             return
         name = name.lower()
         headers = self._headers
-        self._part_bytes += len(name) + len(value) + 4
+        self._part_bytes += len(name) + len(value) + FIELD_BYTES
         if name in headers:
             self._repeats += 1
             value = headers[name] + b", " + value
         headers[name] = value
-        if self._part_bytes > self._max_head_bytes or self._repeats > _MAX_FIELDS:
-            self._refuse(self._header_refusal())
+        if self._part_bytes > self._max_head_bytes or self._repeats > MAX_FIELDS:
+            self._check(self._intake.head_refusal(self._part_bytes, self._repeats))
 
     def on_headers_complete(self) -> None:
         """Check what the headers promise, before any body is read."""
         self._part_bytes = 0
         parser, headers = self._parser, self._headers
-        if len(headers) + self._repeats > _MAX_FIELDS:
-            self._refuse(self._header_refusal())
+        self._check(self._intake.head_refusal(0, len(headers) + self._repeats))
         if parser.should_upgrade():
             return  # comes again without the offer, see _parse
         method = parser.get_method().decode("latin-1")
@@ -205,13 +193,11 @@ class RequestReader:
             )
         version = parser.get_http_version()
         request.http_1_0 = version == "1.0"
-        problem = _head_problem(headers, version)
-        if problem is not None:
-            self._refuse(problem)
-        length = int(headers.get(b"content-length", b"0"))
-        if length > self._limits.max_body_bytes:
-            self._refuse(self._body_refusal())
-        if (length or b"transfer-encoding" in headers) and not self._wants_body(request):
+        self._check(_head_problem(headers, version))
+        has_body = b"content-length" in headers or b"transfer-encoding" in headers
+        if has_body:
+            self._check(self._intake.length_refusal(headers))
+        if has_body and headers.get(b"content-length") != b"0" and not self._wants_body(request):
             request.keep_alive = False
             self._refuse(request)
         self._request = request
@@ -226,12 +212,8 @@ class RequestReader:
     def on_body(self, body: bytes) -> None:
         """Collect body bytes up to the bound; pieces are joined as they come, for an object each would cost more."""
         self._part_bytes += len(body)
-        has_room = self._hold(len(body))
-        if self._part_bytes > self._limits.max_body_bytes:
-            self._refuse(self._body_refusal())
-        if not has_room:
-            message = f"all requests together hold {self._limits.max_buffered_bytes} bytes; retry later"
-            self._refuse(Refusal(503, "body_buffers_full", message))
+        self._hold(len(body))
+        self._check(self._intake.body_refusal(self._part_bytes))
         if self._body is not None:
             self._body += body
         elif self._first_piece is None:
@@ -259,14 +241,14 @@ class RequestReader:
         self._refusal = refusal
         raise _Refused
 
-    def _header_refusal(self) -> Refusal:
-        bound = self._max_head_bytes
-        message = f"request line and headers exceed {bound} bytes or {_MAX_FIELDS} fields; send fewer"
-        return Refusal(431, "headers_too_large", message)
+    def _malformed(self, problem: str) -> Refusal:
+        if problem == _LENGTH_OVERFLOW:
+            return self._intake.too_long()
+        return Refusal(400, "malformed_request", f"not valid HTTP/1.1: {problem}")
 
-    def _body_refusal(self) -> Refusal:
-        bound = self._limits.max_body_bytes
-        return Refusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")
+    def _check(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._refuse(refusal)
 
 
 @lru_cache(256)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from email.utils import formatdate
 
 from penstock.core.errors import ConfigError, PortInUseError
+from penstock.core.http.intake import Intake
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder
 from penstock.core.http.own_lag import LATE_S, OwnLag
@@ -45,7 +46,7 @@ class HttpServer:
         A request that ``is_vital``, such as a probe's, is served even when all connections are in use. One whose body
         ``wants_body`` does not want is handled with an empty body, and its connection ends.
         """
-        self._shared = ServerContext(handler, limits, is_vital, wants_body)
+        self._shared = ServerContext(handler, Intake(limits), is_vital, wants_body)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported_s = float("-inf")
@@ -71,6 +72,11 @@ class HttpServer:
     def port(self) -> int:
         """The port listened on."""
         return self._port
+
+    @property
+    def intake(self) -> Intake:
+        """The limits and the buffered bytes, which another entrance of the process shares."""
+        return self._shared.intake
 
     @property
     def connections(self) -> int:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
+from penstock.core.http.intake import Intake, Refusal
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder, error_body
-from penstock.core.http.request_reader import ReaderPhase, Refusal, RequestReader
+from penstock.core.http.request_reader import ReaderPhase, RequestReader
 from penstock.core.logs import get_logger
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
@@ -25,8 +26,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
-# Chosen: connections and buffers become free within moments.
-_RETRY = ((b"retry-after", b"1"),)
 # Chosen: more pipelined requests than any client keeps outstanding.
 _MAX_PIPELINED = 32
 # Chosen: what a connection of the reserve may take for its request; a probe sends its in one packet. Real seconds.
@@ -40,24 +39,28 @@ class ServerContext:
     Attributes:
         bound: Connections served at a time; those of the reserve come on top.
         refused: Connections turned away since that was last logged.
-        buffered_bytes: Of bodies, of all connections.
+        intake: What these requests and those of other entrances may take together.
         responders: Of requests whose handlers have not returned.
         closing_since_s: Since when the server takes no more connections, by the loop's clock; None: it does.
     """
 
     handler: Handler
-    limits: ServerLimits
+    intake: Intake
     is_vital: Callable[[Request], bool]
     wants_body: Callable[[Request], bool]
     loop: asyncio.AbstractEventLoop = field(init=False)
     bound: int = 0
     refused: int = 0
-    buffered_bytes: int = 0
     connections: set[ServerConnection] = field(default_factory=set)
     responders: set[Responder] = field(default_factory=set)
     date_line: bytes = b""
     closing_since_s: float | None = None
     on_empty: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def limits(self) -> ServerLimits:
+        """The limits of every entrance."""
+        return self.intake.limits
 
 
 class ServerConnection(asyncio.Protocol):
@@ -94,7 +97,7 @@ class ServerConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if peer else ""
         self._reader = RequestReader(
-            shared.limits,
+            shared.intake,
             peer=self._peer,
             on_request=self._take,
             on_expect=self._permit_body,
@@ -170,14 +173,13 @@ class ServerConnection(asyncio.Protocol):
 
     def _release(self, count: int) -> None:
         self._held_bytes -= count
-        self._shared.buffered_bytes -= count
+        self._shared.intake.release(count)
 
     # ------------------------------------------------------------------ called by the reader
 
-    def _hold(self, count: int) -> bool:
+    def _hold(self, count: int) -> None:
         self._held_bytes += count
-        self._shared.buffered_bytes += count
-        return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
+        self._shared.intake.hold(count)
 
     def _take(self, request: Request) -> Refusal | None:
         waiting_bytes = self._queued_bytes + len(request.body)
@@ -273,12 +275,9 @@ class ServerConnection(asyncio.Protocol):
     def _answer_refusal(self, transport: asyncio.Transport, refusal: Refusal) -> None:
         request = Request("GET", b"/", {}, peer=self._peer)
         request.keep_alive = False
-        kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
         # Without an owner: completing it must end our sending side only, so that the client can read it.
         responder = Responder(None, transport, request)
-        headers = _RETRY if refusal.status == 503 else ()
-        body = error_body(refusal.message, kind=kind, code=refusal.code)
-        responder.send(refusal.status, body, headers=headers)
+        responder.send(refusal.status, refusal.body, headers=refusal.headers)
         self._linger(transport)
 
     def _linger(self, transport: asyncio.Transport) -> None:
@@ -347,7 +346,7 @@ class ServerConnection(asyncio.Protocol):
         elif phase is ReaderPhase.HEAD and age_s > limits.header_timeout_s:
             self._time_out("header_timeout", f"headers took longer than {limits.header_timeout_s} s")
         elif age_s > limits.receive_timeout_s:
-            self._time_out("receive_timeout", f"head and body took longer than {limits.receive_timeout_s} s")
+            self._refuse(self._shared.intake.late_refusal())
         elif phase is ReaderPhase.BODY and now_s - self._read_s > limits.body_timeout_s:
             self._time_out("body_timeout", f"no body bytes came for {limits.body_timeout_s} s")
 

@@ -19,6 +19,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 
 from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+from penstock.core.http.intake import FIELD_BYTES, Intake, Refusal
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON, Headers, Request, Responder, error_body
 from penstock.core.http.own_lag import PatientTimeout, PatientTimer
@@ -42,15 +43,17 @@ class Exchange:
         is_broken: What was answered is not complete.
     """
 
-    def __init__(self, *, max_body_bytes: int) -> None:
+    def __init__(self, intake: Intake) -> None:
         self.is_forwarded = False
         self.is_broken = False
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
+        self._held_bytes = 0
         self._answers: asyncio.Queue[ProcessingResponse | None] = asyncio.Queue()
         self._answered: asyncio.Future[StreamingResponse] | None = None
         self._response: StreamingResponse | None = None
         self._responder: GatewayResponder | None = None
         self._has_request_trailers = False
+        self._is_complete = False
         self._deadline: PatientTimer | None = None
         self._reads = asyncio.Event()
         self._reads.set()
@@ -89,6 +92,7 @@ class Exchange:
                 self._deadline.cancel()
             if task is not None:
                 await asyncio.wait([task])
+            self._intake.release(self._held_bytes)
             self._answers.put_nowait(None)
 
     async def _read_request(
@@ -105,27 +109,48 @@ class Exchange:
             log.error("gateway misconfigured", problem=problem)
             self.answer(500, error_body(problem, kind="server_error", code="gateway_misconfigured"), JSON, ())
             return None
+        head = first.request_headers.headers.headers
+        head_bytes = sum(len(each.key) + len(each.raw_value or each.value) + FIELD_BYTES for each in head)
+        refusal = self._intake.head_refusal(head_bytes, len(head))
+        if refusal is not None:
+            self._refuse(refusal)
+            return None
         if first.request_headers.end_of_stream or not wants_body(request):
             return request
-        return request if await self._read_body(stream, request) else None
+        refusal = self._intake.length_refusal(request.headers)
+        if refusal is None:
+            try:
+                async with PatientTimeout(self._intake.limits.receive_timeout_s):
+                    refusal = await self._read_body(stream, request)
+            except TimeoutError:
+                refusal = self._intake.late_refusal()
+        if refusal is not None:
+            self._refuse(refusal)
+            return None
+        return request if self._is_complete else None
 
-    async def _read_body(self, stream: AsyncIterator[ProcessingRequest], request: Request) -> bool:
-        """Return whether the request's body came complete; else it may have been refused."""
-        body = bytearray()
+    async def _read_body(self, stream: AsyncIterator[ProcessingRequest], request: Request) -> Refusal | None:
+        """Read the request's body; it may end before it is complete. Return why no more of it is read."""
+        body, intake = bytearray(), self._intake
         async for message in stream:
             kind, part = message.WhichOneof("request"), message.request_body
             if kind not in {"request_body", "request_trailers"}:
                 break  # an answer of Envoy's own, as to a client that is too slow
             self._has_request_trailers = kind == "request_trailers"
             body += part.body
-            if len(body) > self._max_body_bytes:
-                text = f"body: over {self._max_body_bytes} bytes (router.limits.maxBodyBytes); send a shorter one"
-                self.answer(413, error_body(text, code="body_too_large"), JSON, ())
-                break
+            self._held_bytes += len(part.body)
+            intake.hold(len(part.body))
+            refusal = intake.body_refusal(len(body))
+            if refusal is not None:
+                return refusal
             if part.end_of_stream or self._has_request_trailers:
                 request.body = bytes(body)
-                return True
-        return False
+                self._is_complete = True
+                break
+        return None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.answer(refusal.status, refusal.body, JSON, refusal.headers)
 
     def _take_response(self, message: ProcessingRequest) -> None:
         kind, response = message.WhichOneof("request"), self._response

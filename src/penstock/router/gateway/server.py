@@ -109,7 +109,6 @@ class GatewayPicker(RouterServer):
     ) -> None:
         super().__init__(settings, tracing)
         self.ext_proc_port = ext_proc_port
-        self._max_body_bytes = settings.config.limits.max_body_bytes
         self._grpc: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -146,7 +145,7 @@ class GatewayPicker(RouterServer):
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
         """Serve one request of a gateway."""
-        exchange = Exchange(max_body_bytes=self._max_body_bytes)
+        exchange = Exchange(self.intake)
         task = asyncio.create_task(
             exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
         )

@@ -123,19 +123,19 @@ async def test_bodies_of_all_connections_are_bounded_together(serve, connect, un
     part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"x" * 99
     first, second = await connect(server), await connect(server)
     first.send(part)
-    await until(lambda: server._shared.buffered_bytes == 99)
+    await until(lambda: server.intake.buffered_bytes == 99)
     second.send(part)
     response = await second.response()
     assert code_of(response) == (503, "body_buffers_full")
     assert response[1]["retry-after"] == "1"
-    assert server._shared.buffered_bytes == 99
+    assert server.intake.buffered_bytes == 99
     await first.close()
-    await until(lambda: server._shared.buffered_bytes == 0)
+    await until(lambda: server.intake.buffered_bytes == 0)
     for _ in range(3):
         third = await connect(server)
         third.send(part + b"x")
         assert (await third.response())[0] == 200
-    assert server._shared.buffered_bytes == 0
+    assert server.intake.buffered_bytes == 0
 
 
 async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, connect, until):
@@ -146,7 +146,7 @@ async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, c
         server = await serve(answer)
         client = await connect(server)
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
-        await until(lambda: server._shared.buffered_bytes == 50_000)
+        await until(lambda: server.intake.buffered_bytes == 50_000)
         await client.close()
         await until(lambda: not server.connections)
         await asyncio.sleep(0)
