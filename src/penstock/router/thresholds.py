@@ -1,8 +1,8 @@
 """The thresholds above which workers are busy, the same at all routers of a graph, and ``/busy_threshold``, which sets them.
 
 They begin as the graph's file says. What is set at one router, or follows a change of the file, has a higher version, is
-sent with each heartbeat (`picker.group`), and replaces what is older elsewhere; of two changes that were made at once
-every router takes the same one. So they last as long as one router of the graph does.
+sent with each heartbeat (`picker.group`), and replaces what is older elsewhere, key by key. A change is answered once
+another router has it. So they last as long as one router of the graph does.
 
 Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via API"; statuses as Dynamo 1.6.1 answers.
 """
@@ -10,6 +10,7 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
@@ -30,6 +31,13 @@ def _refused(status: int, message: str) -> RequestRefused:
     """
     body = orjson.dumps({"error": message})
     return RequestRefused(status, message, code="invalid_threshold", body=body)
+
+
+def unconfirmed(limit_s: float) -> RequestRefused:
+    """Return the answer to a change that holds here, and that no other router has confirmed."""
+    return _refused(
+        503, f"set at this router, but no other one has confirmed it within {limit_s} s; send it again"
+    )
 
 
 class BusyThresholdApi:
@@ -74,7 +82,7 @@ class BusyThresholdApi:
                 " know; set engine.maxBatchTokens, or active_prefill_tokens_threshold",
             )
         if changes:
-            self._thresholds.set(self._thresholds.now._replace(**changes))
+            self._thresholds.set(changes)
         return orjson.dumps(self._shown())
 
     def _shown(self) -> dict[str, Any]:
@@ -129,10 +137,10 @@ _FIELDS: Final = dict(
 
 
 class ThresholdState(NamedTuple):
-    """The state that all routers agree on.
+    """What a router has, as routers send it to each other.
 
     Attributes:
-        version: Counts the changes; 0: none was made.
+        version: Of the newest change; 0: none was made.
         file: What the graph's file said at the last change.
         now: The current thresholds.
     """
@@ -141,10 +149,15 @@ class ThresholdState(NamedTuple):
     file: BusyThresholds
     now: BusyThresholds
 
-    @property
-    def order(self) -> tuple[int, str, str]:
-        """By which all routers take the same one of two states that were made at once."""
-        return self.version, str(self.file), str(self.now)
+
+KeyVersions = tuple[int, ...]
+"""The versions of the file and of each threshold, in this order: two keys that are set at once at two routers both stay."""
+
+
+def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
+    """Return the versions of a state that was received; a router of an older build has one for all."""
+    expected = 1 + len(state.now)
+    return sent if len(sent) == expected else (state.version,) * expected
 
 
 class GraphThresholds:
@@ -157,30 +170,59 @@ class GraphThresholds:
         # Most tokens of one step of a worker; without them no fraction of it can be a threshold.
         self.batch_tokens = busy.batch_tokens
         self.state = ThresholdState(0, busy.thresholds, busy.thresholds)
+        self.versions = versions_of(self.state, ())
 
     @property
     def now(self) -> BusyThresholds:
         """The current thresholds."""
         return self.state.now
 
-    def set(self, thresholds: BusyThresholds) -> None:
-        """Set the thresholds that a client sent to this router."""
-        self._take(ThresholdState(self.state.version + 1, self.state.file, thresholds))
+    def set(self, changes: Mapping[str, Any]) -> None:
+        """Set the thresholds that a client sent to this router, by field; the others stay."""
+        version = self.state.version + 1
+        of_keys = [
+            version if key in changes else old
+            for key, old in zip(BusyThresholds._fields, self.versions[1:], strict=True)
+        ]
+        self._take(self.state.file, self.now._replace(**changes), (self.versions[0], *of_keys))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
         """Set what the graph's file says now, unless another router has read it before and sent it."""
         if thresholds != self.state.file:
-            self._take(ThresholdState(self.state.version + 1, thresholds, thresholds))
+            versions = (self.state.version + 1,) * len(self.versions)
+            self._take(thresholds, thresholds, versions)
 
-    def published(self) -> ThresholdState | None:
-        """Return what other routers receive; None: nothing was changed."""
-        return self.state if self.state.version else None
+    def published(self) -> tuple[ThresholdState | None, KeyVersions]:
+        """Return what other routers receive; without a state: nothing was changed."""
+        return (self.state, self.versions) if self.state.version else (None, ())
 
-    def received(self, state: ThresholdState) -> None:
-        """Adopt another router's state if it is newer."""
-        if state.order > self.state.order:
-            self._take(state)
+    def received(self, state: ThresholdState, sent: KeyVersions = ()) -> bool:
+        """Adopt what is newer of another router's state; return whether any of it was.
 
-    def _take(self, state: ThresholdState) -> None:
-        self.state = state
-        self._admission.set_thresholds(state.now)
+        Of two changes that were made at once every router takes the same one.
+        """
+        mine: tuple[Any, ...] = (self.state.file, *self.now)
+        theirs: tuple[Any, ...] = (state.file, *state.now)
+        newest = [
+            max((own, kept), (other, new), key=lambda each: (each[0], str(each[1])))
+            for own, kept, other, new in zip(
+                self.versions, mine, versions_of(state, sent), theirs, strict=True
+            )
+        ]
+        versions, (file, *now) = tuple(version for version, _ in newest), [value for _, value in newest]
+        if (file, *now) == mine and versions == self.versions:
+            return False
+        self._take(file, BusyThresholds(*now), versions)
+        return True
+
+    def are_known_to(self, state: ThresholdState | None, sent: KeyVersions) -> bool:
+        """Return whether another router, by what it sends, has all that this one has, or newer."""
+        if state is None:
+            return not self.state.version
+        return all(
+            theirs >= mine for theirs, mine in zip(versions_of(state, sent), self.versions, strict=True)
+        )
+
+    def _take(self, file: BusyThresholds, now: BusyThresholds, versions: KeyVersions) -> None:
+        self.state, self.versions = ThresholdState(max(versions), file, now), versions
+        self._admission.set_thresholds(now)

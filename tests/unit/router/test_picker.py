@@ -7,7 +7,9 @@ import pytest
 from picker_group import cut, group_of, picker_among, start, stopwatch
 
 from penstock.api import Tier
+from penstock.router.picker import group
 from penstock.router.policy.busy import BusyThresholds
+from penstock.router.thresholds import GraphThresholds
 
 
 async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness):
@@ -290,6 +292,32 @@ async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, asked):
     for router in routers:
         await until_thresholds(router, None, None)
         assert (await router.post(max_tokens=1)).status == 200
+
+
+async def test_thresholds_that_are_set_at_once_at_two_routers_both_hold(harness):
+    """Once both are answered, each router has both: neither is lost with the router that answered it."""
+    worker = await harness.worker("aggregated")
+    one, two = await start(harness, worker)
+    await asyncio.gather(
+        set_threshold(one, active_decode_blocks_threshold=0.5),
+        set_threshold(two, active_prefill_tokens_threshold=700),
+    )
+    assert [await thresholds_of(router) for router in (one, two)] == [(0.5, 700)] * 2
+
+
+async def test_a_change_that_no_other_router_confirms_is_answered_503(harness, monkeypatch):
+    """It holds here alone, and would be lost with this router."""
+    monkeypatch.setattr(group, "CONFIRM_REAL_S", 0.3)
+    worker = await harness.worker("aggregated")
+    one, two = await start(harness, worker)
+    await one.until(lambda: group_of(one)._alive())
+    monkeypatch.setattr(GraphThresholds, "received", lambda *_: False)
+    raw = orjson.dumps({"model": "llama", "active_prefill_tokens_threshold": 700})
+    answer = await one.post("/busy_threshold", raw=raw)
+    assert (answer.status, b"no other one has confirmed" in answer.body) == (503, True)
+    monkeypatch.undo()
+    await set_threshold(one, active_prefill_tokens_threshold=700)
+    assert await thresholds_of(two) == (None, 700)
 
 
 async def test_thresholds_outlive_the_router_that_was_asked(harness):

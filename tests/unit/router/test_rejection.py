@@ -14,7 +14,7 @@ from penstock.router.core.worker import WorkerSize
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.router.proxy.completion import RequestRefused
 from penstock.router.proxy.failures import retry_after
-from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdState
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
@@ -265,13 +265,14 @@ def exchange(all_routers):
     """Tell every router what every other one has."""
     for each in all_routers:
         for other in all_routers:
-            each.received(other.state)
+            each.received(other.state, other.versions)
 
 
 VALUES = st.sampled_from([None, 0.5, 0.9]).map(BusyThresholds)
+CHANGES = st.dictionaries(st.sampled_from(BusyThresholds._fields), st.sampled_from([None, 0, 1]), max_size=3)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("set"), st.integers(0, 2), VALUES),
+        st.tuples(st.just("set"), st.integers(0, 2), CHANGES),
         st.tuples(st.just("file"), st.integers(0, 2), VALUES),
         st.tuples(st.just("received"), st.integers(0, 2), st.integers(0, 2)),
     ),
@@ -287,16 +288,36 @@ def test_routers_agree_after_any_changes(steps):
         router = all_routers[at]
         if what == "set":
             router.set(value)
-            assert router.now == value
+            assert value.items() <= router.now._asdict().items()
         elif what == "file":
             router.file_changed(value)
         else:
-            router.received(all_routers[value].state)
+            router.received(all_routers[value].state, all_routers[value].versions)
     exchange(all_routers)
 
     assert len({each.state for each in all_routers}) == 1
     for each in all_routers:
         assert {busy.thresholds for busy in each._admission.core.busy.values()} == {each.now}
+
+
+def test_two_keys_that_are_set_at_once_at_two_routers_both_stay():
+    """Each answered 200: neither is lost; of one key set twice all take the same value."""
+    one, two, three = routers(3)
+    one.set({"active_decode_blocks_threshold": 0.5})
+    two.set({"active_prefill_tokens_threshold": 700})
+    three.set({"active_prefill_tokens_threshold": 900})
+    exchange([one, two, three])
+    assert {each.now for each in (one, two, three)} == {BusyThresholds(0.5, 900)}
+
+
+def test_a_router_of_an_older_build_has_one_version_for_all_keys():
+    """Beside one in an upgrade the newer state holds as a whole, as there."""
+    (router,) = routers(1)
+    router.set({"active_decode_blocks_threshold": 0.5})
+    older = ThresholdState(2, NO_THRESHOLDS, BusyThresholds(None, 700))
+    assert not router.are_known_to(ThresholdState(0, NO_THRESHOLDS, NO_THRESHOLDS), ())
+    assert router.received(older)
+    assert (router.now, router.are_known_to(older, ())) == (older.now, True)
 
 
 def test_a_file_that_another_router_has_read_before_takes_nothing_back():
@@ -305,7 +326,7 @@ def test_a_file_that_another_router_has_read_before_takes_nothing_back():
     file, own = BusyThresholds(0.85, 100_000), BusyThresholds(0.5)
     one.file_changed(file)
     exchange([one, two])
-    one.set(own)
+    one.set(own._asdict())
     exchange([one, two])
 
     two.file_changed(file)

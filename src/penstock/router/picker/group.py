@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.core.http.messages import Request, Responder
@@ -81,6 +82,8 @@ log = get_logger(__name__)
 
 _LOADS_TICKS: Final = 5
 """Chosen: what relays know of the loads is half a second old; they pick by it for a second at most."""
+CONFIRM_REAL_S: Final = 2.0
+"""Chosen: a heartbeat comes each 0.1 s; an administrator's client waits for no more than some seconds."""
 _START_REAL_S: Final = 0.5
 """Chosen: longest wait at the start for the others' first word; it takes milliseconds."""
 
@@ -112,6 +115,7 @@ class RouterGroup:
         self._is_stopping = False
         self._ticks = 0
         self._met = asyncio.Event()
+        self._heard = asyncio.Event()
         admission.join(context.metrics.picks, self._server.computed)
 
     @property
@@ -152,6 +156,7 @@ class RouterGroup:
     def tick(self) -> None:
         """Maintain the connections, send the heartbeat, and follow the picker."""
         self._ticks += 1
+        self._heard.set()
         self._follow_discovery()
         for link in self._links.values():
             link.tick()
@@ -162,6 +167,26 @@ class RouterGroup:
         if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._server.followers:
             loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
             self._server.broadcast(loads, followers_only=True)
+
+    async def confirm_thresholds(self) -> bool:
+        """Return whether another router has the thresholds of this one, so that they outlive it; True for one that is alone.
+
+        It waits for `CONFIRM_REAL_S` at most.
+        """
+        self._server.broadcast(self._status())
+        with suppress(TimeoutError):
+            async with PatientTimeout(CONFIRM_REAL_S):
+                while not self._are_thresholds_known() and self._expects_others():
+                    self._heard.clear()
+                    await self._heard.wait()
+        return self._are_thresholds_known() or not self._alive()
+
+    def _expects_others(self) -> bool:
+        return self._server.followers > 0 or any(each.is_expected for each in self._links.values())
+
+    def _are_thresholds_known(self) -> bool:
+        known = self._thresholds.are_known_to
+        return any(known(peer.thresholds, peer.threshold_versions) for _, peer in self._alive())
 
     def stop(self) -> None:
         """Stop picking; requests under way continue."""
@@ -207,12 +232,15 @@ class RouterGroup:
         if message.instance == self.instance:
             link.found_self()
             return
-        if message.thresholds is not None:
-            self._thresholds.received(message.thresholds)
+        if message.thresholds is not None and self._thresholds.received(
+            message.thresholds, message.threshold_versions
+        ):
+            self._server.broadcast(self._status())
+        self._heard.set()
         self._update()
 
     def _status(self) -> wire.Status:
-        leader = self._leader
+        leader, (thresholds, versions) = self._leader, self._thresholds.published()
         return wire.Status(
             self.instance,
             self._since_s,
@@ -222,8 +250,9 @@ class RouterGroup:
             self._is_stopping,
             (self.instance, *(status.instance for _, status in self._alive())),
             self._server.successor,
-            self._thresholds.published(),
+            thresholds,
             "" if leader is None else leader.instance,
+            versions,
         )
 
     def _update(self) -> None:

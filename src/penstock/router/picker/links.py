@@ -165,6 +165,12 @@ class Link:
         self._given_up = ""
 
     @property
+    def is_expected(self) -> bool:
+        """Whether another router speaks here, or may in a moment."""
+        is_connecting = self._task is not None and not self._task.done()
+        return not self._is_self and (self.channel is not None or self.has_vote or is_connecting)
+
+    @property
     def silence_ticks(self) -> int:
         """For how long the other router may be silent."""
         return self._patience.ticks
@@ -179,7 +185,8 @@ class Link:
             return
         if channel.tick() >= self.silence_ticks:
             log.warning("router is silent", url=self.url, silent_s=channel.silent_ticks * TICK_REAL_S)
-            self._given_up = "" if self.status is None else self.status.instance
+            if self.status is not None:
+                self._given_up = self.status.instance
             self.drop()
 
     def drop(self) -> None:

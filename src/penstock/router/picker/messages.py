@@ -98,6 +98,7 @@ class Status(_Struct, tag=0):
         successor: While it picks, the router to which it sends all prompts; empty without one.
         thresholds: Those that hold at it; None: none was changed.
         leader: The picker that it believes in; empty: none.
+        threshold_versions: Of ``thresholds``, key by key; empty: of an older build.
     """
 
     instance: Name
@@ -110,6 +111,7 @@ class Status(_Struct, tag=0):
     successor: Name = ""
     thresholds: ThresholdState | None = None
     leader: Name = ""
+    threshold_versions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)] = ()
 
 
 class Follow(_Struct, tag=1):

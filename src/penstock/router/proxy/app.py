@@ -25,7 +25,7 @@ from penstock.router.access_log import AccessLog
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
 from penstock.router.metrics_page import MetricsPage
-from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.group import CONFIRM_REAL_S, RouterGroup
 from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
@@ -44,7 +44,7 @@ from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTION
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, unconfirmed
 from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
@@ -306,7 +306,7 @@ class RouterApp:
                 endpoint = ApiEndpoint.WORKERS
                 responder.send(200, self._workers(request), headers=headers)
             elif path == "/busy_threshold":
-                responder.send(200, self._thresholds(request), headers=headers)
+                responder.send(200, await self._thresholds(request), headers=headers)
             elif path in _WATCHED or path.startswith("/ui/"):
                 _require(request, "GET")
                 await self._answer_watcher(path, request, responder)
@@ -420,11 +420,14 @@ class RouterApp:
             }
         )
 
-    def _thresholds(self, request: Request) -> bytes:
+    async def _thresholds(self, request: Request) -> bytes:
         _require(request, "GET", "POST")
         if request.method == "POST":
             self._admin.check(request.headers)
-            return self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+            shown = self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+            if self.group is not None and not await self.group.confirm_thresholds():
+                raise unconfirmed(CONFIRM_REAL_S)
+            return shown
         if self._admin.is_keyed:
             self._admin.check(request.headers)
         return self._busy_threshold.listed()
