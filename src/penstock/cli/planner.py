@@ -234,6 +234,42 @@ def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: 
         say_json({"file": str(file), "learnt": orjson.loads(text)})
 
 
+@memory.command("from-trace")
+@click.argument("trace")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The graph whose planner starts from it.",
+)
+@click.option(
+    "--qps",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Mean rate, requests/s.  [default: the trace's]",
+)
+@click.option(
+    "--cold-start-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="From asking for a replica until it serves, seconds.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Most requests.  [default: all]")
+def from_trace(
+    trace: str, file: Path, *, manifest: Path, qps: float | None, cold_start_s: float, limit: int | None
+) -> None:
+    """Write to FILE what the graph's planner would have learnt from TRACE, as `penstock simulate --trace` reads it.
+
+    For the first hour of a graph that has no ledger yet: throughput is that of its latency profile until workers show theirs.
+    """
+    from penstock.simulator.warm_start import learnt_from_trace  # noqa: PLC0415 - only where it is used
+
+    known = learnt_from_trace(load_graph(manifest), trace, qps=qps, cold_start_s=cold_start_s, limit=limit)
+    write_text(f"FILE {file}", file, learnt.as_json(known).decode())
+    click.echo(learnt.in_words(known))
+
+
 @memory.command()
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."

@@ -215,6 +215,26 @@ def test_a_graph_of_other_workers_is_refused(busy, tmp_path):
         CliRunner().invoke(planner, arguments, catch_exceptions=False)
 
 
+def test_a_trace_makes_a_memory_that_the_graphs_planner_starts_from(tmp_path):
+    """Bursts of a minute in twenty: start-ups as said, throughput and a floor are known, and `run --memory` takes them."""
+    file, graph = tmp_path / "m.json", tmp_path / "graph.yaml"
+    trace = (
+        "step:rate=0.1,peak=60,step_s=300,step_length_s=60,duration_s=1200,input_tokens=8000,output_tokens=20"
+    )
+    made = ["memory", "from-trace", trace, str(file), "--manifest", str(GRAPH), "--cold-start-s", "40"]
+    shown = CliRunner().invoke(planner, made, catch_exceptions=False)
+    started = start_from(_options(file), load_graph(GRAPH))
+    known = AdaptiveMemory.read(started)
+    assert known.startup_s(P, 0.0) == pytest.approx(40.0, abs=2.0)
+    assert known.work.tokens_per_s
+    assert "in time for" in shown.stdout
+    graph.write_text(GRAPH.read_text().replace("  planner:", "  planner:\n    mode: load", 1))
+    with pytest.raises(ConfigError, match=r"planner\.mode load learns nothing; choose mode adaptive or sla"):
+        CliRunner().invoke(planner, [*made[:5], str(graph)], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="over before the first decision"):
+        CliRunner().invoke(planner, [*made, "--limit", "1"], catch_exceptions=False)
+
+
 def test_a_missing_file_ends_a_first_start_and_no_restart(busy, tmp_path):
     """A supervisor starts the planner with the same command line long after the file may have gone."""
     gone = tmp_path / "gone.json"
