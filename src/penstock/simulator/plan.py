@@ -39,7 +39,7 @@ from penstock.simulator.scenario import (
 from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, map_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
-from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET
+from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET, Trace
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.policy import policy_names as planner_names
 
@@ -208,8 +208,10 @@ class RunPlan:
     compares_planners: bool = False
 
 
-def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None) -> RunPlan:
-    """Return the runs that the options ask for.
+def make_plan(
+    options: SimulateOptions, *, graph: GraphDeployment | None = None, trace: Trace | None = None
+) -> RunPlan:
+    """Return the runs that the options ask for; ``graph`` and ``trace`` stand in place of the files that they name.
 
     Raises:
         ConfigError: options contradict each other or the manifest, or name something unknown.
@@ -223,7 +225,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
     planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
     workload = WorkloadSpec(
-        options.trace,
+        options.trace if trace is None else trace,
         options.spread,
         options.max_input_tokens,
         options.on_long,

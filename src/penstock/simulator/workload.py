@@ -22,7 +22,7 @@ from penstock.workload.arrivals import (
 )
 from penstock.workload.synthetic import parse_synthetic, synthesise
 from penstock.workload.trace_info import ideal_hits
-from penstock.workload.traces import TraceRequest, load_trace
+from penstock.workload.traces import Trace, TraceRequest, load_trace
 
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
@@ -37,7 +37,7 @@ class WorkloadSpec:
     """The source of requests and their transformations, in the order of the fields; None: as the source has it.
 
     Attributes:
-        source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
+        source: A trace, its file, a packaged one's name, or a synthetic process such as ``poisson:rate=4``.
         spread: How batches of equal time, as Mooncake's, are placed in their 3 s. POISSON draws new ones for every seed.
         warmup: Requests at the beginning that are served but not counted.
         copies: Populations side by side: the same requests that many times, each with prefixes and a
@@ -46,7 +46,7 @@ class WorkloadSpec:
         block_tokens: That one hash id of a file stands for; None: its format's own.
     """
 
-    source: str
+    source: str | Trace
     spread: Spread | None = None
     max_input_tokens: int | None = None
     on_long: OnLong = OnLong.TRUNCATE
@@ -84,11 +84,11 @@ class Workload:
 
 
 @lru_cache(maxsize=4)
-def _read(source: str, block_tokens: int | None) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
-    trace = load_trace(source, block_tokens=block_tokens)
+def _read(source: str | Trace, block_tokens: int | None) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
+    trace = source if isinstance(source, Trace) else load_trace(source, block_tokens=block_tokens)
     how = Spread.POISSON if trace.is_batched else Spread.NONE
     left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""
-    return f"{source} (sha256 {trace.sha256[:12]}{left_out})", how, trace.requests
+    return f"{trace.name} (sha256 {trace.sha256[:12]}{left_out})", how, trace.requests
 
 
 @lru_cache(maxsize=KEPT)
@@ -123,7 +123,7 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
 
 
 def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Sequence[TraceRequest]]:
-    synthetic = parse_synthetic(spec.source)
+    synthetic = None if isinstance(spec.source, Trace) else parse_synthetic(spec.source)
     if synthetic is not None:
         return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
     name, default, requests = _read(spec.source, spec.block_tokens)

@@ -33,6 +33,7 @@ class TraceFormat(StrEnum):
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     SPLITWISE = "splitwise"
+    TABLE = "table"
     SYNTHETIC = "synthetic"
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from penstock.core.errors import ConfigError
 from penstock.core.validation import findings
@@ -40,6 +41,7 @@ __all__ = [
     "TraceFormat",
     "TraceRequest",
     "load_trace",
+    "trace_of_rows",
 ]
 
 BUILT_IN: Final = {"mooncake": "mooncake_conversation_slice.jsonl"}
@@ -78,8 +80,8 @@ class Trace:
     name: str
     format: TraceFormat
     sha256: str
-    requests: tuple[TraceRequest, ...]
-    skipped: Mapping[int, str]
+    requests: tuple[TraceRequest, ...] = field(hash=False)
+    skipped: Mapping[int, str] = field(hash=False)
     hash_tokens: int = BLOCK_TOKENS
 
     @property
@@ -100,7 +102,7 @@ class _Rows:
 
 
 def load_trace(
-    source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None
+    source: str | Path, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None
 ) -> Trace:
     """Read a trace.
 
@@ -112,6 +114,7 @@ def load_trace(
     Raises:
         ConfigError: there is no such file, no such format, or a row cannot be read.
     """
+    source = str(source)
     data = _read_bytes(source)
     lines = enumerate(_decode(source, data).splitlines(), start=1)
     rows = [(line, text) for line, text in lines if text.strip()]
@@ -132,6 +135,53 @@ def load_trace(
     skipped = dict(sorted({**found.bad, **found.failed}.items()))
     digest = hashlib.sha256(data).hexdigest()
     return Trace(source, trace_format, digest, tuple(found.requests), skipped, hash_tokens)
+
+
+def _plain_ids(value: Any) -> Any:
+    """Return a table's cell as a list; NaN, which tables have where there is nothing, as None."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+class _TableRow(BaseModel):
+    arrival_s: float = Field(ge=0, allow_inf_nan=False)
+    input_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    block_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_plain_ids)] = None
+
+
+def trace_of_rows(rows: Iterable[Mapping[str, Any]], *, name: str = "table") -> Trace:
+    """Return the trace that rows of a table are, in order of arrival.
+
+    Args:
+        rows: Each with ``arrival_s`` (seconds, >= 0), ``input_tokens`` and ``output_tokens`` (>= 1), and maybe ``block_ids``
+            (one id per begun 512 prompt tokens; missing or None: not known). Other keys are not read.
+        name: For results.
+
+    Raises:
+        ConfigError: there is no row, or one cannot be read; the message names the row, from 0, and the column.
+    """
+    requests = []
+    for number, row in enumerate(rows):
+        try:
+            read = _TableRow.model_validate(dict(row))
+        except ValidationError as exc:
+            raise ConfigError(
+                f"trace: row {number}: {findings(exc, root='row', most=1, with_values=True)}; a row needs arrival_s,"
+                " input_tokens and output_tokens"
+            ) from exc
+        ids, needed = read.block_ids, -(-read.input_tokens // BLOCK_TOKENS)
+        if ids is not None and len(ids) != needed:
+            raise ConfigError(
+                f"trace: row {number}: block_ids: {len(ids)} ids for {read.input_tokens} tokens, must be {needed}"
+            )
+        requests.append(TraceRequest(read.arrival_s, read.input_tokens, read.output_tokens, ids, number + 1))
+    if not requests:
+        raise ConfigError("trace: the table has no row")
+    requests.sort(key=lambda request: request.arrival_s)
+    digest = hashlib.sha256(repr(requests).encode()).hexdigest()
+    return Trace(name, TraceFormat.TABLE, digest, tuple(requests), {})
 
 
 def _read_bytes(source: str) -> bytes:
