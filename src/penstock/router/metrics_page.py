@@ -88,6 +88,7 @@ _HELP: Final = {
     names.ROUTER_TIER_DOWNGRADED: "Requests that asked for this tier without a key that allows it.",
     names.ROUTER_TIER_WAITING: "Requests that wait for the first stage.",
     names.ROUTER_TIER_COMPLIANCE: "Share of the requests of the window that kept all targets of their tier, 0-1; absent if none ended.",
+    names.ROUTER_TIER_SHARE_DEVIATION: "Part of the prompt tokens computed in the last minute that was the tier's, less its share, -1 to 1; absent if none was.",
     names.ROUTER_TIER_SHED_FRACTION: "Share of the arrivals that is shed now, 0-1.",
     names.ROUTER_TIER_TTFT: "Arrival to first token of streams; simulated seconds.",
     names.ROUTER_TIER_E2E: "Arrival to last byte; simulated seconds.",
@@ -258,6 +259,7 @@ class MetricsPage:
         gauges: Mapping[str, Callable[[Tier], float | None]] = {
             names.ROUTER_TIER_WAITING: lambda tier: waiting.get(tier, 0),
             names.ROUTER_TIER_COMPLIANCE: lambda tier: monitor.compliance(tier, now_s),
+            names.ROUTER_TIER_SHARE_DEVIATION: lambda tier: control.share_deviation(tier, now_s),
             names.ROUTER_TIER_SHED_FRACTION: monitor.shed_fraction,
         }
         for name, read in gauges.items():

@@ -15,8 +15,9 @@ from penstock.router.core.retries import (
     RefusalReason,
     RetryRules,
     RetryScope,
+    RunningAt,
 )
-from penstock.router.core.router import RouterCore, RunningAt
+from penstock.router.core.router import RouterCore
 from penstock.router.core.worker import Worker, WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import Arrival, AssignTime, reads_usage

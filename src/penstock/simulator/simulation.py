@@ -205,7 +205,7 @@ class Simulation:
     def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
         """Send a job to its worker; ``reached`` are the jobs that have just got one."""
         job, worker = assignment.item, self.fleet[assignment.worker.name]
-        slot = worker.slots.enter(job.index)
+        slot = worker.slots.enter(job.index, job.priority)
         if slot is SlotState.REJECTED:
             self._turned_away(assignment)
             return

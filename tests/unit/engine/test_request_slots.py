@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.serve.server import AtCapacity, RequestGate
 
 
@@ -32,7 +33,7 @@ async def test_of_a_thousand_senders_at_once_exactly_n_and_q_get_in():
 
     async def send(client):
         try:
-            async with gate.enter(client) as is_wanted:
+            async with gate.enter(client, 0) as is_wanted:
                 assert gate.slots.running <= 64
                 if is_wanted:
                     await release.wait()
@@ -59,7 +60,7 @@ async def test_a_cancelled_request_gives_its_slot_to_the_next():
     started = []
 
     async def send(name):
-        async with gate.enter(Client()):
+        async with gate.enter(Client(), 0):
             started.append(name)
             await asyncio.Event().wait()
 
@@ -92,3 +93,20 @@ async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
         for post in posts:
             assert (await post)["usage"]["completion_tokens"] == 40
         assert await client.metric("penstock_engine_request") == 0
+
+
+def test_the_queue_of_a_worker_goes_by_priority():
+    """The lowest is next, of equals the first that came: a premium request does not wait behind background in the worker."""
+    slots = RequestSlots(1, 4)
+    for item, priority in (
+        ("runs", 2),
+        ("background", 2),
+        ("standard", 1),
+        ("premium", 0),
+        ("second premium", 0),
+    ):
+        slots.enter(item, priority)
+    left = ["runs"]
+    while (following := slots.leave(left[-1])) is not None:
+        left.append(following)
+    assert left == ["runs", "premium", "second premium", "standard", "background"]

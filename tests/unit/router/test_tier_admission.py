@@ -156,6 +156,8 @@ async def test_a_request_keeps_its_tier_on_its_way_through_the_router(harness):
     assert arrivals == [0, 1, 1, 1]
     assert await router.metric("penstock_router_tier_downgraded_requests_total", tier="premium") == 1
     assert await router.metric("penstock_router_tier_slo_compliance_fraction", tier="premium") == 1
+    deviation = "penstock_router_tier_share_deviation_fraction"
+    assert 0 < await router.metric(deviation, tier="background") + 0.15 < 1
     assert (
         await router.metric("penstock_router_tier_e2e_request_latency_seconds_count", tier="background") == 1
     )

@@ -263,3 +263,16 @@ def test_of_a_request_limit_an_eighth_is_for_premium():
         for _ in queue.dispatch(0.0):
             load.inflight_requests += 1
     assert sorted(each.item for each in queue.waiting_requests()) == [14, 17]
+
+
+def test_the_deviation_from_the_fair_share_is_of_the_last_minute():
+    """300 of 400 tokens are premium's, whose share is a half; system has none; what is older than a minute counts no more."""
+    stage = Stage("a", tiers={}, mode="none")
+    control = stage.core.tiers
+    assert control.share_deviation(Tier.PREMIUM, 0.0) is None
+    for tokens, tier in ((300, Tier.PREMIUM), (100, Tier.BACKGROUND), (900, Tier.SYSTEM)):
+        assert stage.ask(tokens, tier=tier) == "a"
+        stage.computed(stage.count, 1.0)
+    found = [control.share_deviation(tier, 60.0) for tier in Tier]
+    assert found == [None, pytest.approx(0.25), pytest.approx(-0.35), pytest.approx(0.1)]
+    assert control.share_deviation(Tier.PREMIUM, 61.0) is None

@@ -28,7 +28,7 @@ class RequestSlots(Generic[T]):
         self._limit = limit
         self._queue = queue
         self._running: set[T] = set()
-        self._queued: dict[T, None] = {}
+        self._queued: dict[T, int] = {}
         self.rejected = 0
 
     @property
@@ -41,26 +41,26 @@ class RequestSlots(Generic[T]):
         """Requests that wait for the engine."""
         return len(self._queued)
 
-    def enter(self, item: T) -> SlotState:
-        """Take a request, if there is room; ``item`` is unique among those within."""
+    def enter(self, item: T, priority: int = 0) -> SlotState:
+        """Take a request, if there is room; ``item`` is unique among those within, and the lowest priority runs first."""
         if self._limit is None or len(self._running) < self._limit:
             self._running.add(item)
             return SlotState.RUNNING
         if len(self._queued) < self._queue:
-            self._queued[item] = None
+            self._queued[item] = priority
             return SlotState.QUEUED
         self.rejected += 1
         return SlotState.REJECTED
 
     def leave(self, item: T) -> T | None:
-        """Let a request go, from wherever it is; return the one that runs in its place, first in, first out."""
+        """Let a request go, from wherever it is; return the one that runs in its place, of one priority the first that came."""
         if item in self._queued:
             del self._queued[item]
             return None
         if item not in self._running:
             return None
         self._running.remove(item)
-        following = next(iter(self._queued), None)
+        following = min(self._queued, key=self._queued.__getitem__, default=None)
         if following is not None:
             del self._queued[following]
             self._running.add(following)

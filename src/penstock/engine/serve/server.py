@@ -51,10 +51,10 @@ class RequestGate:
         return not self.slots.running and not self.slots.queued
 
     @asynccontextmanager
-    async def enter(self, responder: Responder) -> AsyncIterator[bool]:
-        """Hold a slot for the block; yields whether the client is still there."""
+    async def enter(self, responder: Responder, priority: int) -> AsyncIterator[bool]:
+        """Hold a slot for the block; yields whether the client is still there. The lowest priority is next."""
         ticket: Ticket = asyncio.get_running_loop().create_future()
-        state = self.slots.enter(ticket)
+        state = self.slots.enter(ticket, priority)
         if state is SlotState.REJECTED:
             raise AtCapacity
         try:
@@ -186,7 +186,7 @@ class EngineServer:
             responder.send(exc.status, exc.body(), headers=headers)
             return
         try:
-            async with self._gate.enter(responder) as is_wanted:
+            async with self._gate.enter(responder, call.priority) as is_wanted:
                 if is_wanted:
                     await self._reply(call, request, responder, headers)
         except AtCapacity as exc:

@@ -39,6 +39,22 @@ def _ignore(verdict: Verdict, cause: str) -> None:
     """Report nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunningAt:
+    """Where a request runs that another router has dispatched.
+
+    Attributes:
+        tokens: Prompt tokens, and what was generated so far.
+        queued_s: How long it waited, simulated seconds.
+    """
+
+    worker: str
+    tokens: int
+    is_prefilled: bool = False
+    queued_s: float = 0.0
+    reason: str = ""
+
+
 class Assignment(Generic[T]):
     """A request's stay at a worker, from its dispatch until `RouterCore.release`.
 

@@ -7,13 +7,12 @@ in simulated seconds and returns the driver's actions, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
 from penstock.api import Role
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse
+from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
 from penstock.router.core.tiers import FirstStage, TierControl
 from penstock.router.core.waiting import TurnedAway, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
@@ -25,22 +24,6 @@ T = TypeVar("T")
 REBALANCE_S = 1.0
 """Chosen: a third of the shortest silence that `decode_delay_s` takes for a bottleneck by default; simulated
 seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningAt:
-    """Where a request runs that another router has dispatched.
-
-    Attributes:
-        tokens: Prompt tokens, and what was generated so far.
-        queued_s: How long it waited, simulated seconds.
-    """
-
-    worker: str
-    tokens: int
-    is_prefilled: bool = False
-    queued_s: float = 0.0
-    reason: str = ""
 
 
 class RouterCore(Generic[T]):
@@ -178,6 +161,9 @@ class RouterCore(Generic[T]):
         if not assignment.is_open:
             return []
         role, worker, queue = assignment.role, assignment.worker, self.queues[assignment.role]
+        if self.tiers is not None and role is self.entry and assignment.is_computed:
+            # Of a complete answer nothing tells before.
+            self.tiers.computed(assignment.item, now_s)
         self._left(assignment.item, role)
         assignment.end()
         before = queue.prompt_tokens.computed
@@ -323,9 +309,9 @@ class RouterCore(Generic[T]):
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
         if self.tiers is not None and is_new:
-            shed = self.tiers.arrived(arrival.tier)
             tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
             self.tiers.asked(arrival.tier, tokens, self._first_stage(now_s), now_s)
+            shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from penstock.api import Role, Tier, TiersConfig
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
 from penstock.router.policy.arrival import Arrival, QueuedRequest
-from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
+from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SlidingWindow, SloMonitor
 from penstock.router.policy.tiers import BURST_ROUNDS, SHARED, share_of
 
 
@@ -75,14 +75,13 @@ class KeyedAmounts(Generic[K]):
         self._items[item] = key, amount
         self.sums[key] += amount
 
-    def leave(self, item: Any) -> K | None:
-        """Count an item out and return its key; None, and nothing done, when it is not within."""
+    def leave(self, item: Any) -> tuple[K, int] | None:
+        """Count an item out and return its key and amount; None, and nothing done, when it is not within."""
         found = self._items.pop(item, None)
-        if found is None:
-            return None
-        key, amount = found
-        self.sums[key] -= amount
-        return key
+        if found is not None:
+            key, amount = found
+            self.sums[key] -= amount
+        return found
 
     def has_others(self, key: K) -> bool:
         """Return whether items of another key are within."""
@@ -99,9 +98,9 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
     def begun(self, item: Any, now_s: float) -> None:
         """Record that an answer has begun; does nothing when its request is not within."""
-        place = self.leave(item)
-        if place is not None:
-            self._lately_s(place, now_s).append(now_s)
+        found = self.leave(item)
+        if found is not None:
+            self._lately_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers to hold back: at every eligible worker enough requests of them, or of a tier above, wait.
@@ -163,6 +162,10 @@ class FirstStage(NamedTuple):
     tokens_per_s: float | None = None
 
 
+SHARE_WINDOW_S: Final = 60.0
+"""Chosen: four scrapes of Prometheus; some hundred prompts of a busy worker. Simulated seconds."""
+
+
 class TierCounts:
     """Counters of one tier.
 
@@ -199,6 +202,7 @@ class TierControl:
         self._uncomputed: KeyedAmounts[Tier] = KeyedAmounts()
         self._held: dict[Role, KeyedAmounts[Tier]] = {role: KeyedAmounts() for role in roles}
         self._awaiting_first = AwaitingFirstToken()
+        self._computed = {tier: SlidingWindow(SHARE_WINDOW_S) for tier in Tier}
         # Expected uncached tokens of new requests, whatever became of them, and of those that were admitted.
         self._asked, self._admitted = AheadOfShare(), AheadOfShare()
 
@@ -220,8 +224,16 @@ class TierControl:
 
     def computed(self, item: Any, now_s: float) -> None:
         """Record that a prompt was computed, or that a worker of the second stage began to answer."""
-        self._uncomputed.leave(item)
+        found = self._uncomputed.leave(item)
+        if found is not None:
+            self._computed[found[0]].add(found[1], now_s)
         self._awaiting_first.begun(item, now_s)
+
+    def share_deviation(self, tier: Tier, now_s: float) -> float | None:
+        """Return the part of the prompt tokens computed within the window that was a tier's, less its share; None: none was."""
+        sums = {each: sum(window.values(now_s)) for each, window in self._computed.items()}
+        total = sum(sums[each] for each in SHARED)
+        return sums[tier] / total - share_of(self.monitor.tiers, tier) if total and tier in SHARED else None
 
     def left(self, item: Any, role: Role) -> None:
         """Record that a request has left a stage."""

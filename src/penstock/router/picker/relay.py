@@ -17,8 +17,7 @@ from typing import Any, Final
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, AdmissionError, LiveAssignment, LiveCore
-from penstock.router.core.retries import Verdict
-from penstock.router.core.router import RunningAt
+from penstock.router.core.retries import RunningAt, Verdict
 from penstock.router.core.worker import Worker
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import SILENT_TICKS, TICK_REAL_S, Channel

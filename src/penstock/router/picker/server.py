@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.router.admission import LiveAssignment, Waiter
-from penstock.router.core.retries import Refuse, Verdict
-from penstock.router.core.router import RunningAt
+from penstock.router.core.retries import Refuse, RunningAt, Verdict
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RelayAdmission
