@@ -236,13 +236,18 @@ def _parsed(text: str, origin: str) -> Learnt:
     version = plain.get("version") if isinstance(plain, dict) else None
     if version != VERSION:
         raise ConfigError(
-            f"{origin}: version {version!r}, this one reads {VERSION}; export it with `penstock planner memory export`"
+            f"{origin}: version {str(version)[:40]}, this one reads {VERSION}; export it with `penstock planner memory export`"
         )
     try:
         known = Learnt.model_validate(plain)
         memories = _Memories.model_validate_json(orjson.dumps(known.memory), strict=True)
     except ValidationError as exc:
         raise ConfigError(f"{origin}: {findings(exc, root='file', most=1)}; export it again") from exc
+    except (
+        TypeError,
+        RecursionError,
+    ) as exc:  # orjson's own limit of what it writes is lower than of what it reads
+        raise ConfigError(f"{origin}: nested too deeply ({exc}); export it again") from exc
     for role, past in memories.adaptive.hindsight.items():
         is_complete = past.fleets.keys() == set(Growth) and past.floor <= past.sizes
         if not is_complete or any(len(each) != past.sizes for each in _by_floor(past)):

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from penstock.core.errors import ConfigError, LedgerError, LedgerFileError, PenstockError
+from penstock.core.files import open_file
 from penstock.core.logs import get_logger
 from penstock_planner.core.following import LedgerFollower
 from penstock_planner.core.state import ANCHORS, MALFORMED, SCHEMA, Record
@@ -85,10 +86,10 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
     The newer is opened first: a rotation between the two then makes both the same file, and no line is read twice.
     """
     try:
-        found: list[tuple[Path, BinaryIO]] = [(path, files.enter_context(path.open("rb")))]
+        found: list[tuple[Path, BinaryIO]] = [(path, files.enter_context(open_file(path)))]
         older = path.with_name(OLDER_NAME)
         if path.name == FILE_NAME and older.exists():
-            file = files.enter_context(older.open("rb"))
+            file = files.enter_context(open_file(older))
             if not os.path.samestat(os.fstat(file.fileno()), os.fstat(found[0][1].fileno())):
                 found.insert(0, (older, file))
     except OSError as exc:

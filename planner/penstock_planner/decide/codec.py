@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache, partial
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 MadeT = TypeVar("MadeT")
 
@@ -54,6 +54,13 @@ def from_plain(kind: Callable[..., MadeT], plain: Mapping[str, Any], *, skips_un
 
 
 Reader = Callable[[Any], Any]
+_SCALARS: Final[Mapping[Any, tuple[type, ...]]] = {
+    bool: (bool,),
+    int: (int, float),
+    float: (float, int),
+    str: (str,),
+}
+"""What a field of each kind may hold; numbers of either kind pass for each other, as JSON does not tell them apart."""
 
 
 @cache
@@ -71,12 +78,18 @@ def _reader(hint: Any, *, skips_unknown: bool) -> Reader:
     origin, arguments = get_origin(hint), get_args(hint)
     inner = [_reader(each, skips_unknown=skips_unknown) for each in arguments]
     if origin is tuple:
-        return tuple if inner[0] is _unchanged else partial(_items, inner[0])
+        return _items_reader(arguments[0], inner[0])
     if origin is Mapping:
         return partial(_mapping, inner[0], inner[1])
     if len(arguments) == 2 and arguments[1] is NoneType and inner[0] is not _unchanged:
         return partial(_optional, inner[0])
-    return _unchanged
+    return partial(_scalar, _SCALARS[hint]) if hint in _SCALARS else _unchanged
+
+
+def _items_reader(hint: Any, read: Reader) -> Reader:
+    if hint in _SCALARS:
+        return partial(_scalars, frozenset(_SCALARS[hint]))
+    return tuple if read is _unchanged else partial(_items, read)
 
 
 def _dataclass(
@@ -87,6 +100,19 @@ def _dataclass(
         if read is not _unchanged and name in values:
             values[name] = read(values[name])
     return kind(**values)
+
+
+def _scalar(kinds: tuple[type, ...], plain: Any) -> Any:
+    if not isinstance(plain, kinds):
+        raise TypeError(f"{str(plain)[:40]} is no {kinds[0].__name__}")
+    return plain
+
+
+def _scalars(kinds: frozenset[type], plain: Sequence[Any]) -> tuple[Any, ...]:
+    values = tuple(plain)
+    if wrong := set(map(type, values)) - kinds:
+        raise TypeError(f"{', '.join(sorted(each.__name__ for each in wrong))} among numbers or texts")
+    return values
 
 
 def _items(read: Reader, plain: Sequence[Any]) -> tuple[Any, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 import time
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
@@ -15,6 +16,11 @@ from penstock.core.logs import get_logger
 
 log = get_logger(__name__)
 _FLUSH_BYTES = 64 * 1024
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, or a pipe, without waiting for its reader."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 class AccessLog:
@@ -36,7 +42,7 @@ class AccessLog:
             ConfigError: the file cannot be opened.
         """
         try:
-            return cls(sys.stdout.buffer if target == "-" else io.FileIO(Path(target), "ab"))
+            return cls(sys.stdout.buffer if target == "-" else io.FileIO(target, "ab", opener=_open_own))
         except OSError as exc:
             raise ConfigError(
                 f"--access-log: {target}: {exc}; give a file that can be appended to, or -"
@@ -54,8 +60,10 @@ class AccessLog:
             return
         content, self._lines = bytes(self._lines), bytearray()
         try:
-            self._file.write(content)
+            written = self._file.write(content)
             self._file.flush()
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, "the reader of the pipe is too slow")
         except OSError as exc:
             if not self._is_failing:
                 problem = str(exc)

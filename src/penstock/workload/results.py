@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
+from penstock.core.files import read_bytes
 from penstock.core.printable import printable
 from penstock.core.validation import findings
 from penstock.workload.record import RequestResult
@@ -208,7 +209,7 @@ def read_run(directory: Path) -> LoadRun:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as exc:
         raise ConfigError(
             f"{path}: cannot be read ({exc.strerror}); --run wants the --output-dir of a finished `penstock load`"

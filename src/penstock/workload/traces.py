@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from penstock.core.errors import ConfigError
+from penstock.core.files import read_bytes
 from penstock.core.validation import findings
 from penstock.workload.trace_rows import (
     BLOCK_TOKENS,
@@ -188,7 +189,7 @@ def _read_bytes(source: str) -> bytes:
     if source in BUILT_IN:
         return (resources.files("penstock.workload") / "data" / BUILT_IN[source]).read_bytes()
     try:
-        return Path(source).read_bytes()
+        return read_bytes(Path(source))
     except FileNotFoundError as exc:
         names = ", ".join(sorted(BUILT_IN))
         raise ConfigError(

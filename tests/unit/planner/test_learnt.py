@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +175,8 @@ def _set(plain, path, value):
     plain[path[-1]] = value
 
 
+NESTED = functools.reduce(lambda inner, _: [inner], range(900), [])
+"""More than can be written again, and less than cannot be read."""
 HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
 
 
@@ -189,6 +193,7 @@ HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
             "startup_s: Input should be a valid number",
         ),
         (("memory", "adaptive", "roles", "prefill", "startup_s"), -3.0, "below 0"),
+        (("memory", "x"), NESTED, "nested too deeply"),
         ((*HINDSIGHT, "idle_s"), [], "different lengths"),
         ((*HINDSIGHT, "floor"), 90, "different lengths"),
     ],
@@ -198,7 +203,7 @@ def test_a_file_that_does_not_fit_is_refused(busy, tmp_path, path, value, messag
     file = _exported(busy, tmp_path)
     plain = orjson.loads(file.read_bytes())
     _set(plain, path, value)
-    file.write_bytes(orjson.dumps(plain))
+    file.write_text(json.dumps(plain))
     with pytest.raises(ConfigError, match=message):
         start_from(_options(file), None)
 

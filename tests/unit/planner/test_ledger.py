@@ -7,6 +7,8 @@ import orjson
 import pytest
 
 from penstock.core.errors import ConfigError, LedgerError
+from penstock_planner.decide.codec import from_plain
+from penstock_planner.decide.observation import Pull
 from penstock_planner.ledger import SCHEMA, Ledger, read_ledger
 
 ANCHORS = frozenset({"decision"})
@@ -199,3 +201,13 @@ def test_a_ledger_that_cannot_be_rotated_goes_on_as_it_is(tmp_path, monkeypatch)
     assert [r["at_s"] for r in read_ledger(tmp_path).records] == [1.0, 3.0]
     assert ledger.errors == 1
     ledger.close()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"ready": [1]}, {"ready": "1"}, {"ready": None}, {"ready": 1, "gpus": {}}],
+)
+def test_a_record_of_other_kinds_of_values_is_refused_where_it_is_read(broken):
+    """A list in place of a number would end in whatever computes with it first."""
+    with pytest.raises(TypeError, match="is no int"):
+        from_plain(Pull, {"at_s": 1.0, "pools": {"decode": broken}})

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import stat
 
 import orjson
 import pytest
@@ -337,6 +339,19 @@ def test_a_full_disk_loses_lines_and_nothing_else():
         log.flush()
 
     assert disk.written.count(b"\n") == 1
+
+
+def test_only_the_owner_reads_an_access_log(tmp_path):
+    """It names who asked for what, and when."""
+    AccessLog.open(str(tmp_path / "access.log")).close()
+    assert stat.S_IMODE((tmp_path / "access.log").stat().st_mode) == 0o600
+
+
+def test_a_pipe_without_a_reader_is_no_access_log(tmp_path):
+    """It is refused at once; opening it would wait for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="--access-log"):
+        AccessLog.open(str(tmp_path / "fifo"))
 
 
 def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):

@@ -16,6 +16,7 @@ import yaml
 
 from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.files import open_file
 
 MAX_FILE_BYTES = 1 << 20
 """1 MiB; Kubernetes' own store refuses objects of more than 1.5 MiB."""
@@ -35,7 +36,7 @@ def read_text(path: Path) -> str:
         if str(path) == STDIN:
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
-            with path.open("rb") as stream:
+            with open_file(path) as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _refusal(path, "there is no such file; check the path") from None

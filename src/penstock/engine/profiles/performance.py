@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.api import GraphSpec, Role, ServiceSpec
 from penstock.api.engine import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
+from penstock.core.files import read_bytes
 from penstock.engine.core.latency import LatencyModel
 from penstock.engine.profiles.schema import load, names
 from penstock.performance.profile import (
@@ -82,7 +83,7 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
     path = Path(named).expanduser()
     file = path / PROFILE_FILE if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_bytes(file).decode("utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
         raise ConfigError(

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from penstock.core.errors import ConfigError
+from penstock.core.files import read_bytes
 from penstock.core.validation import findings
 from penstock.engine.core import latency
 
@@ -196,7 +197,7 @@ def load(name: str) -> Profile:
     """
     if name.endswith(_SUFFIX):
         try:
-            return parse(Path(name).read_text(encoding="utf-8"), origin=name)
+            return parse(read_bytes(Path(name)).decode("utf-8"), origin=name)
         except OSError as exc:
             raise ConfigError(f"--profile {name}: cannot read it: {exc.strerror}") from exc
     if name not in (known := names()):
