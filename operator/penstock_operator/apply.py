@@ -8,31 +8,21 @@ Called by `penstock_operator.reconcile` alone.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, Role
-from penstock.core.errors import (
-    ClusterError,
-    ConflictError,
-    ForbiddenError,
-    InvalidObjectError,
-    NotFoundError,
-    UnavailableError,
-)
+from penstock.core.errors import ClusterError, ConflictError, InvalidObjectError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
-from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
+from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
+from penstock.kube.objects.refusals import Refusals
 from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drift import FieldDifference, differences
 from penstock_operator.plan.facts import Failure
 from penstock_operator.plan.status import is_current
-from penstock_operator.resources.metadata import BuildContext
-from penstock_operator.resources.router_config import graph_secret
 from penstock_operator.trim import POSTED, VERSION, Object, is_posted, version_of
 from penstock_operator.workloads import WORKLOADS
 
@@ -70,22 +60,28 @@ class Applied:
         repaired: ``Kind name: what differed`` of those changed by another writer.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
-        refused: ``Kind name: the server's words`` of those that the API server rejects.
+        refusals: Those that the API server did not take.
     """
 
     wrote: bool = False
     repaired: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    refusals: Refusals = field(default_factory=Refusals)
 
     @property
     def failure(self) -> Failure | None:
         """What keeps the children from being as they are wanted; None: nothing."""
-        for reason, found in (("NameConflict", self.conflicts), ("ApplyFailed", self.refused)):
-            if found:
-                return Failure(reason, "; ".join(sorted(found)))
-        return None
+        return failure_of(self.conflicts, self.refusals)
+
+
+def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
+    """Return what names taken by others, in words, and refused writes keep from being done; None: nothing."""
+    if conflicts:
+        return Failure("NameConflict", "; ".join(sorted(conflicts)))
+    if lasting := refusals.lasting:
+        return Failure(lasting[0].kind.value, "; ".join(map(str, lasting)))
+    return None
 
 
 class Applier:
@@ -104,17 +100,22 @@ class Applier:
         self._right: LruCache[tuple[str, str, str], tuple[str, int]] = LruCache(COMPARED)
 
     async def apply(
-        self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
+        self,
+        desired: Iterable[Object],
+        live: Mapping[tuple[str, str], Object],
+        owner: Owner,
+        *,
+        refusals: Refusals | None = None,
     ) -> Applied:
         """Create or apply absent or drifted objects: all others first, then the RoleBinding and workloads in turn.
 
         The desired objects are `stamped`. Children of another owner than the given one are left alone.
 
         Raises:
-            ClusterError: another writer was first; an object that the server refuses or cannot write (a webhook
-                that fails, a kind that it does not know) does not raise, so that the others are written.
+            ClusterError: the server does not answer; an object that it does not take is among the refusals, so that
+                the others are written.
         """
-        found = Applied()
+        found = Applied(refusals=refusals or Refusals())
         stages: tuple[list[Object], list[Object]] = ([], [])
         for each in desired:
             stages[each["kind"] in _IN_TURN].append(each)
@@ -141,10 +142,10 @@ class Applier:
         await self._written("status", call, obj)
         return True
 
-    async def create_once(self, obj: Object) -> None:
-        """Create an object that no watch shows; one that is there stays as it is."""
+    async def create_once(self, obj: Object) -> bool:
+        """Create an object that no watch shows; return False if there is one, which stays as it is."""
         call = self._client.create(obj, field_manager=OPERATOR)
-        await self._counted("create", call, obj["kind"], ConflictError)
+        return await self._counted("create", call, obj["kind"], ConflictError) is not None
 
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
         """Patch an object that has kind and metadata: JSON patch for a list, else merge patch."""
@@ -194,8 +195,8 @@ class Applier:
         return found
 
     async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
-        name = f"{want['kind']} {want['metadata']['name']}"
-        try:
+        name = name_of(want)
+        with found.refusals.of(name, "Apply"):
             if there is None:
                 there = await self._create(want, owner)
                 if there is None:
@@ -208,8 +209,6 @@ class Applier:
                 found.conflicts.append(f"{name} {problem}")
             else:
                 await self._bring_up(want, there, name, found)
-        except (InvalidObjectError, ForbiddenError, UnavailableError) as exc:
-            found.refused.append(f"{name}: {exc}")
 
     async def _create(self, want: Object, owner: Owner) -> Object | None:
         """Create an object; return the one in its place, None if it was really absent."""
@@ -338,6 +337,11 @@ def _ownership_problem(there: Object, owner: Owner) -> str | None:
     return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
 
 
+def name_of(obj: Object) -> str:
+    """Return an object's kind and name, as messages have them."""
+    return f"{obj['kind']} {obj['metadata']['name']}"
+
+
 def _has_lists(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_lists, value.values()))
@@ -365,36 +369,3 @@ async def _all(calls: Sequence[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-_BYTES: Final = 32
-"""Of randomness: as many as an AES-256 key's."""
-
-
-async def make_router_secret(
-    applier: Applier,
-    graph: GraphDeployment,
-    context: BuildContext,
-    desired: Iterable[Object],
-    live: Mapping[tuple[str, str], Object],
-) -> list[str]:
-    """Make the Secret, unless it is there, where a router's workload is about to be written.
-
-    Returns:
-        Why it cannot be made, in the words of `Applied.refused`.
-    """
-    workloads = [each for each in desired if each["kind"] in WORKLOADS]
-    routers = [each for each in workloads if each["metadata"]["labels"].get(ROLE_LABEL) == Role.ROUTER]
-    there = [live.get((each["kind"], each["metadata"]["name"])) for each in routers]
-    is_right = [
-        old is not None and not applier.differences(each, old)
-        for each, old in zip(routers, there, strict=True)
-    ]
-    if all(is_right) or graph.spec.traits.frontend is not None:
-        return []
-    wanted = graph_secret(graph, context, secrets.token_urlsafe(_BYTES))
-    try:
-        await applier.create_once(wanted)
-    except (ForbiddenError, InvalidObjectError) as exc:
-        return [f"Secret {wanted['metadata']['name']}: {exc}"]
-    return []

@@ -6,11 +6,9 @@ The plans are pure (`plan.drain`, `plan.deletion`); replicas are written with th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.core.errors import ForbiddenError, NotFoundError
 from penstock.core.stamps import stamp
 from penstock.kube.kinds import LEADER_WORKER_SET, POD
 from penstock.kube.objects.names import (
@@ -22,7 +20,8 @@ from penstock.kube.objects.names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock_operator.apply import Applier
+from penstock.kube.objects.refusals import Refusals
+from penstock_operator.apply import Applier, name_of
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.loads import MetricsReader
 from penstock_operator.plan.deletion import DeletionStep, next_step
@@ -38,25 +37,27 @@ IDLE_END_S: Final = 1
 class Drains:
     """Takes the next step of every service's scaling, and of every deletion; every step may be taken again.
 
-    Its methods raise ClusterError where the API server does not answer or refuses.
+    Its methods raise ClusterError where the API server does not answer; what it refuses is left out and noted.
     """
 
     def __init__(self, applier: Applier, loads: MetricsReader) -> None:
         self._applier = applier
         self._loads = loads
 
-    async def step(self, pool: WorkerPool, *, now_s: float) -> ScalePlan:
+    async def step(self, pool: WorkerPool, *, now_s: float, refusals: Refusals) -> ScalePlan:
         """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written."""
         loads = await self._loads.read(pods_to_ask(pool))
         plan = plan_scale(pool, loads=loads, now_s=now_s)
         pods = {each.name: each for each in pool.pods}
         for name, change in _changes(plan, now_s).items():
             head = {"name": name, "namespace": pods[name].namespace}
-            with suppress(NotFoundError):  # it is gone already; the watch will say so
+            with refusals.of(f"Pod {name}: its drain mark", "Drain"):
                 await self._applier.patch(POD.of(head), {"metadata": {**change, "uid": pods[name].uid}})
         return plan
 
-    async def delete_graph(self, raw: Object, snapshot: GraphSnapshot, *, now_s: float) -> DeletionStep:
+    async def delete_graph(
+        self, raw: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
+    ) -> DeletionStep:
         """Take the next step of a graph's deletion and return it; the finalizer is the caller's."""
         uid = raw["metadata"]["uid"]
         own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
@@ -64,25 +65,35 @@ class Drains:
         step = next_step(own.values(), snapshot.views(), idle=idle)
         for (kind, _), child in sorted(own.items()):
             if kind in WORKLOADS and label_of(child, SERVICE_LABEL) in step.drain:
-                plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle))
+                plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle), refusals=refusals)
                 if not plan.spec_replicas:
                     await self._end(_pods_of(child, snapshot), plan, now_s)
         for gone in step.delete:
-            await self._applier.delete(gone)
+            with refusals.of(name_of(gone), "Delete"):
+                await self._applier.delete(gone)
         return step
 
-    async def retire(self, workload: Object, snapshot: GraphSnapshot, *, now_s: float) -> None:
+    async def retire(
+        self, workload: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
+    ) -> None:
         """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it."""
         if workload["metadata"].get("deletionTimestamp"):
             return
         is_router = label_of(workload, ROLE_LABEL) == Role.ROUTER
         if is_router or not any(each.alive for each in _pods_of(workload, snapshot)):
-            await self._applier.delete(workload)
+            with refusals.of(name_of(workload), "Delete"):
+                await self._applier.delete(workload)
         else:
-            await self._drain(workload, snapshot, now_s, has_senders=True)
+            await self._drain(workload, snapshot, now_s, has_senders=True, refusals=refusals)
 
     async def _drain(
-        self, workload: Object, snapshot: GraphSnapshot, now_s: float, *, has_senders: bool
+        self,
+        workload: Object,
+        snapshot: GraphSnapshot,
+        now_s: float,
+        *,
+        has_senders: bool,
+        refusals: Refusals,
     ) -> ScalePlan:
         pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
         pool = WorkerPool(
@@ -93,9 +104,10 @@ class Drains:
             has_senders=has_senders,
             known_replicas=known_replicas(workload),
         )
-        plan = await self.step(pool, now_s=now_s)
+        plan = await self.step(pool, now_s=now_s, refusals=refusals)
         if plan.spec_replicas != number:
-            await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})
+            with refusals.of(f"{name_of(workload)}: its replicas", "Drain"):
+                await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})
         return plan
 
     async def _idle_routers(self, views: Sequence[PodView]) -> frozenset[str]:
@@ -118,8 +130,8 @@ class Drains:
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
             if each.name in plan.leaving and now_s - since_s < each.grace_s:
                 head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
-                # Rights of an older chart: the pod ends a little later by itself.
-                with suppress(ForbiddenError):
+                # Rights of an older chart, or a policy: the pod ends a little later by itself.
+                with Refusals().of(f"Pod {each.name}", "Delete"):
                     await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
 
 

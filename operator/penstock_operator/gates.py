@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
+from penstock.kube.objects.refusals import Refusal, RefusalKind, Refusals
 from penstock_operator.apply import Applier
-from penstock_operator.plan.budget import Holding, Releases, holdings, released, releases
+from penstock_operator.plan.budget import Holding, Releases, Waiting, holdings, released, releases
 from penstock_operator.plan.pods import PodView
 from penstock_operator.queue import Key
 
@@ -58,47 +58,55 @@ class Gates:
         priorities: Mapping[str, int],
         replicas: Mapping[str, int],
         now_s: float,
+        refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
         """Ungate the worker pods that the budget allows now; return the plan, and the ungated pods' names.
 
-        ``replicas`` are, by service, the number that its workload is to have; more are not given back to it.
+        ``replicas`` are, by service, the number that its workload is to have; more are not given back to it. A pod whose
+        release is refused waits, and its GPUs go to the next in line.
         """
         by_uid = {each.uid: each for each in pods}
         state = self._graphs[key]
         state.released &= {each.uid for each in pods if each.gated}
         unconfirmed = set(state.released)
-        plan = self.plan(key, pods, budget=budget, priorities=priorities, now_s=now_s)
-        state.held = holdings(
-            released(pods, {*unconfirmed, *plan.release}), state.held, replicas=replicas, now_s=now_s
-        )
-        names = []
-        for uid in plan.release:
-            state.released.add(uid)
-            if await self._ungate(by_uid[uid]):
-                names.append(by_uid[uid].name)
-            else:
-                state.released.discard(uid)
+        names: list[str] = []
+        refused: dict[str, Waiting] = {}
+        while True:
+            able = [each for each in pods if each.uid not in refused]
+            plan = self.plan(key, able, budget=budget, priorities=priorities, now_s=now_s)
+            for uid in plan.release:
+                state.released.add(uid)
+                pod = by_uid[uid]
+                refusal = await self._ungate(pod, refusals)
+                if refusal is None:
+                    names.append(pod.name)
+                else:
+                    refused[uid] = Waiting(uid, pod.name, pod.service, str(refusal), refusal.kind.value)
+                    state.released.discard(uid)
+            if not any(uid in refused for uid in plan.release):
+                break
+        state.held = holdings(released(pods, state.released), state.held, replicas=replicas, now_s=now_s)
         # A release whose answer was lost is tried again: it may or may not have happened.
         for uid in unconfirmed:
-            await self._ungate(by_uid[uid])
-        return plan, names
+            await self._ungate(by_uid[uid], refusals)
+        waiting = sorted([*plan.waiting, *refused.values()], key=lambda each: each.name)
+        return replace(plan, waiting=tuple(waiting)), names
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
         self._graphs.pop(key, None)
 
-    async def _ungate(self, pod: PodView) -> bool:
-        """Remove the gate from this very pod; return False if it is certain that nothing was ungated."""
+    async def _ungate(self, pod: PodView, refusals: Refusals) -> Refusal | None:
+        """Remove the gate from this very pod; return why it certainly stays, None where it may be gone."""
         path = f"/spec/schedulingGates/{pod.gates.index(BUDGET_GATE)}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": pod.uid},
             {"op": "test", "path": f"{path}/name", "value": BUDGET_GATE},
             {"op": "remove", "path": path},
         ]
-        try:
+        with refusals.of(f"Pod {pod.name}: its scheduling gate", "Ungate") as attempt:
             await self._applier.patch(POD.of({"name": pod.name, "namespace": pod.namespace}), patch)
-        except NotFoundError:
-            return False
-        except InvalidObjectError:
-            return True  # another pod of that name, or the gate is gone already: the watch will say which
-        return True
+        refusal = attempt.refusal
+        if refusal is None or refusal.kind is RefusalKind.GONE or attempt.may_have_happened:
+            return None  # another pod of that name, or the gate is gone already: the watch will say which
+        return refusal

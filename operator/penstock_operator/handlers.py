@@ -25,10 +25,12 @@ from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import STREAM_S, ObjectKey, key_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
-from penstock.kube.objects.names import drain_finalizer, is_of_class
+from penstock.kube.objects.names import OPERATOR, drain_finalizer, is_of_class
+from penstock.kube.objects.refusals import Refusals
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
 from penstock_operator.cluster import Cluster
 from penstock_operator.profiles import Profiles
+from penstock_operator.trim import Object
 
 TOUCH_ANNOTATION: Final = "penstock.dev/touch"
 """On a graph whose deletion lasts: when kopf came back to it last."""
@@ -88,6 +90,11 @@ class MemoryProgress(kopf.ProgressStorage):
         return essence
 
 
+FIRST_INSIST_S: Final = 2.0
+INSIST_S: Final = 10.0
+"""Chosen: how long kopf may take to write a new graph's finalizer, and the pause between the operator's own tries. Kopf
+takes a refusal for a change that it lost against, and waits for the next one."""
+
 DELETION_S: Final = 30.0
 """Chosen: how long one call of a deletion's handler waits; each further one costs a write that brings it."""
 
@@ -117,6 +124,7 @@ class KopfOperator:
         requests: Profiles,
         enqueue: Callable[[ObjectKey], None],
         deleted: Callable[[str], Awaitable[None]],
+        refused: Callable[[Object, Refusals], Awaitable[None]],
         namespace: str | None,
         operator_class: str,
         resync_s: float,
@@ -124,13 +132,14 @@ class KopfOperator:
         """Prepare; `run` starts it.
 
         A graph is reported again, and enqueued, after ``resync_s`` without a change; ``deleted`` returns once nothing
-        is left of the deleted graph with this UID.
+        is left of the deleted graph with this UID; ``refused`` says that a graph may not be given its finalizer.
         """
         self._client = client
         self._graphs = graphs
         self._requests = requests
         self._enqueue = enqueue
         self._deleted = deleted
+        self._refused = refused
         self._namespace = namespace
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
@@ -224,6 +233,16 @@ class KopfOperator:
             else:  # whatever refused the finalizer may take it now
                 patch.fns.append(self._add_finalizer)
 
+        @kopf.timer(
+            *graphs,
+            registry=registry,
+            when=self._lacks_finalizer,
+            interval=INSIST_S,
+            initial_delay=FIRST_INSIST_S,
+        )
+        async def insist(body: kopf.Body, **_: Any) -> None:
+            await self._insist(dict(body))
+
         return registry
 
     def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
@@ -258,6 +277,25 @@ class KopfOperator:
 
     def _is_ours(self, spec: Mapping[str, Any], **_: Any) -> bool:
         return is_of_class(spec, self._operator_class)
+
+    def _lacks_finalizer(self, spec: Mapping[str, Any], meta: Mapping[str, Any], **_: Any) -> bool:
+        has_it = self._finalizer in meta.get("finalizers", ())
+        return self._is_ours(spec) and not has_it and not meta.get("deletionTimestamp")
+
+    async def _insist(self, graph: Object) -> None:
+        """Give a graph its finalizer, or say who refuses it."""
+        metadata, refusals = graph["metadata"], Refusals()
+        wanted = {"finalizers": [*metadata.get("finalizers", ()), self._finalizer]}
+        patch = {"metadata": {**wanted, "resourceVersion": metadata["resourceVersion"]}}
+        namespace, name = key_of(graph)
+        try:
+            with refusals.of(f"GraphDeployment {name}: its finalizer", "Adopt"):
+                await self._client.patch(
+                    GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager=OPERATOR
+                )
+            await self._refused(graph, refusals)
+        except ClusterError as exc:
+            log.warning("finalizer not written", namespace=namespace, name=name, error=str(exc))
 
     def _add_finalizer(self, body: Any) -> None:
         body["metadata"].setdefault("finalizers", []).append(self._finalizer)

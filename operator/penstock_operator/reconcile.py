@@ -16,20 +16,22 @@ from typing import Final
 from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
-from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.informer import key_of
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
-from penstock_operator.apply import Applied, Applier, Owner, make_router_secret
+from penstock.kube.objects.refusals import RefusalKind, Refusals
+from penstock_operator.apply import Applied, Applier, Owner, failure_of, name_of
 from penstock_operator.cluster import Cluster, GraphSnapshot
 from penstock_operator.draining import Drains, scale_message
 from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import blocked, blocked_on_budget
-from penstock_operator.plan.diagnose import Category, refusal
+from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import WorkerPool, bounded, held
 from penstock_operator.plan.drift import stamped
 from penstock_operator.plan.facts import (
@@ -41,14 +43,15 @@ from penstock_operator.plan.facts import (
     missing_definition,
     needed_kinds,
     observed_facts,
+    worst_failure,
 )
-from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.rollout import held_rollouts, rollout_view, unavailable
-from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.plan.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.queue import Key
+from penstock_operator.reporting import Reporter
 from penstock_operator.resources.children import BuildContext, adapter, children
 from penstock_operator.resources.metadata import inherit
-from penstock_operator.resources.pod import gpu_ceiling
+from penstock_operator.router_secret import RouterSecrets
 from penstock_operator.trim import Object
 from penstock_operator.validity import ValidatedGraph, message_of, validated
 from penstock_operator.workloads import (
@@ -101,39 +104,6 @@ class ReconcileResult:
     requeue_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A valid graph with its observed state."""
-
-    key: Key
-    model: GraphDeployment
-    raw: Object
-    snapshot: GraphSnapshot
-    fingerprint: tuple[object, ...]
-    context: BuildContext
-    now_s: float
-
-    @property
-    def uid(self) -> str:
-        return str(self.raw["metadata"]["uid"])
-
-    @property
-    def budget(self) -> int | None:
-        """Most GPUs of its workers; None: no ceiling."""
-        return gpu_ceiling(self.model)
-
-    @property
-    def workers(self) -> list[PodView]:
-        """Its worker pods."""
-        return [each for each in self.snapshot.views() if each.role != "router"]
-
-    @property
-    def priorities(self) -> dict[str, int]:
-        """``scaling.priority`` by service."""
-        services = self.model.spec.workers
-        return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
-
-
 class Reconciler:
     """Reconciles graphs; keeps no truth of its own, only what saves work."""
 
@@ -141,9 +111,11 @@ class Reconciler:
         self._parts = parts
         self._drains = Drains(parts.applier, parts.loads)
         self._gates = Gates(parts.applier)
+        self._secrets = RouterSecrets(parts.applier)
         self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
+        self._valid: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
+        self._reporter = Reporter(parts.applier, parts.recorder)
         self._settled: dict[Key, tuple[object, ...]] = {}
-        self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
@@ -169,13 +141,22 @@ class Reconciler:
         await self._deletions.setdefault(uid, asyncio.Event()).wait()
         del self._deletions[uid]
 
+    async def refused(self, raw: Object, refusals: Refusals) -> None:
+        """Say what keeps a graph from being taken up at all."""
+        if refusals.lasting:
+            facts = observed_facts(raw, (), failure=failure_of((), refusals))
+            await self._reporter.status(raw, facts, refusals)
+            await self._reporter.events(key_of(raw), raw, facts, refusals)
+
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
         self._models.forget(key)
+        self._valid.forget(key)
         self._settled.pop(key, None)
-        self._emitted.pop(key, None)
+        self._reporter.forget(key)
         self._built.forget(key)
         self._gates.forget(key)
+        self._secrets.forget(key)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
         snapshot = self._parts.cluster.snapshot(key)
@@ -190,12 +171,32 @@ class Reconciler:
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
         model, problems = self._validated(key, raw)
-        if model is None:
-            return await self._invalid(raw, snapshot, problems)
-        try:
-            return await self._reconcile_valid(await self._graph(key, model, raw, snapshot))
-        except InvalidSpecError as exc:
-            return await self._invalid(raw, snapshot, exc.problems)
+        edits = [] if model is None else [(current_spec(raw), model)]
+        last = self._last_valid(key, raw)
+        if last is not None and last[0].generation not in {each.generation for each, _ in edits}:
+            edits.append(last)
+        for served, each in edits:
+            try:
+                return await self._reconcile_valid(
+                    await self._graph(key, each, raw, snapshot, served=served, problems=problems)
+                )
+            except InvalidSpecError as exc:  # before the first write
+                problems = problems or exc.problems
+        if not edits or not snapshot.pods:
+            return await self._invalid(key, raw, snapshot, problems)
+        # Nothing can be built, as when the operator allows less than before: pods start, drain and end all the same.
+        served, each = edits[-1]
+        graph = await self._graph(key, each, raw, snapshot, served=served, problems=problems)
+        return await self._reconcile_valid(replace(graph, can_be_built=False))
+
+    def _last_valid(self, key: Key, raw: Object) -> tuple[ServedSpec, GraphDeployment] | None:
+        """Return the last edit that was carried out, from memory or else from the graph's status; None: there is none."""
+        known = self._valid.get(key)
+        if known is not None and known[0] == raw["metadata"]["uid"]:
+            return known[1:]
+        kept = kept_spec(raw)
+        model = None if kept is None else validated(GraphDeployment, with_spec(raw, kept))[0]
+        return None if kept is None or model is None else (kept, model)
 
     def _validated(self, key: Key, raw: Object) -> ValidatedGraph:
         identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
@@ -205,7 +206,16 @@ class Reconciler:
             self._models.put(key, known)
         return known[1]
 
-    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
+    async def _graph(
+        self,
+        key: Key,
+        model: GraphDeployment,
+        raw: Object,
+        snapshot: GraphSnapshot,
+        *,
+        served: ServedSpec,
+        problems: tuple[Problem, ...],
+    ) -> ObservedGraph:
         cluster, spec, fingerprint = self._parts.cluster, model.spec, snapshot.fingerprint()
         kinds = [kind for kind in needed_kinds(spec) if await cluster.serves(kind)]
         context = replace(
@@ -214,34 +224,41 @@ class Reconciler:
             namespace=key[0],
             kinds=frozenset(kinds),
         )
-        return _Graph(key, model, raw, snapshot, fingerprint, context, time.time())
+        return ObservedGraph(
+            key, model, raw, snapshot, fingerprint, context, time.time(), served=served, problems=problems
+        )
 
-    async def _reconcile_valid(self, graph: _Graph) -> ReconcileResult:
-        seen = ReconcileState(paused=paused_by(graph.raw))
+    async def _reconcile_valid(self, graph: ObservedGraph) -> ReconcileResult:
+        seen = ReconcileState(paused=paused_by(graph.raw), served=graph.served)
+        if not graph.can_be_built:
+            seen.paused = seen.paused or "the operator refuses every edit that it knows"
         self._find_desired_replicas(graph, seen)
         try:
             return await self._take_steps(graph, seen)
         except UnavailableError as exc:
             if self._parts.cluster.problem() is None:  # it answers, but not to this
-                seen.failure = Failure("ApplyFailed", str(exc))
+                failure = Failure(RefusalKind.REJECTED, str(exc))
                 with suppress(ClusterError):
-                    await self._report(graph, self._parts.cluster.snapshot(graph.key), seen)
+                    await self._report(graph, seen, Applied(refusals=seen.refusals), failure=failure)
             raise
 
-    async def _take_steps(self, graph: _Graph, seen: ReconcileState) -> ReconcileResult:
-        self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
+    async def _take_steps(self, graph: ObservedGraph, seen: ReconcileState) -> ReconcileResult:
+        if graph.can_be_built:
+            self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
+            self._valid.put(graph.key, (graph.uid, graph.served, graph.model))
         emitted = await self._scale(graph, seen)
-        applied, gone = Applied(), False
+        applied, gone = Applied(refusals=seen.refusals), False
         if not seen.paused:
             wanted = self._wanted(graph, seen)
             applied = await self._apply(graph, seen, wanted)
-            gone = await self._prune(graph, wanted)
+            gone = await self._prune(graph, seen, wanted)
         ungated = await self._ungate(graph, seen)
-        seen.failure = applied.failure or missing_definition(graph.model.spec, graph.context.kinds)
-        snapshot = self._parts.cluster.snapshot(graph.key)
-        facts = await self._report(graph, snapshot, seen)
-        for message in [*emitted, *self._event_messages(graph.key, applied, facts)]:
+        facts = await self._report(graph, seen, applied)
+        for message in emitted:
             await self._parts.recorder.emit(graph.raw, message)
+        await self._reporter.events(
+            graph.key, graph.raw, facts, seen.refusals, applied=applied, invalid=graph.invalid
+        )
         result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
         is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
         if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == graph.fingerprint:
@@ -249,32 +266,20 @@ class Reconciler:
             self._settled[graph.key] = graph.fingerprint
         return result
 
-    def _event_messages(self, key: Key, applied: Applied, facts: ConditionFacts) -> list[EventMessage]:
-        """Return the Events to emit: every repair, and troubles that the last reconcile did not find."""
-        emitted = self._emitted.get(key, frozenset())
-        troubles = [
-            EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
-        ]
-        troubles += [EventMessage("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
-        reasons = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
-        troubles += [
-            EventMessage(each.category.value, str(each), "Observe", is_warning=True)
-            for each in facts.diagnoses
-            if each.category in {Category.REFUSED, Category.NODE_LOST}
-        ]
-        self._emitted[key] = frozenset(troubles)
-        repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
-        return [*repairs, *(each for each in troubles if each not in emitted)]
-
-    def _end(self, graph: _Graph, seen: ReconcileState, applied: Applied, *, wrote: bool) -> ReconcileResult:
-        if applied.refused:
-            raise ClusterError("; ".join(applied.refused))
+    def _end(
+        self, graph: ObservedGraph, seen: ReconcileState, applied: Applied, *, wrote: bool
+    ) -> ReconcileResult:
         snapshot = self._parts.cluster.snapshot(graph.key)
         plans = (each.plan for each in seen.services.values())
         draining = any(each is not None and each.draining and not each.held for each in plans)
         unready = any(not view.ready and not view.finished for view in snapshot.views())
         requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
+        if any(not each.kind.is_lasting for each in seen.refusals.found):
+            return ReconcileResult("conflict", DRAIN_REQUEUE_S)
+        if seen.refusals.found:
+            return ReconcileResult("refused", requeue_after_s or UNREADY_REQUEUE_S)
+        if graph.problems:
+            return ReconcileResult("invalid", requeue_after_s)
         if applied.conflicts:
             return ReconcileResult("conflict", CONFLICT_REQUEUE_S)
         wrote = wrote or applied.wrote
@@ -282,7 +287,7 @@ class Reconciler:
             "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
         )
 
-    def _find_desired_replicas(self, graph: _Graph, seen: ReconcileState) -> None:
+    def _find_desired_replicas(self, graph: ObservedGraph, seen: ReconcileState) -> None:
         """Note every service's desired number within its bounds, and the first number of adapters yet to be made."""
         for name, service in graph.model.spec.services.items():
             workload = workload_of(graph.model, name, graph.snapshot.children)
@@ -304,7 +309,7 @@ class Reconciler:
                 state.refused = refusal(name, workload)
             seen.services[name] = state
 
-    async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
+    async def _scale(self, graph: ObservedGraph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
         allowed = self._gates.plan(
@@ -325,13 +330,13 @@ class Reconciler:
                 pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
-            state.plan = plan = await self._drains.step(pool, now_s=graph.now_s)
+            state.plan = plan = await self._drains.step(pool, now_s=graph.now_s, refusals=seen.refusals)
             text = scale_message(name, plan, pool.desired)
             if text is not None:
                 messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
         return messages
 
-    def _wanted(self, graph: _Graph, seen: ReconcileState) -> list[Object]:
+    def _wanted(self, graph: ObservedGraph, seen: ReconcileState) -> list[Object]:
         model, services = graph.model, seen.services
         workers = [each for each in services.values() if each.spec.role.is_worker]
         replicas = {name: each.number for name, each in services.items()}
@@ -357,7 +362,7 @@ class Reconciler:
             self._built.put(graph.key, built)
         return built[1]
 
-    async def _apply(self, graph: _Graph, seen: ReconcileState, wanted: list[Object]) -> Applied:
+    async def _apply(self, graph: ObservedGraph, seen: ReconcileState, wanted: list[Object]) -> Applied:
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
         workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
@@ -373,18 +378,21 @@ class Reconciler:
         later = [workloads[name] for name in waiting]
         now = [each for each in wanted if each not in later]
         owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
-        refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
-        applied = await self._parts.applier.apply(now, live, owner)
-        applied.refused += refused
+        secret = await self._secrets.make(graph, wanted, seen.refusals)
+        if secret is not None:
+            await self._parts.recorder.emit(graph.raw, secret)
+        applied = await self._parts.applier.apply(now, live, owner, refusals=seen.refusals)
         for want in later:  # Their new pod templates have to wait.
             there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
-            if replicas_of(there) != number:
+            if replicas_of(there) == number:
+                continue
+            with seen.refusals.of(f"{name_of(there)}: its replicas", "Apply"):
                 await self._parts.applier.patch(there, {"spec": {"replicas": number}})
         for name, state in seen.services.items():
             state.held, state.running = waiting.get(name, ""), state.number
         return applied
 
-    async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
+    async def _prune(self, graph: ObservedGraph, seen: ReconcileState, wanted: list[Object]) -> bool:
         """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
         # Not built because their definition is missing; they are still wanted.
@@ -392,13 +400,14 @@ class Reconciler:
         names |= {key for key in graph.snapshot.children if key[0] in missing}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s)
+            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s, refusals=seen.refusals)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
-                await self._parts.applier.delete(child)
+                with seen.refusals.of(name_of(child), "Delete"):
+                    await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
-    async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
+    async def _ungate(self, graph: ObservedGraph, seen: ReconcileState) -> bool:
         allowed, released = await self._gates.ungate(
             graph.key,
             graph.workers,
@@ -406,41 +415,33 @@ class Reconciler:
             priorities=graph.priorities,
             replicas={name: each.running for name, each in seen.services.items()},
             now_s=graph.now_s,
+            refusals=seen.refusals,
         )
         seen.waiting = allowed.waiting
         return bool(released)
 
-    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
+    async def _report(
+        self, graph: ObservedGraph, seen: ReconcileState, applied: Applied, *, failure: Failure | None = None
+    ) -> ConditionFacts:
+        snapshot = self._parts.cluster.snapshot(graph.key)
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
-        await self._say(graph.raw, facts)
-        for name, service in graph.model.spec.services.items():
-            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
-            if service.scaling is not None and live is not None and is_own(live, graph.uid):
-                said = adapter_status(
-                    facts.services[name],
-                    seen.services[name].bounds,
-                    generation=live["metadata"].get("generation", 0),
-                    old=live.get("status"),
-                    now=stamp(graph.now_s),
-                )
-                await self._parts.applier.status(live, said)
+        await self._reporter.adapters(graph.model, snapshot, facts, seen, owner_uid=graph.uid)
+        # Last, so that it names every refused write but itself.
+        missing = missing_definition(graph.model.spec, graph.context.kinds)
+        seen.failure = worst_failure([graph.invalid, failure, applied.failure, missing])
+        facts = replace(facts, failure=seen.failure)
+        await self._reporter.status(graph.raw, facts, seen.refusals)
         return facts
 
-    async def _say(self, raw: Object, facts: ConditionFacts) -> bool:
-        """Write a graph's status; return whether it said something new."""
-        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
-        return await self._parts.applier.status(raw, status)
-
     async def _invalid(
-        self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
+        self, key: Key, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
     ) -> ReconcileResult:
-        """Report every problem; running workloads stay unchanged."""
-        message = message_of(problems)
-        facts = observed_facts(raw, snapshot.views(), failure=Failure("InvalidSpec", message))
-        if await self._say(raw, facts):
-            event = EventMessage("InvalidSpec", message, "Validate", is_warning=True)
-            await self._parts.recorder.emit(raw, event)
+        """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
+        invalid, refusals = Failure("InvalidSpec", message_of(problems)), Refusals()
+        facts = observed_facts(raw, snapshot.views(), failure=invalid)
+        await self._reporter.status(raw, facts, refusals)
+        await self._reporter.events(key, raw, facts, refusals, invalid=invalid)
         return ReconcileResult("invalid")
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
@@ -448,9 +449,14 @@ class Reconciler:
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time())
+            refusals = Refusals()
+            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time(), refusals=refusals)
             if not step.release:
-                await self._say(raw, observed_facts(raw, snapshot.views(), deleting=step.message))
+                facts = observed_facts(
+                    raw, snapshot.views(), failure=failure_of((), refusals), deleting=step.message
+                )
+                await self._reporter.status(raw, facts, refusals)
+                await self._reporter.events(key, raw, facts, refusals)
                 wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
                 return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])

@@ -26,6 +26,7 @@ from penstock_operator.metrics import OperatorMetrics, StatusServer
 from penstock_operator.profiles import Profiles
 from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock_operator.reconcile import Dependencies, Reconciler
+from penstock_operator.resources.allowances import allowances_of
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.trim import Object
@@ -64,7 +65,7 @@ class Operator:
             operator_namespace=_own_namespace(client),
             penstock_image=settings.penstock_image,
             image_pull_policy=settings.image_pull_policy,
-            allows_privileges=settings.allow_privileged_pod_templates,
+            allowed=allowances_of(settings.allow_pod_templates),
         )
         parts = Dependencies(
             client=client,
@@ -93,6 +94,7 @@ class Operator:
             requests=self.profiles,
             enqueue=self.queue.enqueue,
             deleted=self.reconciler.deleted,
+            refused=self.reconciler.refused,
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from penstock.api.base import DNS_LABEL_PATTERN, OperatorClass
 from penstock.api.runtimes import PENSTOCK_IMAGE
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.kube.objects.names import OPERATOR_CLASS
+from penstock_operator.resources.allowances import allowances_of
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
 _Seconds = Annotated[float, Field(gt=0)]
@@ -44,9 +45,10 @@ class OperatorSettings(BaseModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="Pull policy of the pods' images."
     )
-    allow_privileged_pod_templates: bool = Field(
-        False,
-        description="Let a podTemplate leave the restricted standard, mount Secrets, or name another account or a node.",
+    allow_pod_templates: str = Field(
+        "",
+        description="What podTemplates may have beyond the restricted standard, the chart's podTemplates.allow: "
+        "hostIPC,capabilities=IPC_LOCK and so on, or everything.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8,
@@ -55,6 +57,15 @@ class OperatorSettings(BaseModel):
     resync_interval: _Seconds = Field(
         300, description="A graph that nothing changed is looked at again after this; seconds."
     )
+
+    @field_validator("allow_pod_templates")
+    @classmethod
+    def _check_allowances(cls, text: str) -> str:
+        try:
+            allowances_of(text)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+        return text
 
     @model_validator(mode="after")
     def _check(self) -> OperatorSettings:

@@ -98,12 +98,13 @@ def test_the_operators_account_may_make_all_children(crds, make_namespace, path)
     )  # fmt: skip
 
 
-async def test_a_host_path_is_refused_when_it_is_applied(crds, client, make_namespace):
+async def test_the_nodes_things_are_refused_when_they_are_applied(crds, client, make_namespace):
     """In the release's namespaces and class alone; a graph from before can be annotated; the chart's value allows it."""
     namespace, other = make_namespace("paths"), make_namespace("paths")
 
-    async def refusal(name, volume, where=namespace, **spec):
-        volumes = {"services": {"decode": {"podTemplate": {"spec": {"volumes": [{"name": "v", **volume}]}}}}}
+    async def refusal(name, volume, where=namespace, pod=None, **spec):
+        template = {"spec": {"volumes": [{"name": "v", **volume}]} if pod is None else pod}
+        volumes = {"services": {"decode": {"podTemplate": template}}}
         graph = manifest_of({"metadata": {"name": name, "namespace": where}, "spec": {**volumes, **spec}})
         try:
             await client.create(graph, field_manager="test")
@@ -114,7 +115,7 @@ async def test_a_host_path_is_refused_when_it_is_applied(crds, client, make_name
     path = {"hostPath": {"path": "/data"}}
     assert await refusal("before", path) == ""
     kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    allowing = rendered(namespace, {"operator": {"allowPrivilegedPodTemplates": True}})
+    allowing = rendered(namespace, {"podTemplates": {"allow": {"everything": True}}})
     assert [each for each in allowing if each["kind"] in kinds] == []
     policy = listed([each for each in rendered(namespace, {}) if each["kind"] in kinds])
     crds.kubectl("apply", "--server-side", "-f", "-", stdin=policy)
@@ -128,6 +129,11 @@ async def test_a_host_path_is_refused_when_it_is_applied(crds, client, make_name
 
         await until(is_refused, "the policy works")
         assert await refusal("folder", {"emptyDir": {}}) == ""
+        for key in ("hostIPC", "hostNetwork", "hostPID"):
+            said = await refusal(f"with-{key.lower()}", {}, pod={key: True})
+            assert f"podTemplate.spec.{key}: true is not allowed in a podTemplate; remove it" in said
+            assert f"podTemplates.allow.{key}: true" in said
+            assert await refusal(f"without-{key.lower()}", {}, pod={key: False}) == ""
         assert await refusal("removed", {"hostPath": None, "$patch": "delete"}) == ""
         assert await refusal("elsewhere", path, other) == ""
         assert await refusal("of-others", path, operatorClass="research") == ""

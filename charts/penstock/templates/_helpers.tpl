@@ -35,6 +35,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
+{{/* What podTemplates may have, as --allow-pod-templates takes it; empty where it is the default. */}}
+{{- define "penstock.allowances" -}}
+{{- $entries := list -}}
+{{- range $key, $value := .Values.podTemplates.allow -}}
+{{- if kindIs "slice" $value -}}
+{{- if not (and (eq $key "secrets") (eq (toJson $value) "[\"*\"]")) -}}
+{{- range $value }}{{ $entries = append $entries (printf "%s=%s" $key .) }}{{ end -}}
+{{- end -}}
+{{- else if $value -}}
+{{- $entries = append $entries $key -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $entries -}}
+{{- end -}}
+
 {{- define "penstock.tensorboardImage" -}}
 {{- $tag := default (printf "%s-tensorboard" (default .Chart.AppVersion .Values.image.tag)) .Values.tensorboard.image.tag -}}
 {{- printf "%s:%s" (default .Values.image.repository .Values.tensorboard.image.repository) $tag -}}

@@ -140,14 +140,28 @@ OVERDUE_S: Final = 60.0
 """A terminating pod this long past its deadline is stuck (its node is gone, most likely); nothing waits for it. Chosen."""
 
 
+WAITING: Final = "WaitingForBudget"
+"""Why most gated pods wait, as a condition's reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A gated pod that may not start yet, and why: one sentence for a person, the same for the same state."""
+    """A gated pod that may not start yet, and why: one sentence for a person, the same for the same state.
+
+    Attributes:
+        cause: One word for it, a condition's reason.
+    """
 
     uid: str
     name: str
     service: str
     reason: str
+    cause: str = WAITING
+
+    @property
+    def cause_is_refusal(self) -> bool:
+        """Whether the budget would let it start and the API server does not."""
+        return self.cause != WAITING
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock.kube.objects.names import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS, REPLICA_FAILURE
+from penstock.kube.objects.refusals import kind_of_words
 from penstock_operator.plan.pods import ContainerView, PodView
 
 SLOW_START_S: Final = 300.0
@@ -87,17 +88,9 @@ _CONFIGS: Final = (
 )
 """Words of the kubelet about variables, and the remedy."""
 
-_REFUSALS: Final = (
-    (r"exceeded quota: ([^,]+)", r"raise ResourceQuota \1 of the namespace, or lower replicas"),
-    (
-        "violates PodSecurity",
-        "change podTemplate or cacheMount to what the namespace's pod security level allows",
-    ),
-    (r'webhook "([^"]+)"', r"ask who runs admission webhook \1, or change podTemplate"),
-    ("minimum|maximum", "set resources in podTemplate within the namespace's LimitRange"),
-    ("", "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"),
+_ANY_REFUSAL: Final = (
+    "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"
 )
-"""Words of the API server that refuses pods, and the remedy."""
 
 _NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
 
@@ -282,5 +275,6 @@ def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
                 f"the API server refuses its pods: {words or each.get('reason') or 'it gives no reason'}"
             )
             name = workload["metadata"]["name"]
-            return Diagnosis(Category.REFUSED, name, service, message, _remedy(words, _REFUSALS) or "")
+            _, remedy = kind_of_words(words)
+            return Diagnosis(Category.REFUSED, name, service, message, remedy or _ANY_REFUSAL)
     return None

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
+from penstock.kube.objects.refusals import Refusals
 from penstock.runtimes import runtime_of
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
 from penstock_operator.plan.drain import Bounded, ScalePlan
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.rollout import RolloutView
+from penstock_operator.plan.served import ServedSpec
 from penstock_operator.resources.metadata import selector
 from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 
@@ -98,10 +100,16 @@ class ServiceFacts:
 
 
 class Failure(NamedTuple):
-    """Why the complete graph cannot be reconciled: one word such as ``MissingCRD``, and what to do."""
+    """What of a graph cannot be done: one word such as ``MissingCRD``, and what to do about it."""
 
     reason: str
     message: str
+
+
+def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
+    """Return failures, gravest first, as one: its reason, and every message; None: there are none."""
+    kept = [each for each in found if each is not None]
+    return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ class ConditionFacts:
         paused: What keeps its children as they are; empty: nothing.
         url: Where clients reach it; empty: nowhere; None: unknown.
         served_model: Name that clients ask for; None: unknown.
+        served: The edit that is carried out; None: none is.
     """
 
     generation: int
@@ -129,6 +138,7 @@ class ConditionFacts:
     paused: str = ""
     url: str | None = None
     served_model: str | None = None
+    served: ServedSpec | None = None
 
     @property
     def gpus(self) -> int:
@@ -172,6 +182,8 @@ class ReconcileState:
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
+        served: The edit that is carried out.
+        refusals: Writes that the API server did not take.
     """
 
     paused: str = ""
@@ -180,6 +192,8 @@ class ReconcileState:
     waiting: Sequence[Waiting] = ()
     blocked: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
+    served: ServedSpec | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
 
 def graph_facts(
@@ -217,6 +231,7 @@ def graph_facts(
         paused=seen.paused,
         url=url,
         served_model=graph.spec.served_name,
+        served=seen.served,
     )
 
 

@@ -15,9 +15,11 @@ from typing import Any, Final
 from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import REPLICA_FAILURE
+from penstock_operator.plan.budget import WAITING
 from penstock_operator.plan.diagnose import worst
 from penstock_operator.plan.drain import Bounded
 from penstock_operator.plan.facts import ConditionFacts, ServiceFacts
+from penstock_operator.plan.served import ServedSpec
 
 READY = "Ready"
 PROGRESSING = "Progressing"
@@ -106,6 +108,8 @@ def _progressing(facts: ConditionFacts) -> ConditionResult:
         return ConditionResult(PROGRESSING, False, "Paused", f"{facts.paused}: {stays}; remove it to go on")
     if steps:
         return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
+    if facts.failure is not None:
+        return ConditionResult(PROGRESSING, False, facts.failure.reason, facts.failure.message)
     return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
 
 
@@ -165,7 +169,8 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
         return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
     if facts.waiting:
         text = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(text))
+        cause = next((each.cause for each in facts.waiting if each.cause_is_refusal), WAITING)
+        return ConditionResult(SCHEDULABLE, False, cause, "; ".join(text))
     return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
@@ -186,7 +191,15 @@ def _cut(message: str) -> str:
 
 
 _RELEASE: Final = version("penstock")
-_OPTIONAL: Final = ("address", "servedModel", "configMap", "job", "recommendation")
+_OPTIONAL: Final = (
+    "address",
+    "servedModel",
+    "servedGeneration",
+    "servedSpec",
+    "configMap",
+    "job",
+    "recommendation",
+)
 """Of a graph and of a ProfileRequest: keys that go when there is nothing to say."""
 
 SCALING_LIMITED: Final = "ScalingLimited"
@@ -202,6 +215,7 @@ def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: s
     services = {name: _service(each) for name, each in sorted(facts.services.items())}
     return {
         "observedGeneration": facts.generation,
+        **_served(facts.served),
         "operatorVersion": _RELEASE,
         **_address(facts, old or {}),
         "phase": phase(facts, {each.type: each.status for each in found}).value,
@@ -272,6 +286,12 @@ def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
     address = old.get("address") if facts.url is None else {"url": facts.url} if facts.url else None
     model = old.get("servedModel") if facts.served_model is None else facts.served_model
     return {key: value for key, value in (("address", address), ("servedModel", model)) if value}
+
+
+def _served(served: ServedSpec | None) -> dict[str, Any]:
+    if served is None:
+        return {}
+    return {"servedGeneration": served.generation, **({"servedSpec": served.text} if served.text else {})}
 
 
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:

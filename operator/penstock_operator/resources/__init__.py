@@ -1,6 +1,7 @@
 """Pure: a graph becomes the objects that it needs, with their pods and rights."""
 
+from penstock_operator.resources.allowances import Allowances, allowances_of
 from penstock_operator.resources.children import BuildContext, adapter, children
 from penstock_operator.resources.pod import gpu_ceiling
 
-__all__ = ["BuildContext", "adapter", "children", "gpu_ceiling"]
+__all__ = ["Allowances", "BuildContext", "adapter", "allowances_of", "children", "gpu_ceiling"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
+from penstock.core.errors import InvalidSpecError, Problem
 from penstock.kube.kinds import (
     DEPLOYMENT,
     INFERENCE_POOL,
@@ -74,7 +75,7 @@ def children(
             new pod before it ends an old one, which needs room in the budget.
 
     Raises:
-        InvalidSpecError: a podTemplate cannot be laid over its pod template.
+        InvalidSpecError: podTemplates cannot be laid over their pod templates, or make privileges of them; every problem.
     """
     # No account mounts a token by itself; a pod that asks the API server says so.
     found = [
@@ -91,9 +92,16 @@ def children(
     workers_first = sorted(specs, key=lambda name: (not graph.spec.services[name].role.is_worker, name))
     for name in workers_first:
         found += [_service(graph, name, context), _disruption_budget(graph, name, context)]
+    problems: list[Problem] = []
     for name in workers_first:
         number = replicas.get(name, graph.spec.services[name].replicas)
-        found += _workload(graph, specs[name], context, replicas=number, unavailable=unavailable.get(name, 0))
+        away = unavailable.get(name, 0)
+        try:
+            found += _workload(graph, specs[name], context, replicas=number, unavailable=away)
+        except InvalidSpecError as exc:
+            problems += exc.problems
+    if problems:
+        raise InvalidSpecError(problems)
     return found
 
 

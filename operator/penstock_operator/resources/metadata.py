@@ -24,6 +24,7 @@ from penstock.kube.objects.names import (
     SERVICE_LABEL,
     child_name,
 )
+from penstock_operator.resources.allowances import NOTHING, Allowances
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class BuildContext:
         operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
-        allows_privileges: Whether a podTemplate may add privileges, see `resources.privileges`.
+        allowed: What a podTemplate may add to the restricted standard, see `resources.privileges`.
         kinds: Kinds of others' definitions that the graph needs and the cluster serves.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
@@ -46,7 +47,7 @@ class BuildContext:
     operator_namespace: str | None = None
     penstock_image: str | None = None
     image_pull_policy: str = "IfNotPresent"
-    allows_privileges: bool = False
+    allowed: Allowances = NOTHING
     kinds: frozenset[Kind] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)

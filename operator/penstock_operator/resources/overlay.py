@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock_operator.resources.allowances import Allowances
 from penstock_operator.resources.privileges import confined
 
 _PATCH = "$patch"
@@ -158,7 +159,7 @@ def overlaid(
     path: str,
     *,
     counted: Counted,
-    allows_privileges: bool,
+    allowed: Allowances,
 ) -> dict[str, Any]:
     """Return a built pod template with the user's podTemplate laid over it.
 
@@ -167,7 +168,7 @@ def overlaid(
     """
     template = overlay(built, patch, path)
     _refuse_broken(template, path, counted)
-    return template if allows_privileges else confined(built, template, path)
+    return template if allowed.everything else confined(built, template, path, allowed)
 
 
 def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> None:

@@ -1,8 +1,10 @@
-"""What a podTemplate may not make of a pod: a way out of its container, another account's rights, others' Secrets.
+"""What a podTemplate may not make of a pod: a way out of its container, or another account's rights.
 
 Who may write a GraphDeployment may not, by that alone, run privileged pods: the operator would lend its own right
 to create them. So the merged pod is held to the restricted pod security standard, whatever the overlay added or removed.
-What the operator builds by itself (a node pool's cacheMount, the routers' keys) is its user's choice.
+What the operator builds by itself (a node pool's cacheMount, the routers' keys) is its user's choice, and what its
+owner allows beyond the standard is in `resources.allowances`. Operator, `penstock validate` and `penstock render` build
+the same pods, and so refuse the same.
 
 Source: kubernetes.io/docs/concepts/security/pod-security-standards, profile Restricted of v1.34.
 """
@@ -13,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
+from penstock_operator.resources.allowances import Allowances, chart_entry
 
 USER_ID = 1000
 """User and group of every process; vLLM's image names none, and any but root will do."""
@@ -42,9 +46,6 @@ def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
     }
 
 
-ALLOWED_BY: Final = "operator.allowPrivilegedPodTemplates"
-"""The chart's value that allows all of it."""
-
 _REMOVE: Final = "remove it"
 _HOST: Final = ("hostNetwork", "hostPID", "hostIPC")
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
@@ -61,11 +62,12 @@ _VOLUMES: Final = frozenset(
         "image",
         "persistentVolumeClaim",
         "projected",
+        "secret",
     }
 )
-"""The standard's, but ``secret``: a pod would read out every Secret of the namespace."""
-_PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI"})
-"""Sources that are neither Secrets nor tokens of the pod's account."""
+"""The standard's."""
+_PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
+"""Sources that are no tokens of the pod's account."""
 
 _SYSCTLS: Final = frozenset(
     {
@@ -91,18 +93,21 @@ _SYSTEM: Final = "system-"
 
 
 class _Found(NamedTuple):
-    """What a pod may not have: its key, its value in words, and what to do about it."""
+    """What a pod may not have: its key, its value in words, what to do about it, and the chart's value that allows it."""
 
     key: str
     value: str
     remedy: str = _REMOVE
+    allowed_by: str = chart_entry("everything")
 
 
-def confined(built: Mapping[str, Any], template: Mapping[str, Any], path: str) -> dict[str, Any]:
+def confined(
+    built: Mapping[str, Any], template: Mapping[str, Any], path: str, allowed: Allowances
+) -> dict[str, Any]:
     """Return a pod template whose containers, added to the built ones, are confined as those are, where they do not say how.
 
     Raises:
-        InvalidSpecError: the template has privileges, each with its key.
+        InvalidSpecError: the template has privileges that are not allowed, each with its key.
     """
     own, spec = built["spec"], dict(_map(template.get("spec")))
     for kind in _CONTAINERS:
@@ -111,8 +116,8 @@ def confined(built: Mapping[str, Any], template: Mapping[str, Any], path: str) -
             spec[kind] = [each if each.get("name") in known else _with_defaults(each) for each in added]
     annotations = _map(_map(template.get("metadata")).get("annotations"))
     problems = []
-    for key, value, remedy in (*_of_annotations(annotations), *_of_pod(own, spec)):
-        message = f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's {ALLOWED_BY}"
+    for key, value, remedy, allowed_by in (*_of_annotations(annotations), *_of_pod(own, spec, allowed)):
+        message = f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's {allowed_by}"
         problems.append(Problem(path=f"{path}.{key}", message=message))
     if problems:
         raise InvalidSpecError(problems)
@@ -133,45 +138,81 @@ def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
             yield _Found(f"metadata.annotations[{key}]", str(value))
 
 
-def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]:
+def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any], allowed: Allowances) -> Iterator[_Found]:
     for key in _HOST:
-        if spec.get(key):
-            yield _Found(f"spec.{key}", "true")
-    yield from _of_account(own, spec)
+        if spec.get(key) and not allowed.has(key):
+            yield _Found(f"spec.{key}", "true", allowed_by=chart_entry(key))
+    yield from _of_account(own, spec, allowed)
     if spec.get("nodeName"):
         yield _Found("spec.nodeName", str(spec["nodeName"]), "use nodeSelector or affinity")
     if str(spec.get("priorityClassName", "")).startswith(_SYSTEM):
         yield _Found("spec.priorityClassName", str(spec["priorityClassName"]), "use a class of your own")
     for volume in _maps(spec.get("volumes")):
         if volume not in own.get("volumes", ()):
-            yield from _of_volume(volume, f"spec.volumes[{volume.get('name')}]")
+            yield from _of_volume(volume, f"spec.volumes[{volume.get('name')}]", allowed)
     pod = _map(spec.get("securityContext"))
     yield from _of_context(pod, "spec.securityContext")
     for kind in _CONTAINERS:
         for container in _maps(spec.get(kind)):
-            yield from _of_container(container, pod, f"spec.{kind}[{container.get('name')}]")
+            place = f"spec.{kind}[{container.get('name')}]"
+            yield from _of_container(container, pod, place, allowed)
+            yield from _of_variables(container, place, allowed)
 
 
-def _of_account(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]:
+def _of_account(own: Mapping[str, Any], spec: Mapping[str, Any], allowed: Allowances) -> Iterator[_Found]:
     account = own["serviceAccountName"]
     for key in ("serviceAccountName", "serviceAccount"):
         given = spec.get(key)
-        if given != account and (given or key == "serviceAccountName"):
-            yield _Found(f"spec.{key}", str(given or "none"), f"leave it at {account}")
-    if spec.get("automountServiceAccountToken") is not False and not own["automountServiceAccountToken"]:
+        is_other = given != account and bool(given or key == "serviceAccountName")
+        if is_other and not (given and allowed.holds("serviceAccounts", str(given))):
+            entry = chart_entry("serviceAccounts", [str(given)]) if given else chart_entry("everything")
+            yield _Found(f"spec.{key}", str(given or "none"), f"leave it at {account}", entry)
+    mounts = spec.get("automountServiceAccountToken") is not False
+    if mounts and not own["automountServiceAccountToken"] and not allowed.everything:
         yield _Found("spec.automountServiceAccountToken", "a token of the API", "leave it at false")
 
 
-def _of_volume(volume: Mapping[str, Any], place: str) -> Iterator[_Found]:
+def _of_volume(volume: Mapping[str, Any], place: str, allowed: Allowances) -> Iterator[_Found]:
     for kind, source in volume.items():
         if kind == "name" or source is None:
             continue
-        if kind not in _VOLUMES:
-            named = _map(source)
-            yield _Found(f"{place}.{kind}", str(named.get("path") or named.get("secretName") or kind))
-        for projected in _maps(_map(source).get("sources")) if kind == "projected" else ():
-            for each in projected.keys() - _PROJECTED:
-                yield _Found(f"{place}.projected.sources", each)
+        named = _map(source)
+        if kind == "secret":
+            yield from _of_secret(named.get("secretName"), f"{place}.{kind}", allowed)
+        elif kind == "hostPath":
+            folder = str(named.get("path"))
+            if not allowed.holds("hostPaths", folder):
+                yield _Found(f"{place}.{kind}", folder, allowed_by=chart_entry("hostPaths", [folder]))
+        elif kind not in _VOLUMES:
+            yield _Found(f"{place}.{kind}", str(named.get("path") or kind))
+        for projected in _maps(named.get("sources")) if kind == "projected" else ():
+            yield from _of_projection(projected, f"{place}.projected.sources", allowed)
+
+
+def _of_projection(source: Mapping[str, Any], place: str, allowed: Allowances) -> Iterator[_Found]:
+    if "secret" in source:
+        yield from _of_secret(_map(source["secret"]).get("name"), place, allowed)
+    for each in source.keys() - _PROJECTED:
+        is_token = each == "serviceAccountToken"
+        if not (is_token and allowed.has("projectedTokens")):
+            key = "projectedTokens" if is_token else "everything"
+            yield _Found(place, each, allowed_by=chart_entry(key))
+
+
+def _of_variables(container: Mapping[str, Any], place: str, allowed: Allowances) -> Iterator[_Found]:
+    """Yield Secrets that variables come from: one rule for them and for volumes."""
+    for each in _maps(container.get("env")):
+        reference = _map(_map(each.get("valueFrom")).get("secretKeyRef"))
+        if each.get("name") != GRAPH_SECRET_VARIABLE and reference:
+            yield from _of_secret(reference.get("name"), f"{place}.env[{each.get('name')}]", allowed)
+    for each in _maps(container.get("envFrom")):
+        if "secretRef" in each:
+            yield from _of_secret(_map(each["secretRef"]).get("name"), f"{place}.envFrom", allowed)
+
+
+def _of_secret(name: object, place: str, allowed: Allowances) -> Iterator[_Found]:
+    if not allowed.holds("secrets", str(name)):
+        yield _Found(place, f"Secret {name}", allowed_by=chart_entry("secrets", [str(name)]))
 
 
 def _of_context(context: Mapping[str, Any], place: str) -> Iterator[_Found]:
@@ -191,7 +232,9 @@ def _of_context(context: Mapping[str, Any], place: str) -> Iterator[_Found]:
         yield _Found(f"{place}.windowsOptions.hostProcess", "true")
 
 
-def _of_container(container: Mapping[str, Any], pod: Mapping[str, Any], where: str) -> Iterator[_Found]:
+def _of_container(
+    container: Mapping[str, Any], pod: Mapping[str, Any], where: str, allowed: Allowances
+) -> Iterator[_Found]:
     security = _map(container.get("securityContext"))
     place = f"{where}.securityContext"
     yield from _of_context(security, place)
@@ -207,15 +250,17 @@ def _of_container(container: Mapping[str, Any], pod: Mapping[str, Any], where: s
     if security.get("allowPrivilegeEscalation") is not False:
         escalates = _shown(security.get("allowPrivilegeEscalation"))
         yield _Found(f"{place}.allowPrivilegeEscalation", escalates, "leave it at false")
-    yield from _of_capabilities(_map(security.get("capabilities")), f"{place}.capabilities")
+    yield from _of_capabilities(_map(security.get("capabilities")), f"{place}.capabilities", allowed)
     if security.get("procMount") not in {None, "Default"}:
         yield _Found(f"{place}.procMount", str(security["procMount"]))
     yield from _of_node_network(container, where)
 
 
-def _of_capabilities(capabilities: Mapping[str, Any], place: str) -> Iterator[_Found]:
-    if capabilities.get("add"):
-        yield _Found(f"{place}.add", ", ".join(map(str, capabilities["add"])))
+def _of_capabilities(capabilities: Mapping[str, Any], place: str, allowed: Allowances) -> Iterator[_Found]:
+    added = [str(each) for each in capabilities.get("add") or ()]
+    if refused := [each for each in added if not allowed.holds("capabilities", each)]:
+        entry = chart_entry("capabilities", refused)
+        yield _Found(f"{place}.add", ", ".join(refused), allowed_by=entry)
     if "ALL" not in (dropped := capabilities.get("drop") or ()):
         yield _Found(f"{place}.drop", ", ".join(map(str, dropped)) or "none", "leave it at ALL")
 

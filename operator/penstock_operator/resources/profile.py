@@ -195,7 +195,7 @@ def _pod_template(work: _Work) -> dict[str, Any]:
         work.request.spec.pod_template,
         _TEMPLATE,
         counted=Counted(work.gpus, work.gpu_resource, "spec.maxGpus"),
-        allows_privileges=work.context.allows_privileges,
+        allowed=work.context.allowed,
     )
     # What selectors and the Job's promises rely on stands, whatever the overlay made of it.
     metadata = template.get("metadata", {})

@@ -64,6 +64,12 @@ class GraphStatus(SpecModel):
     """State of a GraphDeployment."""
 
     observed_generation: Integer = entry(0, "Generation that this status describes.")
+    served_generation: Integer | None = entry(
+        None, "Generation that is carried out: an earlier one while the newest is refused; null: none."
+    )
+    served_spec: str = entry(
+        "", "JSON of that generation's spec, for an operator that is restarted meanwhile."
+    )
     operator_version: str = entry("", "Release of the operator that wrote this status.")
     address: Address | None = entry(None, "Where clients reach it; null: no router.")
     served_model: str = entry("", "Name that clients ask for.")

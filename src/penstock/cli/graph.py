@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,37 @@ from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 from penstock.runtimes.dynamo.importer import import_dgd
-from penstock_operator.resources import BuildContext, adapter, children
+from penstock_operator.resources import Allowances, BuildContext, adapter, allowances_of, children
 
 _EXIT_INVALID = 2
+
+_ALLOWED = (
+    "what the operator lets podTemplates have, its chart's podTemplates.allow: hostIPC,capabilities=IPC_LOCK and so on, "
+    "or everything."
+)
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--allow-pod-templates",
+    "allowed",
+    default="",
+    metavar="LIST",
+    help=f"{_ALLOWED}  [default: nothing]",
+)
 @option.as_json("Print one JSON object instead of lines.")
-def validate(files: tuple[Path, ...], as_json: bool) -> None:
-    """Check manifests; print every problem of every FILE (- is stdin) at once.
+def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
+    """Check manifests as the API server and the operator do; print every problem of every FILE (- is stdin) at once.
 
     Exits 0 if all are valid, 2 if any problem was found.
     """
+    allowances = allowances_of(allowed)
     problems: list[Problem] = []
     warned: list[Problem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
-        found, manifests = _check(file)
+        found, manifests = _check(file, allowances)
         problems += found
         warned += warnings_of(manifests.graphs, file)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
@@ -64,13 +77,26 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
         sys.exit(_EXIT_INVALID)
 
 
-def _check(file: Path) -> tuple[list[Problem], Manifests]:
+def _check(file: Path, allowed: Allowances) -> tuple[list[Problem], Manifests]:
     try:
         text = read_text(file)
     except InvalidSpecError as exc:
         return list(exc.problems), Manifests((), ())
-    manifests, problems = parse_manifests(text, str(file))
+
+    def check(model: object) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield what the operator would refuse of an object."""
+        if isinstance(model, GraphDeployment):
+            try:
+                objects_of(model, namespace="default", service=None, allowed=allowed)
+            except InvalidSpecError as exc:
+                yield from ((tuple(_KEY.findall(each.path)), each.message) for each in exc.problems)
+
+    manifests, problems = parse_manifests(text, str(file), check=check)
     return problems, manifests
+
+
+_KEY = re.compile(r"[^.\[]+(?:\[[^\]]*\])*")
+"""A key of a path such as ``spec.containers[main].env``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,7 @@ class RenderOptions:
         "Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
         default=False,
     )
+    allow_pod_templates: str = flag(f"With --kubernetes: {_ALLOWED}", metavar="LIST", default="")
     namespace: str | None = flag(
         "With --kubernetes: their namespace.", metavar="NAME", unset="the graph's, or default"
     )
@@ -118,7 +145,8 @@ def render(file: Path, *, as_json: bool, **given: Any) -> None:
             raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
         _check_service(graph, service, graph.spec.services)
         place = said.namespace or graph.metadata.namespace or "default"
-        objects = objects_of(graph, namespace=place, service=service)
+        allowed = allowances_of(said.allow_pod_templates)
+        objects = objects_of(graph, namespace=place, service=service, allowed=allowed)
         if as_json:
             say_json(objects)
         else:
@@ -238,10 +266,15 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
         sys.exit(1)
 
 
-def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
+def objects_of(
+    graph: GraphDeployment, *, namespace: str, service: str | None, allowed: Allowances
+) -> list[dict[str, Any]]:
     """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
     context = BuildContext(
-        owner_uid="", namespace=namespace, kinds=frozenset({LEADER_WORKER_SET, INFERENCE_POOL})
+        owner_uid="",
+        namespace=namespace,
+        kinds=frozenset({LEADER_WORKER_SET, INFERENCE_POOL}),
+        allowed=allowed,
     )
     found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():

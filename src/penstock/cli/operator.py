@@ -17,7 +17,6 @@ from penstock_operator.settings import OperatorSettings, settings_of
 _SWITCHES = {
     "all_namespaces": "--all-namespaces/--one-namespace",
     "leader_election": "--leader-election/--no-leader-election",
-    "allow_privileged_pod_templates": "--allow-privileged-pod-templates/--refuse-privileged-pod-templates",
 }
 _METAVARS = {
     "namespace": "NS",
@@ -25,6 +24,7 @@ _METAVARS = {
     "kubeconfig": "FILE",
     "penstock_image": "IMAGE",
     "resync_interval": "SECONDS",
+    "allow_pod_templates": "LIST",
 }
 
 

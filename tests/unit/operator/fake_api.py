@@ -17,6 +17,9 @@ from penstock.core.errors import ConflictError, InvalidObjectError, NotFoundErro
 from penstock.kube.client import Listing
 from penstock.kube.kinds import kind_of
 
+_STALE = "422: the server rejected our request due to an error in our request"
+"""What a JSON patch is answered whose test fails, or whose path is absent."""
+
 
 class Crash(BaseException):
     """The process is killed here."""
@@ -111,7 +114,7 @@ class FakeApi:
             wanted = patch.get("metadata", {})
             for key in ("uid", "resourceVersion"):
                 if key in wanted and wanted[key] != live["metadata"][key]:
-                    raise ConflictError(f"409: {key}")
+                    raise ConflictError(f"409: Precondition failed: UID in precondition: {wanted[key]}")
             before = orjson.dumps(live.get("spec"))
             _merge(live, patch)
             live["metadata"]["generation"] += orjson.dumps(live.get("spec")) != before
@@ -196,9 +199,9 @@ def _json_patch(live, operations):
                 target = target[int(part)] if isinstance(target, list) else target[part]
             key = int(last) if isinstance(target, list) else last
             if operation["op"] == "test" and target[key] != operation["value"]:
-                raise InvalidObjectError(f"422: test of {operation['path']} failed")
+                raise InvalidObjectError(_STALE)
         except (KeyError, IndexError) as exc:
-            raise InvalidObjectError(f"422: {operation['path']} is absent") from exc
+            raise InvalidObjectError(_STALE) from exc
         if operation["op"] == "remove":
             del target[key]
         elif operation["op"] == "replace":

@@ -162,6 +162,7 @@ class Harness:
             requests=view,
             enqueue=self.due.put_nowait,
             deleted=self._deleted,
+            refused=self._refused,
             namespace="ns",
             operator_class="penstock",
             resync_s=resync_s,
@@ -169,6 +170,9 @@ class Harness:
 
     async def _deleted(self, _uid):
         await self.finished.wait()
+
+    async def _refused(self, _graph, refusals):
+        pass
 
     async def change(self):
         """Return the next change that a handler brought."""

@@ -6,15 +6,8 @@ import copy
 
 import pytest
 from fake_api import Crash, FakeApi
-from graph_harness import KEY, Loads, conditions, edit, graph, operator, to_rest, told
+from graph_harness import KEY, Loads, edit, graph, operator, router, to_rest, told
 
-from penstock.core.errors import (
-    ClusterError,
-    ForbiddenError,
-    InvalidObjectError,
-    NotFoundError,
-    UnavailableError,
-)
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 
 
@@ -127,32 +120,6 @@ async def test_a_crash_at_any_write_of_a_deletion_costs_a_second_look(answered):
     assert k > 15
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidObjectError("422: no"),
-        ForbiddenError("403: quota"),
-        UnavailableError("500: failed calling webhook"),
-        NotFoundError("404: the server could not find the requested resource"),
-    ],
-)
-async def test_a_refused_child_is_named_and_the_others_are_made(api, error):
-    """The status says which, in the server's words."""
-
-    def fault(_number, write):
-        if write == ("create", "Service", "g-decode"):
-            raise error
-
-    api.fault = fault
-    async with operator(api) as made:
-        with pytest.raises(ClusterError, match="Service g-decode"):
-            await made.reconciler.reconcile(KEY)
-    degraded = conditions(api)["Degraded"]
-    assert degraded["reason"] == "ApplyFailed"
-    assert str(error) in degraded["message"]
-    assert ("Deployment", "ns", "g-decode") in api.objects
-
-
 async def test_what_the_cluster_insists_on_is_not_written_again(api):
     """A webhook that sets another grace period is taken for granted, and a hand edit elsewhere is repaired."""
     create = api.create
@@ -226,3 +193,20 @@ async def test_the_routers_secret_is_made_once_before_them(api):
     assert pods["containers"][0]["resources"]["limits"] == {"memory": "2Gi"}
     workers = api.at("Deployment", "g-decode")["spec"]["template"]["spec"]["containers"][0]
     assert "PENSTOCK_GRAPH_SECRET" not in {each["name"] for each in workers["env"]}
+
+
+async def test_a_routers_secret_that_is_gone_comes_back(api):
+    """No watch shows Secrets; a router's pod that cannot start without it does, and an Event says what to do."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        [name] = [each[2] for each in api.objects if each[0] == "Secret"]
+        del api.objects["Secret", "ns", name]
+        waiting = router()
+        words = {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
+        waiting["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": words}}]
+        await api.create(waiting, field_manager="kubelet")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    assert ("Secret", "ns", name) in api.objects
+    notes = [each["message"] for key, each in api.objects.items() if key[0] == "Event"]
+    assert any(f"Secret {name} was gone" in each and "rollout restart" in each for each in notes)

@@ -21,7 +21,11 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
         await told(api)
 
         def fault(_number, write):
-            return UnavailableError("no answer") if write[:2] == ("patch", "Pod") else None
+            return (
+                UnavailableError("PATCH: the API server does not answer: reset")
+                if write[:2] == ("patch", "Pod")
+                else None
+            )
 
         api.fault = fault
         with pytest.raises(UnavailableError):

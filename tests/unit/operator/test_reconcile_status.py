@@ -17,10 +17,11 @@ async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
         api.at("GraphDeployment", "g")["spec"]["services"]["decode"]["replicas"] = 9
         edit(api, "GraphDeployment", "g", router={"policy": "fastest"})
         await to_rest(api, made)
-    ready = conditions(api)["Ready"]
-    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    degraded = conditions(api)["Degraded"]
+    assert degraded["reason"] == "InvalidSpec"
+    assert api.at("GraphDeployment", "g")["status"]["phase"] == "Failed"
     for path in ("spec.services.decode.replicas", "spec.router.policy"):
-        assert path in ready["message"]
+        assert path in degraded["message"]
     assert children <= set(api.objects)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from penstock.core.errors import InvalidSpecError, Problem
 _Kind = GraphDeployment | ProfileRequest | ScalingAdapter
 
 _Finding = tuple[KeyPath, str]
+
+Check = Callable[[GraphDeployment | ProfileRequest | ScalingAdapter], Iterable[_Finding]]
 
 _KINDS: dict[str, type[_Kind]] = {
     "GraphDeployment": GraphDeployment,
@@ -65,8 +67,10 @@ def load_manifests(source: Path | str) -> Manifests:
     return _load(source)[1]
 
 
-def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list[Problem]]:
-    """Return the valid objects of ``text`` and every problem, sorted by line."""
+def parse_manifests(
+    text: str, file: str | None = None, *, check: Check | None = None
+) -> tuple[Manifests, list[Problem]]:
+    """Return the valid objects of ``text`` and every problem, sorted by line; ``check`` looks for more in a valid object."""
     documents, problems = read_documents(text, file)
     if not documents and not problems:
         problems.append(Problem(path="", message="holds no manifest; add a GraphDeployment", file=file))
@@ -75,7 +79,7 @@ def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list
         problems += document.findings
         found, model = _validate(document)
         if model is not None:
-            found = [*_beside(model, models), *found]
+            found = [*_beside(model, models), *found, *(() if check is None else check(model))]
         problems += [document.problem(path, message) for path, message in found]
         if model is not None and not document.findings:
             models.append(model)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.errors import InvalidSpecError
+from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock_operator.resources.allowances import allowances_of
 
 
 def changed(**spec):
@@ -70,8 +71,6 @@ TO_REMOVE = [
         "spec.volumes[v].projected.sources",
         "serviceAccountToken",
     ),
-    (projected(secret={"name": "admin"}), "spec.volumes[v].projected.sources", "secret"),
-    (volume(secret={"secretName": "admin"}), "spec.volumes[v].secret", "admin"),
     (volume(hostPath={"path": "/"}), "spec.volumes[v].hostPath", "/"),
     (volume(nfs={"server": "s", "path": "/x"}), "spec.volumes[v].nfs", "/x"),
     ({"volumes": [{"name": "tmp", "hostPath": {"path": "/etc"}}]}, "spec.volumes[tmp].hostPath", "/etc"),
@@ -141,11 +140,53 @@ def test_a_privilege_is_refused_by_name(objects, context, hostile):
         objects(services=changed(**spec))
     (problem,) = refused.value.problems
     assert problem.path == f"spec.services.decode.podTemplate.{path}"
-    assert problem.message == (
-        f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's "
-        "operator.allowPrivilegedPodTemplates"
-    )
-    assert objects(services=changed(**spec), context=replace(context, allows_privileges=True))
+    said = f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's podTemplates.allow."
+    assert problem.message.startswith(said)
+    key, names = problem.message.removeprefix(said).split(": ")
+    entry = key if names == "true" else f"{key}={names.strip('[]')}"
+    allowed = allowances_of(entry)
+    assert objects(services=changed(**spec), context=replace(context, allowed=allowed))
+
+
+SECRETS = [
+    ({"volumes": [{"name": "v", "secret": {"secretName": "admin"}}]}, "spec.volumes[v].secret"),
+    (
+        {"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "admin"}}]}}]},
+        "spec.volumes[v].projected.sources",
+    ),
+    (main(envFrom=[{"secretRef": {"name": "admin"}}]), "spec.containers[main].envFrom"),
+    (
+        main(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "admin", "key": "k"}}}]),
+        "spec.containers[main].env[T]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "path"), SECRETS)
+def test_secrets_have_one_rule_for_volumes_and_variables(objects, context, spec, path):
+    """All are allowed unless the operator's owner names some: then those, by whatever way."""
+    assert objects(services=changed(**spec))
+    assert objects(services=changed(**spec), context=replace(context, allowed=allowances_of("secrets=adm*")))
+    with pytest.raises(InvalidSpecError) as refused:
+        objects(services=changed(**spec), context=replace(context, allowed=allowances_of("secrets=")))
+    (problem,) = refused.value.problems
+    assert problem.path == f"spec.services.decode.podTemplate.{path}"
+    assert problem.message.endswith("set the chart's podTemplates.allow.secrets: [admin]")
+
+
+def test_every_problem_of_every_service_is_named_at_once(objects):
+    """Not the first service's alone."""
+    bad = {"podTemplate": {"spec": {"hostIPC": True, "hostPID": True}}}
+    with pytest.raises(InvalidSpecError) as refused:
+        objects(services={"decode": bad, "prefill": bad})
+    assert len(refused.value.problems) == 4
+
+
+@pytest.mark.parametrize("text", ["hostipc", "capabilities", "hostIPC=true", "everything,other=1"])
+def test_an_unknown_allowance_is_refused_with_the_known_ones(text):
+    """A typing error allows nothing in silence."""
+    with pytest.raises(ConfigError, match="hostNetwork"):
+        allowances_of(text)
 
 
 OF_CONTAINER = {f"{IN_MAIN}.allowPrivilegeEscalation", f"{IN_MAIN}.capabilities.drop"}

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.api import ProfileRequest
 from penstock.core.errors import InvalidSpecError
+from penstock_operator.resources.allowances import allowances_of
 from penstock_operator.resources.profile import profile_objects
 
 POOLS = {
@@ -204,6 +205,6 @@ def test_what_does_not_fit_is_refused_by_key(objects, changes, part):
 
 def test_privileges_are_the_operators_to_allow(objects, context):
     """As for graphs."""
-    allowed = dataclasses.replace(context, allows_privileges=True)
+    allowed = dataclasses.replace(context, allowed=allowances_of("everything"))
     template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}})[-1]["spec"]["template"]
     assert template["spec"]["hostPID"] is True

@@ -1,0 +1,110 @@
+"""Says what a reconcile found: the graph's status, those of its ScalingAdapters, and Events. Called by `reconcile` alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.api import GraphDeployment
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.kube.objects.names import child_name
+from penstock.kube.objects.refusals import Refusals
+from penstock_operator.apply import Applied, Applier, name_of
+from penstock_operator.cluster import GraphSnapshot
+from penstock_operator.plan.diagnose import Category
+from penstock_operator.plan.facts import ConditionFacts, Failure, ReconcileState
+from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.queue import Key
+from penstock_operator.trim import Object
+from penstock_operator.workloads import is_own
+
+log = get_logger(__name__)
+
+
+class Reporter:
+    """Writes statuses and Events; remembers the troubles that it has told of each graph."""
+
+    def __init__(self, applier: Applier, recorder: EventRecorder) -> None:
+        self._applier = applier
+        self._recorder = recorder
+        self._emitted: dict[Key, frozenset[EventMessage]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted graph."""
+        self._emitted.pop(key, None)
+
+    async def status(self, raw: Object, facts: ConditionFacts, refusals: Refusals) -> None:
+        """Write a graph's status."""
+        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        await self._write(raw, status, refusals)
+
+    async def adapters(
+        self,
+        model: GraphDeployment,
+        snapshot: GraphSnapshot,
+        facts: ConditionFacts,
+        seen: ReconcileState,
+        *,
+        owner_uid: str,
+    ) -> None:
+        """Write the statuses of a graph's ScalingAdapters."""
+        for name, service in model.spec.services.items():
+            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(model.name, name)))
+            if service.scaling is not None and live is not None and is_own(live, owner_uid):
+                said = adapter_status(
+                    facts.services[name],
+                    seen.services[name].bounds,
+                    generation=live["metadata"].get("generation", 0),
+                    old=live.get("status"),
+                    now=stamp(time.time()),
+                )
+                await self._write(live, said, seen.refusals)
+
+    async def events(
+        self,
+        key: Key,
+        raw: Object,
+        facts: ConditionFacts,
+        refusals: Refusals,
+        *,
+        applied: Applied | None = None,
+        invalid: Failure | None = None,
+    ) -> None:
+        """Emit every repair, and the troubles that the last reconcile did not find."""
+        found = applied or Applied()
+        emitted = self._emitted.get(key, frozenset())
+        troubles = [EventMessage("NameConflict", each, "Apply", is_warning=True) for each in found.conflicts]
+        if invalid is not None:
+            troubles.append(EventMessage(invalid.reason, invalid.message, "Validate", is_warning=True))
+        troubles += [
+            EventMessage(each.kind.value, str(each), each.step, is_warning=True) for each in refusals.lasting
+        ]
+        # A refused release is among the refusals.
+        reasons = sorted(
+            {f"{each.service}: {each.reason}" for each in facts.waiting if not each.cause_is_refusal}
+        )
+        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
+        troubles += [
+            EventMessage(each.category.value, str(each), "Observe", is_warning=True)
+            for each in facts.diagnoses
+            if each.category in {Category.REFUSED, Category.NODE_LOST}
+        ]
+        self._emitted[key] = frozenset(troubles)
+        fresh = [each for each in troubles if each not in emitted]
+        for each in refusals.lasting:
+            if any(message.text == str(each) for message in fresh):
+                namespace, name = key
+                log.warning(
+                    "write refused", namespace=namespace, name=name, write=each.write, words=each.words
+                )
+        repairs = [EventMessage("Repaired", each, "Apply") for each in found.repaired]
+        for message in (*repairs, *fresh):
+            await self._recorder.emit(raw, message)
+
+    async def _write(self, obj: Object, status: Mapping[str, Any], refusals: Refusals) -> None:
+        with refusals.of(f"{name_of(obj)}: its status", "Report"):
+            await self._applier.status(obj, status)

@@ -1,0 +1,78 @@
+"""Makes the Secret by which a graph's routers know each other. The operator may create Secrets and read none.
+
+So it cannot see that one is gone; it learns it from a router's pod that cannot start without it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from penstock.api import Role
+from penstock.kube.events import EventMessage
+from penstock.kube.objects.names import ROLE_LABEL
+from penstock.kube.objects.refusals import Refusals
+from penstock_operator.apply import Applier, name_of
+from penstock_operator.observed import ObservedGraph
+from penstock_operator.plan.pods import PodView
+from penstock_operator.queue import Key
+from penstock_operator.resources.router_config import graph_secret
+from penstock_operator.trim import Object
+from penstock_operator.workloads import WORKLOADS
+
+_BYTES: Final = 32
+"""Of randomness: as many as an AES-256 key's."""
+
+
+class RouterSecrets:
+    """Makes each graph's Secret before its routers; remembers the graphs whose Secret could not be made."""
+
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+        self._refused: set[Key] = set()
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted graph."""
+        self._refused.discard(key)
+
+    async def make(
+        self, graph: ObservedGraph, wanted: Iterable[Object], refusals: Refusals
+    ) -> EventMessage | None:
+        """Make the Secret, unless it is there, where a router is about to be written or cannot start without it.
+
+        Returns:
+            What to tell where it was made for routers that run with an earlier one.
+        """
+        if graph.model.spec.traits.frontend is not None:
+            return None
+        secret = graph_secret(graph.model, graph.context, secrets.token_urlsafe(_BYTES))
+        is_missed = _is_missed(secret["metadata"]["name"], graph.snapshot.views())
+        if not (is_missed or graph.key in self._refused or self._routers_change(graph, wanted)):
+            return None
+        was_made = False
+        with refusals.of(name_of(secret), "Apply") as attempt:
+            was_made = await self._applier.create_once(secret)
+        (self._refused.discard if attempt.refusal is None else self._refused.add)(graph.key)
+        if not (was_made and is_missed):
+            return None
+        text = (
+            f"{name_of(secret)} was gone and is made again; routers that still run have the one from before and share no "
+            f"queues with new ones: kubectl rollout restart deployment --selector {ROLE_LABEL}=router"
+        )
+        return EventMessage("Repaired", text, "Apply")
+
+    def _routers_change(self, graph: ObservedGraph, wanted: Iterable[Object]) -> bool:
+        """Return whether a router's workload is not as it is wanted."""
+        live: Mapping[tuple[str, str], Object] = graph.snapshot.children
+        for each in wanted:
+            if each["kind"] in WORKLOADS and each["metadata"]["labels"].get(ROLE_LABEL) == Role.ROUTER:
+                there = live.get((each["kind"], each["metadata"]["name"]))
+                if there is None or self._applier.differences(each, there):
+                    return True
+        return False
+
+
+def _is_missed(name: str, pods: Iterable[PodView]) -> bool:
+    words = f'secret "{name}" not found'
+    return any(words in each.waiting_message for pod in pods for each in pod.containers)
