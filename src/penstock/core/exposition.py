@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from penstock.core.errors import ObservationError
+from penstock.core.metric_names import FORMER_NAMES
 
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*)"')
 _SERIES = re.compile(
     rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
 )
-_REST = re.compile(r"[ \t]+(?P<value>[^\s}]+)(?:[ \t]+-?\d+)?[ \t\r]*$")
-"""A value and a timestamp at the end of a line."""
+_REST = re.compile(r"[ \t]+(?P<value>[^\s}#]+)(?:[ \t]+-?\d+(?:\.\d*)?)?(?:[ \t]+#[ \t]*\{.*)?[ \t\r]*$")
+"""A value, a timestamp and OpenMetrics' exemplar behind a series."""
 _Series = tuple[str, Mapping[str, str]]
 _ESCAPE = re.compile(r"\\(.)")
 
@@ -46,7 +47,8 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
     Raises:
         ObservationError: a line of such a name cannot be read; the message quotes it.
     """
-    read = frozenset(names)
+    wanted = frozenset(names)
+    read = wanted | {former for former, now in FORMER_NAMES.items() if now in wanted}
     prefixes = tuple(read)
     found = []
     for line in page.split("\n"):
@@ -54,15 +56,31 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
             continue
         series, _, number = line.rpartition(" ")
         known = _series(series)
-        if known is None:  # it has a timestamp, or other white space than one blank
+        if known is None:  # it has a timestamp, an exemplar, or other white space than one blank
             known, number = _unusual(line, read)
         if known is not None and known[0] in read:
             found.append(Sample(*known, _value(number, line)))
-    return found
+    return _renamed(found, wanted)
+
+
+def _renamed(found: list[Sample], wanted: Collection[str]) -> list[Sample]:
+    """Give samples of older workers today's names; where a page has both, the older ones are the same once more."""
+    present = {sample.name for sample in found}
+    if present.isdisjoint(FORMER_NAMES):
+        return found
+    named = []
+    for sample in found:
+        now = FORMER_NAMES.get(sample.name)
+        if now is None or sample.name in wanted:
+            named.append(sample)
+        elif now not in present:
+            named.append(replace(sample, name=now))
+    return named
 
 
 def _unusual(line: str, read: Collection[str]) -> tuple[_Series | None, str]:
-    match = _REST.search(line)
+    series = _SERIES.match(line)
+    match = None if series is None else _REST.match(line, series.end())
     known = _series(line[: match.start()]) if match is not None else None
     if known is None and re.split(r"[{ \t]", line, maxsplit=1)[0] in read:
         raise ObservationError(f"metrics page: cannot read line {line!r}")

@@ -13,6 +13,8 @@ VLLM_RUNNING: Final = "vllm:num_requests_running"
 VLLM_WAITING: Final = "vllm:num_requests_waiting"
 VLLM_WAITING_BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
 VLLM_KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+FORMER_NAMES: Final = {"vllm:gpu_cache_usage_perc": VLLM_KV_USAGE}
+"""Names of vLLM 0.9 and before, read as today's where a page lacks those."""
 VLLM_CACHE_CONFIG_INFO: Final = "vllm:cache_config_info"
 VLLM_PROMPT_TOKENS: Final = "vllm:prompt_tokens"
 VLLM_PROMPT_TOKENS_CACHED: Final = "vllm:prompt_tokens_cached"

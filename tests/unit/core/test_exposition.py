@@ -47,6 +47,45 @@ def test_non_finite_values_are_kept_for_the_reader(text, check):
     assert check(sample.value)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'up{a="b"} 5 # {trace_id="0af7"} 0.43 1700000000.123',
+        'up{a="b"} 5 1700000000.5 # {trace_id="x # {y"} 0.43',
+        'up{a="b"}\t5  #  {} 1\r',
+        'up{a="b"} 5.0 1700000000.25',
+    ],
+)
+def test_an_exemplar_behind_a_value_is_passed_over(line):
+    """A worker that answers OpenMetrics has them on counters and buckets; the value is the page's."""
+    (sample,) = parse_samples(line + "\n", {"up"})
+
+    assert (sample.labels, sample.value) == ({"a": "b"}, 5.0)
+
+
+def test_a_label_that_looks_like_an_exemplar_is_a_label():
+    """Quotes end a label, whatever stands in it."""
+    (sample,) = parse_samples('up{a="b} 7 # {c"} 5 1700000000\n', {"up"})
+
+    assert (sample.labels, sample.value) == ({"a": "b} 7 # {c"}, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n', [0.5]),
+        ('vllm:gpu_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n', [0.25]),
+    ],
+)
+def test_the_kv_usage_of_vllm_0_9_is_known(page, expected):
+    """Under its name of then; a page with both names counts no engine twice."""
+    name = "vllm:kv_cache_usage_perc"
+    samples = parse_samples(page, [name])
+
+    assert [(each.name, each.value) for each in samples] == [(name, value) for value in expected]
+    assert parse_samples(page, ["up"]) == []
+
+
 @pytest.mark.parametrize("line", ["up", "up{a=1} 2", "up one", 'up{a="x} 1'])
 def test_an_unreadable_wanted_line_is_an_error_that_quotes_it(line):
     """A broken line of a wanted metric is never taken for absence."""
