@@ -137,7 +137,7 @@ class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it 
 
 
 class SaturatedError(PenstockError):
-    """All capacity is in use: the caller should retry later (429)."""
+    """This process has no connection or file left: the caller should retry later (503)."""
 
 
 class NoEndpointsError(PenstockError):

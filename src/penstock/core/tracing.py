@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +32,36 @@ for one that does not."""
 _POLL_S: Final = 0.02
 
 Attributes = Mapping[str, str | int | float | bool]
+
+
+_PARENT: Final = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{1,64})?"
+)
+_STATE_KEY: Final = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_STATE_MEMBER: Final = re.compile(rb"(%b)=[ -+\--<>-~]{0,255}[!-+\--<>-~]" % _STATE_KEY)
+_MAX_STATE_MEMBERS: Final = 32
+_MAX_STATE_BYTES: Final = 512
+"""What the recommendation asks to pass on at least; longer ones are dropped."""
+
+
+def trace_context(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return a client's trace headers as far as they are well-formed; what is not would be logged and relayed by others.
+
+    Source: W3C Trace Context, https://www.w3.org/TR/trace-context/.
+    """
+    parent, state = headers.get(b"traceparent"), headers.get(b"tracestate")
+    if parent is None or not _PARENT.fullmatch(parent):
+        return ()
+    found = ((b"traceparent", parent),)
+    return found if state is None or not _is_state(state) else (*found, (b"tracestate", state))
+
+
+def _is_state(state: bytes) -> bool:
+    if len(state) > _MAX_STATE_BYTES:
+        return False
+    members = [member for each in state.split(b",") if (member := each.strip(b" \t"))]
+    keys = {match[1] for each in members if (match := _STATE_MEMBER.fullmatch(each))}
+    return len(members) <= _MAX_STATE_MEMBERS and len(keys) == len(members)
 
 
 def open_tracing(service: str) -> Tracing | None:
@@ -84,11 +115,7 @@ class Tracing:
         self, name: str, headers: Mapping[bytes, bytes], *, began_ns: int, attributes: Attributes
     ) -> TraceSpan:
         """Return the span of a request that came in, a child of its ``traceparent`` where it has one."""
-        sent = {
-            name: headers[name.encode()].decode("latin-1")
-            for name in ("traceparent", "tracestate")
-            if name.encode() in headers
-        }
+        sent = {name.decode(): value.decode("ascii") for name, value in trace_context(headers)}
         span = self.start_span(
             name,
             self._extract(sent) if sent else None,

@@ -8,9 +8,10 @@ from picker_group import group_of, start, stopwatch
 from penstock.api import Role, Tier
 from penstock.router.core.retries import RefusalReason
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import PATH, SILENT_TICKS, Channel
+from penstock.router.picker.links import PATH, SILENT_TICKS, Channel, Link
 from penstock.router.picker.messages import FrameReader, frames, prompt_of
 from penstock.router.policy.arrival import Arrival
+from penstock.router.proxy.auth import GraphSecret
 
 
 class FakePicker:
@@ -160,6 +161,32 @@ async def test_only_a_router_of_the_graph_is_let_in(harness):
         status, _, writer = await connect(router, secret=secret)
         assert status == 403
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (403, "set the same secret in all"),
+        (404, "of another build"),
+        (503, "no room for this one, or stops"),
+    ],
+)
+async def test_why_another_router_turns_this_one_down_is_named(caplog, status, words):
+    """An upgrade's older build is not taken for a wrong secret; each reason is logged once."""
+
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        link = Link(url, GraphSecret(b"secret"), lambda *_: None)
+        for _ in range(2):
+            await link.connect()
+    assert [words in each.message for each in caplog.records if each.name.endswith("links")] == [True]
 
 
 @pytest.mark.parametrize(

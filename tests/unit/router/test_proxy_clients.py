@@ -252,7 +252,10 @@ async def test_keys_are_asked_for(harness, sent, status):
 async def test_without_keys_of_its_own_the_router_is_transparent(harness):
     """The workers may ask for one; trace headers pass as well."""
     worker, router = await harness.served("aggregated")
-    passed = ((b"authorization", b"Bearer theirs"), (b"traceparent", b"00-1-2-01"))
+    passed = (
+        (b"authorization", b"Bearer theirs"),
+        (b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),
+    )
 
     await router.post(headers=(JSON_TYPE, *passed, (b"cookie", b"private")))
 

@@ -6,6 +6,7 @@ import orjson
 import pytest
 from router_harness import error_of
 
+from penstock.core.errors import SaturatedError
 from penstock.router.core.worker import Circuit
 
 
@@ -19,6 +20,28 @@ async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     assert [answer.status for answer in answers] == [200] * 4
     assert len(alive.seen) == 4
     assert (await router.workers())["aggregated-1"]["state"] == "unhealthy"
+
+
+async def test_a_router_without_files_for_connections_blames_no_worker(harness, monkeypatch, caplog):
+    """Its own want is a 503 with Retry-After; neither circuits nor health checks count it."""
+    worker, router = await harness.served("aggregated")
+
+    async def saturated(*_, **__):
+        raise SaturatedError("cannot open a connection: raise the process's limit of open files")
+
+    pools = router.server.context
+    with monkeypatch.context() as patch:
+        for pool in (pools.pool, pools.probes):
+            patch.setattr(pool, "stream", saturated)
+        answers = [await router.post() for _ in range(8)]
+        watched = router.server.core.pool.get(worker.name)
+        for _ in range(5):
+            await router.server._watch.check(watched)
+    assert {(each.status, error_of(each)["code"]) for each in answers} == {(503, "router_saturated")}
+    assert all(each.headers[b"retry-after"] for each in answers)
+    assert "Traceback" not in caplog.text
+    assert (watched.failed_checks, watched.health_problem) == (0, None)
+    assert (await router.post()).status == 200
 
 
 @pytest.mark.parametrize(

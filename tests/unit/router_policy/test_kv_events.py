@@ -82,6 +82,16 @@ def test_malformed_events_change_nothing(parent, tokens):
     assert (index.count, len(events)) == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["n" * 200, b"n" * 200])
+def test_a_name_of_a_block_is_bounded(name):
+    """A million of them are kept: a worker that sends long ones must not fill the memory."""
+    _, events = feed()
+    assert not events.apply(["BlockStored", [name], None, TOKENS[:4], 4])
+    assert not events.apply(["BlockRemoved", [name]])
+    assert events.apply(["BlockStored", [name[:32]], None, TOKENS[:4], 4])
+    assert len(events) == 1
+
+
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.lists(st.integers(0, 3), min_size=1, max_size=60),

@@ -6,7 +6,7 @@ import os
 import resource
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.core.logs import get_logger
 
@@ -14,6 +14,9 @@ log = get_logger(__name__)
 
 _SPARE_FILES = 64
 """Chosen: logs, ledgers, pipes, probes and scrapes of one process."""
+LINGERING: Final = 128
+"""Chosen: connections at a time that are turned away with an answer and read on until their client has it. Each holds an
+open file for seconds; those beyond are cut off without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,9 @@ class ServerLimits:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return self.max_connections
-        places = (soft - _open_files() - _SPARE_FILES) // self.files_per_connection - self.reserve_connections
+        places = (
+            soft - _open_files() - _SPARE_FILES - LINGERING
+        ) // self.files_per_connection - self.reserve_connections
         bound = max(1, min(self.max_connections, places))
         if bound < self.max_connections:
             log.warning(

@@ -13,7 +13,7 @@ from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
 from penstock.core.http.intake import Intake, Refusal
-from penstock.core.http.limits import ServerLimits
+from penstock.core.http.limits import LINGERING, ServerLimits
 from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.request_reader import ReaderPhase, RequestReader
 from penstock.core.logs import get_logger
@@ -108,7 +108,11 @@ class ServerConnection(asyncio.Protocol):
         shared.connections.add(self)
         over = len(shared.connections) - shared.bound
         self._is_reserve = over > 0
-        if over > shared.limits.reserve_connections:
+        beyond = over - shared.limits.reserve_connections
+        if beyond > LINGERING:
+            shared.refused += 1
+            transport.abort()
+        elif beyond > 0:
             self._refuse(self._full())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.core import metric_names as names
-from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
+from penstock.core.errors import (
+    ObservationError,
+    PenstockError,
+    SaturatedError,
+    UpstreamConnectError,
+    UpstreamTimeout,
+)
 from penstock.core.exposition import Sample
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
@@ -168,7 +174,12 @@ class WorkerWatch:
 
     async def check(self, worker: Worker) -> None:
         """Check one worker once and record what it says."""
-        problem = await self._health_problem(worker)
+        try:
+            problem = await self._health_problem(worker)
+        except SaturatedError as exc:
+            # This router's own want says nothing of the worker.
+            log.warning("health check left out", worker=worker.name, problem=str(exc))
+            return
         self._end_requests_of_unreachable(worker)
         if not self._is_known(worker):
             return
@@ -190,6 +201,8 @@ class WorkerWatch:
         began_s = self._now_s()
         try:
             response = await self._pool.request("GET", url, timeouts=self._timeouts)
+        except SaturatedError:
+            raise
         except PenstockError as exc:
             log.debug("health check failed", worker=worker.name, problem=str(exc))
             waited_s = min(self._now_s() - began_s, self._config.timeout_real_seconds)

@@ -34,6 +34,11 @@ _MAX_BEHIND_BYTES: Final = 16 << 20
 """Chosen: what the other side may leave unread; some 40,000 requests. More is a router that cannot keep up."""
 _MAX_HEAD_BYTES: Final = 16 << 10
 _SWITCHED: Final = 101
+_TURNED_DOWN: Final = {
+    403: "a listed router is not of this graph's: set the same secret in all",
+    404: "a listed router knows no others: it is of another build, or has no secret; each picks for itself until all are alike",
+}
+_BUSY: Final = "a listed router has no room for this one, or stops; it is asked again"
 
 
 class Channel(asyncio.Protocol):
@@ -238,10 +243,7 @@ class Link:
         self.has_vote = False
         if status != self._reported_status:
             log.warning(
-                "a listed router is not of this graph's: set the same secret in all",
-                url=self.url,
-                status=status,
-                variable=GRAPH_SECRET_VARIABLE,
+                _TURNED_DOWN.get(status, _BUSY), url=self.url, status=status, variable=GRAPH_SECRET_VARIABLE
             )
         self._reported_status = status
 

@@ -20,6 +20,8 @@ MAX_BLOCKS: Final = 1 << 20
 """Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
 ANYWHERE_BLOCKS: Final = 1 << 15
 """Of the router, held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
+NAME_BYTES: Final = 128
+"""Longest name of a block; `MAX_BLOCKS` of them are kept. Chosen: twice a SHA-512; vLLM's are SHA-256 or 64 bits."""
 _GPU, _ELSEWHERE = 1, 2
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
@@ -222,4 +224,7 @@ def _is_medium(medium: Any) -> bool:
 
 
 def _are_names(names: Sequence[Any]) -> bool:
-    return all(name is None or isinstance(name, int | bytes | str) for name in names)
+    return all(
+        name is None or isinstance(name, int) or (isinstance(name, bytes | str) and len(name) <= NAME_BYTES)
+        for name in names
+    )

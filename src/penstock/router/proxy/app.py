@@ -20,7 +20,7 @@ from penstock.core.http.messages import REQUEST_ID, Headers, request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import bind_task, get_logger
-from penstock.core.tracing import Tracing
+from penstock.core.tracing import Tracing, trace_context
 from penstock.router.access_log import AccessLog
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
@@ -40,7 +40,7 @@ from penstock.router.proxy.completion import (
     not_served,
     parse_completion,
 )
-from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
+from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS, SATURATED
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.tiers import LiveTiers
@@ -55,7 +55,6 @@ _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
-_PASSED_ON = (b"traceparent", b"tracestate")
 _WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui", PICKER_PATH})
 _JSON_TYPE = (b"content-type", b"application/json")
 
@@ -218,12 +217,8 @@ class RouterApp:
         return () if self.tiers is None else self.tiers.config.models
 
     def _upstream_headers(self, request: Request, own_id: tuple[bytes, bytes]) -> Headers:
-        headers: tuple[tuple[bytes, bytes], ...] = (_JSON_TYPE, own_id)
-        sent = request.headers
-        for name in _PASSED_ON:
-            if name in sent:
-                headers += ((name, sent[name]),)
-        key = sent.get(b"authorization")
+        headers = (_JSON_TYPE, own_id, *trace_context(request.headers))
+        key = request.headers.get(b"authorization")
         if key is None or self._keys is not None:
             return headers
         # Without keys of its own the router is transparent: the workers may ask for one.
@@ -453,7 +448,7 @@ def _failed_at_worker(call: CompletionCall, status: int) -> bool:
     """Return whether a dispatched request failed, other than for lack of room or by its client's fault."""
     if not (call.worker or call.prefill_worker):
         return False
-    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (
+    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, SATURATED, "shutdown", *REJECTIONS} and (
         status >= 500 or status == 200
     )
 

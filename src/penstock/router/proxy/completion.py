@@ -199,7 +199,7 @@ def parse_completion(
         RequestRefused: 415, 400 or 404.
     """
     if content_type != _JSON and (content_type or b"").split(b";", 1)[0].strip().lower() != _JSON:
-        shown = (content_type or b"none").decode("latin-1")
+        shown = (content_type or b"none").decode("latin-1")[:100]
         raise RequestRefused(
             415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
         )

@@ -25,6 +25,7 @@ SHED: Final = "shed"
 ALL_WORKERS_BUSY: Final = "all_workers_busy"
 REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 """Those that the router turns away to protect the others; each is counted by model and endpoint."""
+SATURATED: Final = "router_saturated"
 AT_CAPACITY: Final = "worker_at_capacity"
 """Of a try that a worker refused for lack of room."""
 NOT_TAKEN: Final = frozenset({AT_CAPACITY, "upstream_connect"})
@@ -120,6 +121,12 @@ def refusal(error: AdmissionError) -> ErrorResponse:
     if is_rejection:
         body = orjson.dumps({"message": str(error), "type": "service_unavailable", "code": status})
     return ErrorResponse(status, reason, body, True, None, error.retry_after_s, is_rejection)
+
+
+def saturated() -> ErrorResponse:
+    """Return the answer of a router that has no connection left for a worker."""
+    body = _body(503, "the router has no connection left; retry later", SATURATED)
+    return ErrorResponse(503, SATURATED, body, wants_retry=True)
 
 
 def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import (
     ClientDisconnected,
+    SaturatedError,
     StreamBroken,
     UpstreamConnectError,
     UpstreamError,
@@ -34,6 +35,7 @@ from penstock.router.proxy.failures import (
     AT_CAPACITY,
     NOT_TAKEN,
     QUEUE_TIMEOUT,
+    SATURATED,
     ErrorReply,
     ErrorResponse,
     StageFailed,
@@ -41,6 +43,7 @@ from penstock.router.proxy.failures import (
     refusal,
     retry_after,
     retry_scope_of,
+    saturated,
 )
 from penstock.router.proxy.kv_transfer import (
     KvTransfers,
@@ -121,6 +124,11 @@ class CompletionHandler:
             response = refusal(exc)
             call.error = response.reason
             self._refuse(call, response)
+        except SaturatedError as exc:
+            # This router's own want: it says nothing of the worker.
+            log.warning("request refused", problem=str(exc))
+            call.error = SATURATED
+            self._refuse(call, saturated())
         finally:
             self._settle(call)
 

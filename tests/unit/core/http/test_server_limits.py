@@ -1,10 +1,12 @@
 import asyncio
 import gc
 import resource
+from contextlib import suppress
 
 import orjson
 import pytest
 
+from penstock.core.http import server_connection
 from penstock.core.http.request_reader import RequestReader
 from penstock.core.http.server import HttpServer, ServerLimits
 
@@ -258,6 +260,19 @@ async def test_the_reserve_is_bounded_and_the_loss_is_logged(serve_vital, connec
     for client in clients[2:]:
         assert code_of(await client.response()) == (503, "too_many_connections")
     await until(lambda: "connections refused: all are in use" in caplog.text)
+
+
+async def test_those_who_are_turned_away_hold_few_open_files(serve, connect, until, monkeypatch):
+    """A flood of connections, each of which holds one until it has read its refusal, must not use up all."""
+    monkeypatch.setattr(server_connection, "LINGERING", 2)
+    server = await serve(answer, max_connections=1, reserve_connections=0)
+    clients = [await connect(server) for _ in range(8)]
+    await until(lambda: server.connections == 3)
+    for client in clients[1:3]:
+        assert code_of(await client.response()) == (503, "too_many_connections")
+    for client in clients[3:]:
+        with suppress(ConnectionError):
+            assert await client.rest() == b""
 
 
 async def test_the_limit_of_open_files_bounds_the_connections(serve_vital, connect, caplog):
