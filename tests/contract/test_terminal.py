@@ -94,6 +94,7 @@ INVOCATIONS = {
     "planner replay": ["ledger.jsonl"],
     "planner memory show": ["--log-dir", "ledger.jsonl"],
     "planner memory export": ["--log-dir", "ledger.jsonl", "out.json"],
+    "planner memory from-trace": [EVIL, "out.json", "--manifest", "graph.yaml"],
     "planner memory reset": ["--log-dir", EVIL],
     "make-model": ["graph.yaml"],
     "engine serve": [EVIL, "--profile", EVIL],

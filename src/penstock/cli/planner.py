@@ -267,7 +267,7 @@ def from_trace(
 
     known = learnt_from_trace(load_graph(manifest), trace, qps=qps, cold_start_s=cold_start_s, limit=limit)
     write_text(f"FILE {file}", file, learnt.as_json(known).decode())
-    click.echo(learnt.in_words(known))
+    say(learnt.in_words(known))
 
 
 @memory.command()
