@@ -53,6 +53,7 @@ def config_of(case: Case, mode: str) -> DecideConfig:
         prefill_gpus=case.gpus,
         decode_gpus=case.gpus,
         ttft_slo_s=case.slo_s,
+        metric_pulling_interval_s=case.pull_s,
     )
     return configured(base, mode, case.pools(), case.itl_slo_s)
 
@@ -70,6 +71,7 @@ def scenario_of(cell: Cell) -> Scenario:
         max_gpus=case.budget,
         slo_s=case.slo_s,
         itl_slo_s=case.itl_slo_s,
+        sample_s=case.sample_s,
         seed=cell.seed,
     )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "plugins"))
 
+from days import KIND as DAYS
+from days import days
 from workloads import Case, cases
 
 from penstock_planner.decide.policy import policy_names, policy_of
@@ -32,7 +34,11 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         help="a few workloads, one seed: a minute or two; fails where the default serves too little beside a fixed fleet of its cost",
     )
     parser.add_argument("--data", type=Path, help=f"folder of traces [default: ${DATA_VARIABLE}]")
-    parser.add_argument("--workloads", "--cases", help="names with commas between them [default: all]")
+    parser.add_argument(
+        "--workloads",
+        "--cases",
+        help=f"names with commas between them, {DAYS} for those of days [default: all but these]",
+    )
     parser.add_argument("--policies", help="modes with commas between them [default: all]")
     parser.add_argument(
         "--seeds", type=_positive, help=f"seeds 0 to N - 1 [default: {SEEDS} of tuned workloads, else 1]"
@@ -63,15 +69,16 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 def known_cases(options: argparse.Namespace) -> list[Case]:
     """Return every workload there are requests for."""
     folder = os.environ.get(DATA_VARIABLE)
-    return cases(options.data or (Path(folder) if folder else None))
+    found = cases(options.data or (Path(folder) if folder else None))
+    return [*found, *days()] if options.workloads else found
 
 
 def chosen_cases(options: argparse.Namespace) -> list[Case]:
     """Return the workloads to run; exits with a message where a name is unknown."""
     known = known_cases(options)
     if options.workloads:
-        names = _names("--workloads", options.workloads, [case.name for case in known])
-        return [case for case in known if case.name in names]
+        names = _names("--workloads", options.workloads, [*(case.name for case in known), DAYS])
+        return [case for case in known if case.name in names or (case.kind == DAYS and DAYS in names)]
     return [case for case in known if case.is_quick or not options.quick]
 
 

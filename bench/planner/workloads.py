@@ -53,6 +53,8 @@ class Case:
         needs_data: It needs a trace file that is not packaged.
         search: Requests that oracles are searched on, where all would take too long.
         seeds: Most seeds it is run with; None: as many as asked for.
+        pull_s: Between two pulls of the planner's own modes, seconds.
+        sample_s: Between two samples of the fleet, seconds.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Case:
     needs_data: bool = False
     search: WorkloadSpec | None = None
     seeds: int | None = None
+    pull_s: float = 1.0
+    sample_s: float = 1.0
 
     def pools(self, fleet: tuple[int, ...] | None = None) -> tuple[PoolSpec, ...]:
         """Return the pools, with another fleet if one is given."""

@@ -395,8 +395,9 @@ class Simulation:
         self._update_router()
 
     def _start(self, worker: SimulatedWorker) -> None:
-        now_s = self.kernel.now_s
-        if not self.scenario.faults.is_on(Fault.NEVER_READY, now_s):
+        now_s, faults = self.kernel.now_s, self.scenario.faults
+        is_failing = faults.failing_starts > 0 and self._start_ups.random() < faults.failing_starts
+        if not is_failing and not faults.is_on(Fault.NEVER_READY, now_s):
             self.kernel.at(now_s + self._start_up_s(), Order.FLEET, self._ready, worker, 0)
 
     def _start_up_s(self) -> float:

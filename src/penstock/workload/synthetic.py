@@ -40,6 +40,41 @@ def step(rate: float, *, peak: float, start_s: float, length_s: float, every_s: 
     return lambda at_s: rate * (peak if at_s >= start_s and (at_s - start_s) % every_s < length_s else 1.0)
 
 
+def sawtooth(rate: float, *, peak: float, period_s: float) -> Rate:
+    """Return a rate that climbs from ``rate`` to ``rate * peak`` in a straight line and falls back at once, each period."""
+    return lambda at_s: rate * (1 + (peak - 1) * (at_s % period_s) / period_s)
+
+
+DAY_S: Final = 86_400.0
+_QUIET_DAYS: Final = frozenset({3, 5, 6})
+"""Of a week that begins on Monday: a holiday on Thursday, and the weekend."""
+
+
+def week(rate: float, *, peak: float, length_s: float, rng: np.random.Generator) -> Rate:
+    """Return weeks that begin on Monday, between ``rate`` at night and some ``rate * peak`` at noon.
+
+    Two thirds of the day's work come from one time zone, from eight to six, and a third from one eight hours behind; morning and
+    evening are half cosines of ``length_s``. On Thursday, a holiday, and at the weekend a seventh of it comes. Each night at two a batch
+    of half an hour adds half of ``rate * peak``, up to twenty minutes early or late.
+    """
+    jitters: list[float] = []
+
+    def work(at_s: float) -> float:
+        number, phase_s = divmod(at_s, DAY_S)
+        share = _smooth(_share(phase_s, 8 * 3600, length_s)) - _smooth(_share(phase_s, 18 * 3600, length_s))
+        return share / 7 if int(number) % 7 in _QUIET_DAYS else share
+
+    def at(at_s: float) -> float:
+        night = int(at_s // DAY_S)
+        while len(jitters) <= night:
+            jitters.append(float(rng.uniform(-1200, 1200)))
+        begun_s = at_s - night * DAY_S - 2 * 3600 - jitters[night]
+        batch = 0.5 * peak if 0 <= begun_s < 1800 else 0.0
+        return rate * (1 + (peak - 1) * (2 * work(at_s) + work(at_s - 8 * 3600)) / 3 + batch)
+
+    return at
+
+
 def ramp(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
     """Return ``rate`` until start_s, then a straight line to ``rate * peak`` within length_s, which lasts."""
     return lambda at_s: rate * (1 + (peak - 1) * _share(at_s, start_s, length_s))
@@ -166,7 +201,8 @@ class Process(StrEnum):
     CONSTANT: equal gaps. BURSTS: Poisson that is switched on and off, with gaps of a given coefficient of
     variation. TENANTS: several of these side by side, each on and off for heavy-tailed times. The others are
     Poisson with a rate that changes: SINE swings about its mean, STEP jumps up and back, RAMP rises once and stays,
-    REGIMES jumps to random levels at random times, DAY goes from night to day and back.
+    REGIMES jumps to random levels at random times, DAY goes from night to day and back, SAWTOOTH climbs and falls at once, WEEK has
+    work days, nights with a batch, a holiday and a weekend.
     """
 
     POISSON = "poisson"
@@ -177,6 +213,8 @@ class Process(StrEnum):
     RAMP = "ramp"
     REGIMES = "regimes"
     DAY = "day"
+    SAWTOOTH = "sawtooth"
+    WEEK = "week"
     BURSTS = "bursts"
     TENANTS = "tenants"
 
@@ -187,7 +225,7 @@ class SyntheticSpec:
 
     process: Process = Process.POISSON
     rate: float = flag(
-        "Mean arrivals, requests/s; of STEP, RAMP and DAY those at the beginning, of REGIMES the lowest.",
+        "Mean arrivals, requests/s; of STEP, RAMP, DAY and SAWTOOTH those at the beginning, of REGIMES and WEEK the lowest.",
         default=1.0,
         gt=0,
     )
@@ -199,16 +237,16 @@ class SyntheticSpec:
     )
     amplitude: float = flag("SINE: largest deviation as a share of the mean.", default=0.5, ge=0, le=1)
     period_s: float = flag(
-        "SINE, DAY: length of a swing, of DAY at least 4 step_length_s.", default=600.0, gt=0
+        "SINE, DAY, SAWTOOTH: length of a swing, of DAY at least 4 step_length_s.", default=600.0, gt=0
     )
     peak: float = flag(
-        "STEP, RAMP, REGIMES, DAY: largest factor on the rate; BURSTS, TENANTS: the factor while on, above 1.",
+        "STEP, RAMP, REGIMES, DAY, SAWTOOTH, WEEK: largest factor on the rate; BURSTS, TENANTS: the factor while on, above 1.",
         default=3.0,
         gt=0,
     )
     step_s: float = flag("STEP, RAMP: when the change begins.", default=300.0, ge=0)
     step_length_s: float = flag(
-        "How long it lasts; REGIMES: mean length of a level; TENANTS: of a time on; DAY: of morning and evening.",
+        "How long it lasts; REGIMES: mean length of a level; TENANTS: of a time on; DAY, WEEK: of morning and evening.",
         default=300.0,
         gt=0,
     )
@@ -223,6 +261,11 @@ class SyntheticSpec:
     """From here on prompts and outputs have other lengths, >= 0; infinite: never."""
     shift_input: float = flag("Factor on the prompts' lengths then.", default=1.0, gt=0)
     shift_output: float = flag("Factor on the outputs' lengths then.", default=1.0, gt=0)
+    drift_input: float = flag(
+        "Factor on the prompts' lengths that is reached at the last arrival, in a straight line.",
+        default=1.0,
+        gt=0,
+    )
     length_cv: float = flag("Coefficient of variation of both lengths, log-normal.", default=1.0, ge=0)
     max_tokens: int = flag("Longest prompt and output; longer draws are cut there.", default=131_072, ge=1)
     share: float = flag("Share of the requests that begin with a shared prefix.", default=0.0, ge=0, le=1)
@@ -321,6 +364,7 @@ def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceReque
     if spec.requests:
         return _of_trace(spec, arrivals)
     inputs = _shifted(_lengths(spec.input_tokens, len(arrivals), spec, rng), arrivals, spec.shift_input, spec)
+    inputs = _drifted(inputs, arrivals, spec)
     outputs = _shifted(
         _lengths(spec.output_tokens, len(arrivals), spec, rng), arrivals, spec.shift_output, spec
     )
@@ -372,21 +416,26 @@ def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> Iterator[float]:
         return bursts(spec.rate, peak=spec.peak, cv=spec.cv, rng=rng)
     if spec.process is Process.TENANTS:
         return tenants(spec.rate, number=spec.tenants, peak=spec.peak, on_s=spec.step_length_s, rng=rng)
-    top = 1 + spec.amplitude if spec.process is Process.SINE else max(1.0, spec.peak)
+    # A week's batch falls into its night, when some of the other time zone's evening is still there.
+    tops = {Process.SINE: 1 + spec.amplitude, Process.WEEK: 1 + spec.peak}
+    top = tops.get(spec.process, max(1.0, spec.peak))
     return thinned(_rate(spec, rng), spec.rate * top, rng)
 
 
 def _rate(spec: SyntheticSpec, rng: np.random.Generator) -> Rate:
-    rate, peak, length_s = spec.rate, spec.peak, spec.step_length_s
-    if spec.process is Process.SINE:
-        return sine(rate, amplitude=spec.amplitude, period_s=spec.period_s)
-    if spec.process is Process.REGIMES:
-        return regimes(rate, peak=peak, hold_s=length_s, rng=rng.spawn(1)[0])
-    if spec.process is Process.DAY:
-        return day(rate, peak=peak, period_s=spec.period_s, length_s=length_s)
-    if spec.process is Process.RAMP:
-        return ramp(rate, peak=peak, start_s=spec.step_s, length_s=length_s)
-    return step(rate, peak=peak, start_s=spec.step_s, length_s=length_s, every_s=spec.every_s)
+    rate, peak, length_s, period_s = spec.rate, spec.peak, spec.step_length_s, spec.period_s
+    made: dict[Process, Callable[[], Rate]] = {
+        Process.SINE: lambda: sine(rate, amplitude=spec.amplitude, period_s=period_s),
+        Process.STEP: lambda: step(
+            rate, peak=peak, start_s=spec.step_s, length_s=length_s, every_s=spec.every_s
+        ),
+        Process.RAMP: lambda: ramp(rate, peak=peak, start_s=spec.step_s, length_s=length_s),
+        Process.REGIMES: lambda: regimes(rate, peak=peak, hold_s=length_s, rng=rng.spawn(1)[0]),
+        Process.DAY: lambda: day(rate, peak=peak, period_s=period_s, length_s=length_s),
+        Process.SAWTOOTH: lambda: sawtooth(rate, peak=peak, period_s=period_s),
+        Process.WEEK: lambda: week(rate, peak=peak, length_s=length_s, rng=rng.spawn(1)[0]),
+    }
+    return made[spec.process]()
 
 
 def _lengths(mean: int, number: int, spec: SyntheticSpec, rng: np.random.Generator) -> list[int]:
@@ -402,6 +451,16 @@ def _shifted(
 ) -> list[int]:
     return [
         length if at_s < spec.shift_s else min(max(1, round(length * factor)), spec.max_tokens)
+        for length, at_s in zip(lengths, arrivals, strict=True)
+    ]
+
+
+def _drifted(lengths: list[int], arrivals: Sequence[float], spec: SyntheticSpec) -> list[int]:
+    if spec.drift_input == 1:
+        return lengths
+    gained = (spec.drift_input - 1) / arrivals[-1]
+    return [
+        min(max(1, round(length * (1 + gained * at_s))), spec.max_tokens)
         for length, at_s in zip(lengths, arrivals, strict=True)
     ]
 

@@ -149,6 +149,24 @@ def test_keda_takes_a_query_without_a_result_for_nothing():
     assert desired("keda", *blind) == {Role.PREFILL: 1, Role.DECODE: 1}
 
 
+def test_keda_by_latencies_multiplies_the_fleet_by_the_worst_tenth_against_its_target():
+    """TTFT at twice its target in a fifth of the requests doubles prefill, in a twentieth it changes nothing; ITL likewise."""
+    slow = Demand(1.0, ttft_sum_s=20.0, ttft_count=2, itl_sum_s=6.0, itl_count=60)
+    quick = Demand(1.0, ttft_sum_s=4.0, ttft_count=8, itl_sum_s=3.0, itl_count=60)
+    many = replace(quick, ttft_sum_s=5.0 * 38, ttft_count=38, itl_sum_s=0.05 * 1200, itl_count=1200)
+
+    assert desired("keda-latency", pull(at_s=14.0, demand=quick), pull(demand=slow)) == {
+        Role.PREFILL: 4,
+        Role.DECODE: 4,
+    }
+    assert desired("keda-latency", pull(at_s=14.0, demand=many), pull(demand=slow)) == {
+        Role.PREFILL: 2,
+        Role.DECODE: 2,
+    }
+    idle = [pull(15.0 * i, prefill=4, decode=4, demand=Demand(1.0)) for i in range(1, 24)]
+    assert desired("keda-latency", *idle) == {Role.PREFILL: 1, Role.DECODE: 1}
+
+
 # -- KPA --------------------------------------------------------------------------------------------
 
 
@@ -274,7 +292,7 @@ def test_a_profile_and_a_schedule_survive_the_ledger():
 
 # -- all --------------------------------------------------------------------------------------------
 
-RIVALS = (Mode.HPA, "hpa-rate", "hpa-running", "keda", "kpa", "dynamo-load", "static")
+RIVALS = (Mode.HPA, "hpa-rate", "hpa-running", "keda", "keda-latency", "kpa", "dynamo-load", "static")
 
 
 @pytest.mark.parametrize("mode", RIVALS)

@@ -97,6 +97,21 @@ def test_a_replica_that_never_becomes_ready_is_withdrawn(split_world):
     assert "not ready after 600 s" in withdrawn[0][1].sentence
 
 
+def test_a_share_of_the_starts_fails_by_the_seed(split_world):
+    """Of eight started at once some serve and some never do, the same for the same seed; none where all fail."""
+
+    def ready(share, seed=0):
+        requests = prepare(WorkloadSpec("constant:rate=0.1,count=10"), seed=0).requests
+        resize = (Resize(1.0, Role.DECODE, 9),)
+        scenario = split_world(1, 1, resizes=resize, faults=Faults(failing_starts=share), seed=seed)
+        return Simulation(scenario, requests).run().samples[-1].replicas[Role.DECODE][0]
+
+    assert (ready(0.0), ready(1.0)) == (9, 1)
+    assert 1 < ready(0.5) < 9
+    assert ready(0.5) == ready(0.5)
+    assert len({ready(0.5, seed) for seed in range(4)}) > 1
+
+
 def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(split_world):
     """Busy for 150 s, with a start that hangs: it goes within two minutes more. Busy on, with 700 s to start: it goes then."""
     for seconds, deadline_s, gone, reason in (

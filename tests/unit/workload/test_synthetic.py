@@ -44,11 +44,12 @@ def test_a_sine_swings_about_its_mean():
     [
         ("ramp:rate=4,peak=3,step_s=100,step_length_s=200,duration_s=400", (4, 6, 10, 12)),
         ("step:rate=4,peak=3,step_s=100,step_length_s=100,every_s=200,duration_s=500", (4, 12, 4, 12, 4)),
+        ("sawtooth:rate=4,peak=5,period_s=400,duration_s=800", (6, 10, 14, 18, 6, 10, 14, 18)),
         ("day:rate=4,peak=3,period_s=800,step_length_s=100,duration_s=800", (4, 4, 8, 12, 12, 12, 8, 4)),
     ],
 )
 def test_changing_rates_are_as_asked(text, counts):
-    """Requests/s of each 100 s: a line up, a step that comes again, a night, a day and the next night."""
+    """Requests/s of each 100 s: a line up, a step that comes again, teeth, a night, a day and the next night."""
     times = np.array(arrival_times(parse_synthetic(text), rng()))
 
     found = [((times >= 100 * i) & (times < 100 * i + 100)).sum() / 100 for i in range(len(counts))]
@@ -95,6 +96,29 @@ def test_a_shift_changes_the_lengths_from_its_time_on():
     made = synthesise(parse_synthetic(f"{text},shift_s=2,shift_input=0.25,shift_output=4"), rng())
 
     assert [(r.input_tokens, r.output_tokens) for r in made] == [(800, 20)] * 2 + [(200, 80)] * 2
+
+
+def test_prompts_drift_to_their_last_length_and_answers_stay():
+    """Three times as long at the last arrival, twice half-way."""
+    text = "constant:rate=1,count=5,input_tokens=800,output_tokens=20,length_cv=0,drift_input=3"
+    made = synthesise(parse_synthetic(text), rng())
+
+    assert [(r.input_tokens, r.output_tokens) for r in made] == [(800 + 400 * n, 20) for n in range(5)]
+
+
+def test_a_week_has_work_days_nights_with_a_batch_a_holiday_and_a_weekend():
+    """Requests by hour: Monday's noon, two in the night, the quiet days' share, and batches that are not all at one minute."""
+    spec = parse_synthetic("week:rate=0.02,peak=20,step_length_s=7200,duration_s=604800")
+    times = np.array(arrival_times(spec, rng()))
+    by_hour = np.bincount((times // 3600).astype(int), minlength=168).reshape(7, 24)
+
+    work = by_hour[[0, 1, 2, 4], 10:18].mean()
+    assert work == pytest.approx(3600 * 0.02 * (1 + 19 * 2 / 3), rel=0.2)
+    assert by_hour[[3, 5, 6], 11:18].mean() == pytest.approx(work / 6, rel=0.4)
+    assert by_hour[:, 1:3].sum(axis=1).min() > 200, "a batch each night"
+    batches = [times[(times > n * 86400 + 5400) & (times < n * 86400 + 11400)] % 86400 for n in range(7)]
+    begins = [float(np.percentile(each, 20)) for each in batches]
+    assert max(begins) - min(begins) > 300
 
 
 def test_lengths_are_cut_and_have_their_mean():
