@@ -48,6 +48,7 @@ class RuntimeTraits:
         frontend: Takes the router's place; None: Penstock's router does.
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
+        pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
         metric_names: Its workers' own name by vLLM's, where they differ, as on the page:
             ``{"vllm:kv_cache_usage_perc": "acme:kv_usage"}``. The units are vLLM's.
@@ -60,6 +61,7 @@ class RuntimeTraits:
     has_request_limit: bool = False
     frontend: OwnFrontend | None = None
     stall_real_s: float = ENGINE_STALL_REAL_S
+    pairs_by_version: bool = False
     metric_source: str = "router"
     metric_names: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule[Any], ...] = ()
@@ -77,7 +79,7 @@ DYNAMO_FRONTEND: Final = OwnFrontend(
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
 
 SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
-    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0"),
+    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0", pairs_by_version=True),
     "dynamo": RuntimeTraits(
         image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
         has_mocker=True,

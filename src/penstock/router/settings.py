@@ -109,6 +109,11 @@ class RouterSettings:
         return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)
 
     @property
+    def pairs_by_version(self) -> bool:
+        """Whether prefill and decode of two versions hand no KV over; a fixed fleet without a graph has vLLM's."""
+        return self.disaggregated and (self.graph is None or self.graph.traits.pairs_by_version)
+
+    @property
     def stall_real_s(self) -> float:
         """How long a worker may have requests and make no token, real seconds; a fixed fleet without a graph has real engines."""
         given = self.config.health.stall_real_seconds

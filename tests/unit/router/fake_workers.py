@@ -40,6 +40,7 @@ class FakeWorker:
         self.seen = []
         self.disconnects = 0
         self.health_status = 200
+        self.version = None
         self.kv_usage = "0.25"
         self.cache_config = 'block_size="16",num_gpu_blocks="1000"'
         self.expired_leases = 0
@@ -59,6 +60,9 @@ class FakeWorker:
             await Answers.hang()(request, responder)
         elif request.path == "/health":
             responder.send(self.health_status, b"")
+        elif request.path == "/version":
+            said = {"version": self.version} if self.version else {}
+            responder.send(200 if said else 404, orjson.dumps(said))
         elif request.path == "/metrics":
             await asyncio.sleep(self.page_delay_s)
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'

@@ -390,3 +390,34 @@ async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harne
     assert (await request).status == 200
     assert _releases(pair[1]) == [harness.params]
     assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
+
+
+async def test_kv_goes_between_workers_of_one_version(harness):
+    """During a rollout from one version to the next: NIXL's connector refuses a peer of another one."""
+    workers = [*await harness.pair(), *await harness.pair()]
+    for worker, version in zip(workers, ("0.32.0", "0.32.0", "0.33.0", "0.33.0"), strict=True):
+        worker.version = version
+    router = await harness.router(*workers)
+    await router.until(lambda: all(each.is_version_read for each in router.server.core.pool))
+
+    for number in range(8):
+        assert (await router.post(prompt=f"{number}")).status == 200
+
+    for prefill, decode in (workers[:2], workers[2:]):
+        assert {each.body["prompt"] for each in prefill.seen} == {each.body["prompt"] for each in decode.seen}
+    assert await _transfers(router) == {"done": 8, "none": 0, "lost": 0}
+
+
+async def test_without_a_decode_worker_of_its_version_a_prompt_is_computed_there_and_released(harness):
+    """The text is right; the prefill's blocks do not wait for a reader that cannot come."""
+    prefill, decode = await harness.pair()
+    prefill.version, decode.version = "0.33.0", "0.32.0"
+    router = await harness.router(prefill, decode)
+    await router.until(lambda: all(each.is_version_read for each in router.server.core.pool))
+    decode.script = [decode.complete, _refuse(harness)]
+
+    assert (await router.post()).status == 200
+
+    await router.until(lambda: _releases(decode) == [harness.params])
+    assert "kv_transfer_params" not in decode.seen[0].body
+    assert await _transfers(router) == {"done": 0, "none": 1, "lost": 0}

@@ -98,6 +98,8 @@ class Worker(WorkerLoad):
         silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
             not taken for the worker's.
         last_failure: What the newest of them was; empty without one.
+        version: Of its engine, as it says; None: it does not, or has not been asked.
+        is_version_read: It has been asked since its process came.
         speed: What it has done, by this router's count.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
     """
@@ -121,6 +123,8 @@ class Worker(WorkerLoad):
         self.failed_checks = 0
         self.silent_real_s = 0.0
         self.progress: EngineProgress = NO_PROGRESS_KNOWN
+        self.version: str | None = None
+        self.is_version_read = False
         self.waiting_requests: float | None = None
         self.expired_leases: float | None = None
         self.failures = 0
@@ -254,7 +258,11 @@ class Worker(WorkerLoad):
 
 
 class WorkerPool:
-    """All workers by name, including those that discovery dropped while they had requests."""
+    """All workers by name, including those that discovery dropped while they had requests.
+
+    Attributes:
+        versions_differ: Two of them have said different versions.
+    """
 
     def __init__(
         self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore
@@ -264,6 +272,7 @@ class WorkerPool:
         self._record = record
         self._workers: dict[str, Worker] = {}
         self._leaving: list[Worker] = []
+        self.versions_differ = False
         # Kept until a worker joins, leaves, or changes its health, drain or circuit: every request asks.
         self._serving_by_role: dict[Role, Sequence[Worker]] = {}
         self._closed: dict[Role, Sequence[Worker]] = {}
@@ -276,6 +285,11 @@ class WorkerPool:
         """The workers that discovery has dropped while requests are under way there."""
         self._leaving = [each for each in self._leaving if each.inflight_requests]
         return self._leaving
+
+    def learn_version(self, worker: Worker, version: str | None) -> None:
+        """Note what a worker says of its version."""
+        worker.version, worker.is_version_read = version, True
+        self.versions_differ = len({each.version for each in self if each.version is not None}) > 1
 
     def get(self, name: str) -> Worker | None:
         """Return a worker by name."""
@@ -377,6 +391,7 @@ class WorkerPool:
         if old.incarnation != spec.incarnation:
             worker.breaker.reset()
             worker.lost_transfers = 0
+            worker.is_version_read = False
             worker.speed = SpeedCounts()
             worker.kv_usage_fraction = None
             worker.waiting_requests = None

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
 from penstock.core import metric_names as names
 from penstock.core.errors import (
     ObservationError,
@@ -132,6 +134,7 @@ class WorkerWatch:
         self._requests = context.pool
         self._config = context.settings.config.health
         self._stall_real_s = context.settings.stall_real_s
+        self._pairs_by_version = context.settings.pairs_by_version
         self._own_names = context.settings.metric_names
         self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
@@ -186,10 +189,13 @@ class WorkerWatch:
         was = worker.health_problem
         if problem is None:
             worker.failed_checks = 0
+            if self._pairs_by_version and not worker.is_version_read:
+                await self._read_version(worker)
             await self._scrape(worker)
             worker.health_problem = self._stall_problem(worker)
         else:
             worker.failed_checks += 1
+            worker.is_version_read = False
             if worker.failed_checks >= self._config.unhealthy_after:
                 worker.health_problem = problem
         if (was is None) is not (worker.health_problem is None):
@@ -210,6 +216,23 @@ class WorkerWatch:
             return f"health check failed: {_in_short(exc)}"
         worker.silent_real_s = 0.0
         return None if response.status == 200 else f"health check answered {response.status}"
+
+    async def _read_version(self, worker: Worker) -> None:
+        try:
+            response = await self._pool.request("GET", worker.spec.url + "/version", timeouts=self._timeouts)
+            said = orjson.loads(response.body) if response.status == 200 else None
+        except (PenstockError, orjson.JSONDecodeError) as exc:
+            log.debug("version not readable", worker=worker.name, problem=str(exc))
+            return
+        version = said.get("version") if isinstance(said, dict) else None
+        pool = self._admission.core.pool
+        pool.learn_version(worker, version if isinstance(version, str) else None)
+        if pool.versions_differ:
+            log.info(
+                "workers of several versions: KV is handed over within one",
+                worker=worker.name,
+                version=worker.version,
+            )
 
     def _is_known(self, worker: Worker) -> bool:
         return self._admission.core.pool.get(worker.name) is worker

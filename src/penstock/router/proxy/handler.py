@@ -229,7 +229,8 @@ class CompletionHandler:
 
     def _arrival(self, call: CompletionCall, role: Role) -> Arrival:
         """Return a call as a stage's policy sees it; that of decode reads no prompt."""
-        keyed, avoid, is_complete = call.keyed, call.tries.avoid, not call.request.stream
+        keyed, is_complete = call.keyed, not call.request.stream
+        avoid = call.tries.avoid | self._transfers.unpaired(role, call.transfer)
         tenant = "" if call.identity is None else call.identity.tenant
         if role is Role.DECODE or keyed is None:
             is_complete = is_complete and role is Role.DECODE
@@ -251,7 +252,10 @@ class CompletionHandler:
 
     async def _round_trip(self, call: CompletionCall, body: bytes, take: _Take) -> None:
         """Send a request to its worker and have the response taken; an unfinished response is aborted."""
-        prefilled = call.transfer if call.assignment.role is Role.DECODE else None
+        prefilled = None
+        if call.assignment.role is Role.DECODE:
+            prefilled = call.transfer = self._transfers.within_version(call.transfer, call.assignment.worker)
+            body = call.request.raw if prefilled is None else body
         if prefilled is not None:
             self._transfers.check_wait(call.assignment.queued_s)
             prefilled.is_taken = True

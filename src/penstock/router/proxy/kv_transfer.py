@@ -25,6 +25,7 @@ from penstock.core.http.messages import Headers
 from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
+from penstock.router.core import versions
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
@@ -170,6 +171,22 @@ class KvTransfers:
         if queued_s >= TRUSTED_FRACTION * self._lease_s:
             self.count(TransferResult.LOST)
             raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    def unpaired(self, role: Role, transfer: Prefilled | None) -> frozenset[str]:
+        """Return the names of the workers of a stage to or from which no KV can go, because their versions differ."""
+        pool = self._workers
+        if not pool.versions_differ:
+            return versions.NONE
+        if role is Role.PREFILL:
+            return versions.unpaired_prefills(pool, pool.routable(Role.DECODE, self._clock.now_s()))
+        return versions.NONE if transfer is None else versions.unpaired_decodes(pool, transfer.lease.worker)
+
+    def within_version(self, transfer: Prefilled | None, decode: Worker) -> Prefilled | None:
+        """Return a transfer that a decode worker can read; None: it computes the prompt itself, as the only ones left."""
+        if transfer is None or versions.pair(transfer.lease.worker, decode):
+            return transfer
+        self.count(TransferResult.NONE)
+        return None
 
     def count(self, result: TransferResult) -> None:
         """Count what became of one prompt's KV."""
