@@ -190,14 +190,17 @@ class EngineFigures:
         )
 
     def first_token_s(self, replicas: int) -> float:
-        """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step.
-
-        A step runs with probability 1 - e^-b where b requests are in flight; the percentile counts it where that is more
-        than the share that may be late.
-        """
+        """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
         mean = self._mean_in_flight(self.load.rps / replicas)
-        steps = 2 if mean is None or -math.expm1(-mean) > 1 - self.load.quantile else 1
+        steps = 2 if self._is_running(mean) else 1
         return self.transfer_s + steps * self.itl_s(mean or 1.0)
+
+    def _is_running(self, mean: float | None) -> bool:
+        """Return whether the percentile has to count a step that runs, of ``mean`` requests in flight; None: any number.
+
+        One runs with probability 1 - e^-mean: it counts where that is more than the share that may be late.
+        """
+        return mean is None or -math.expm1(-mean) > 1 - self.load.quantile
 
     def prefill_pool(self, after_s: float) -> PoolPlan | None:
         """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
@@ -229,12 +232,13 @@ class EngineFigures:
 
         A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
         """
-        least_s, rps = self.ttft_s + self.itl_s(1), self.load.rps
-        if least_s > self.targets.ttft_s or self._limit(self.targets.itl_s) is None:
+        rps = self.load.rps
+        if self.ttft_s > self.targets.ttft_s or self._limit(self.targets.itl_s) is None:
             return None
         for replicas in range(math.floor(rps * self.ttft_s) + 1, MAX_REPLICAS):
             share = rps * self.ttft_s / replicas
-            ttft_s = self.wait_s(replicas) + least_s
+            is_running = self._is_running(self._mean_in_flight(rps / replicas / (1 - share)))
+            ttft_s = self.wait_s(replicas) + self.ttft_s + is_running * self.itl_s(1)
             limit = self._limit(self.targets.itl_s * (1 - share))
             if ttft_s <= self.targets.ttft_s and limit is not None:
                 mean = self._mean_within(rps / replicas / (1 - share), limit[0])
@@ -318,7 +322,7 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
         prefill = _cheapest(engine.prefill_pool(after_s) for engine in engines)
         if prefill is not None:
             return CapacityPlan(prefill, decode, is_aggregated=False)
-    raise UnreachableError(_unreachable(engines, targets))
+    raise UnreachableError(_unreachable(engines, targets, is_aggregated=sweep.is_aggregated))
 
 
 def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
@@ -334,11 +338,12 @@ def _bounded(replicas: int) -> int:
     return replicas
 
 
-def _unreachable(engines: Sequence[EngineFigures], targets: Targets) -> str:
+def _unreachable(engines: Sequence[EngineFigures], targets: Targets, *, is_aggregated: bool) -> str:
     """Return which target no number of replicas meets, the nearest one that can be met, and what it takes."""
     itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines)
     ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines)
-    least_s = ttft_s + min(engine.transfer_s for engine in engines) + itl_s
+    after_s = 0.0 if is_aggregated else min(engine.transfer_s for engine in engines) + itl_s
+    least_s = ttft_s + after_s
     found = []
     if itl_s > targets.itl_s:
         found.append(

@@ -83,6 +83,26 @@ def test_profile_capacity_and_simulate_agree(run, tmp_path):
     assert capacity["decode"]["latency_s"] == pytest.approx(row["itl_s"], rel=0.02)
 
 
+def test_they_agree_on_an_aggregated_graph(run, tmp_path):
+    """No KV goes anywhere, and the first token comes with the prefill's last step."""
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(
+        "apiVersion: penstock.dev/v1alpha1\nkind: GraphDeployment\nmetadata: {name: g}\n"
+        "spec: {model: {name: m}, runtime: simulated, engine: {profile: a100-llama-8b-bf16-tp1},"
+        " services: {w: {role: aggregated}, r: {role: router}}}\n"
+    )
+    lengths = ("--isl", 3000, "--osl", 150, "--ttft", 250, "--itl", 20)
+    folder = tmp_path / "profile"
+    profile = json.loads(run("profile", "--config", graph, *lengths, "--output-dir", folder, "--json")[1])
+    plan = json.loads(run("capacity", "--profile", folder, *lengths, "--rps", 0.001, "--json")[1])["plan"]
+    trace = "constant:rate=0.1,count=20,input_tokens=3000,output_tokens=150,length_cv=0"
+    simulate = ("simulate", "--manifest", graph, "--trace", trace, "--policy", "least-loaded", "--json")
+    truth_s = json.loads(run(*simulate)[1])["summary"][0]["ttft_s"]["p50"]
+
+    assert profile["recommendation"]["prefill"]["ttft_s"] == pytest.approx(truth_s, rel=0.02)
+    assert plan["prefill"]["latency_s"] == pytest.approx(truth_s, rel=0.02)
+
+
 def test_a_target_missed_by_less_than_measurements_differ_counts_as_met(run, tmp_path):
     """By 0.8% it is met, and a warning says so; by 5% it is not."""
     lengths = ("--isl", 3000, "--osl", 150, "--itl", 20)
