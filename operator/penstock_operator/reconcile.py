@@ -40,6 +40,7 @@ from penstock_operator.plan.facts import (
     ReconcileState,
     ServiceState,
     graph_facts,
+    late_services,
     missing_definition,
     needed_kinds,
     observed_facts,
@@ -56,6 +57,7 @@ from penstock_operator.trim import Object
 from penstock_operator.validity import ValidatedGraph, message_of, validated
 from penstock_operator.workloads import (
     WORKLOADS,
+    TemplateGenerations,
     is_own,
     known_replicas,
     marked,
@@ -115,6 +117,8 @@ class Reconciler:
         self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
         self._valid: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
         self._reporter = Reporter(parts.applier, parts.recorder)
+        self._templates = TemplateGenerations()
+        self._short: dict[Key, dict[str, float]] = {}
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
@@ -154,6 +158,7 @@ class Reconciler:
         self._valid.forget(key)
         self._settled.pop(key, None)
         self._reporter.forget(key)
+        self._short.pop(key, None)
         self._built.forget(key)
         self._gates.forget(key)
         self._secrets.forget(key)
@@ -273,6 +278,7 @@ class Reconciler:
         plans = (each.plan for each in seen.services.values())
         draining = any(each is not None and each.draining and not each.held for each in plans)
         unready = any(not view.ready and not view.finished for view in snapshot.views())
+        unready = unready or bool(self._short.get(graph.key))
         requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
         if any(not each.kind.is_lasting for each in seen.refusals.found):
             return ReconcileResult("conflict", DRAIN_REQUEUE_S)
@@ -305,7 +311,8 @@ class Reconciler:
             bounds = held(bounds, there) if seen.paused else bounds
             state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
             if workload is not None:
-                state.rollout = rollout_view(name, service.role, workload)
+                newest = self._templates.of(workload)
+                state.rollout = rollout_view(name, service.role, workload, template_generation=newest)
                 state.refused = refusal(name, workload)
             seen.services[name] = state
 
@@ -426,6 +433,9 @@ class Reconciler:
         snapshot = self._parts.cluster.snapshot(graph.key)
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
+        before = self._short.get(graph.key, {})
+        self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in facts.short}
+        facts = replace(facts, late=late_services(graph.model, since, now_s=graph.now_s))
         await self._reporter.adapters(graph.model, snapshot, facts, seen, owner_uid=graph.uid)
         # Last, so that it names every refused write but itself.
         missing = missing_definition(graph.model.spec, graph.context.kinds)

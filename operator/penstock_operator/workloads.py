@@ -15,6 +15,7 @@ import orjson
 from penstock.api import GraphDeployment
 from penstock.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET
 from penstock.kube.objects.names import DOMAIN, SERVICE_LABEL, child_name
+from penstock_operator.memory import LruCache
 from penstock_operator.plan.drift import FieldDifference
 from penstock_operator.trim import Object
 
@@ -43,6 +44,27 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
         return True
     template = f"spec.{_TEMPLATES[want['kind']]}"
     return any(each.path.startswith(template) for each in found)
+
+
+REMEMBERED: Final = 4000
+"""Workloads whose pod template's generation is remembered. Chosen: those of a thousand graphs, half a megabyte."""
+
+
+class TemplateGenerations:
+    """Remembers which generation of each workload brought its pod template: later ones only change its number."""
+
+    def __init__(self) -> None:
+        self._known: LruCache[str, tuple[Any, int]] = LruCache(REMEMBERED)
+
+    def of(self, workload: Object) -> int:
+        """Return that generation of a live workload; the newest one where it is seen for the first time."""
+        metadata = workload["metadata"]
+        seen = _digest(workload), int(metadata.get("generation", 0))
+        known = self._known.get(metadata["uid"])
+        if known is None or known[0] != seen[0]:
+            known = seen
+            self._known.put(metadata["uid"], seen)
+        return known[1]
 
 
 def workload_of(

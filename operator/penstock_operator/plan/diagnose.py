@@ -153,9 +153,13 @@ def diagnose(
     return Diagnosis(found.category, pod.name, pod.service, found.message, remedy)
 
 
+_TAKEN: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+"""Why Kubernetes deletes pods whose node does not answer, or is no more."""
+
+
 def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
     target = pod.condition("DisruptionTarget")
-    taken = target is not None and target.status == "True" and target.reason == "DeletionByTaintManager"
+    taken = target is not None and target.status == "True" and target.reason in _TAKEN
     if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):
         return _Trouble(Category.NODE_LOST, f"node {pod.node} does not answer")
     if pod.alive and _is_cut_off(pod):

@@ -38,6 +38,7 @@ class Replicas:
         serving: The ready ones that may get requests: workers by their serving label, routers always.
         draining: Replicas that are marked to leave or terminate already.
         gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
+        unplaced: Of the existing, replicas with a pod that has no node.
     """
 
     existing: int
@@ -45,6 +46,7 @@ class Replicas:
     serving: int
     draining: int
     gpus: int
+    unplaced: int = 0
 
 
 def count(pods: Iterable[PodView]) -> Replicas:
@@ -62,6 +64,7 @@ def count(pods: Iterable[PodView]) -> Replicas:
         serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
         draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
         gpus=sum(pod.gpus for pod in present if not pod.gated),
+        unplaced=sum(not all(pod.bound or pod.ready for pod in pods) for pods in replicas.values()),
     )
 
 
@@ -125,6 +128,7 @@ class ConditionFacts:
         url: Where clients reach it; empty: nowhere; None: unknown.
         served_model: Name that clients ask for; None: unknown.
         served: The edit that is carried out; None: none is.
+        late: Services of which fewer replicas serve than wanted for longer than a start may take.
     """
 
     generation: int
@@ -139,6 +143,12 @@ class ConditionFacts:
     url: str | None = None
     served_model: str | None = None
     served: ServedSpec | None = None
+    late: Collection[str] = ()
+
+    @property
+    def short(self) -> frozenset[str]:
+        """Services of which fewer replicas serve than wanted."""
+        return frozenset(name for name, each in self.services.items() if each.replicas.serving < each.target)
 
     @property
     def gpus(self) -> int:
@@ -232,6 +242,14 @@ def graph_facts(
         url=url,
         served_model=graph.spec.served_name,
         served=seen.served,
+    )
+
+
+def late_services(graph: GraphDeployment, since: Mapping[str, float], *, now_s: float) -> frozenset[str]:
+    """Return the services that have been short of replicas, ``since`` when by their names, for longer than a start takes."""
+    services = graph.spec.services
+    return frozenset(
+        name for name, at_s in since.items() if now_s - at_s > services[name].startup_timeout_seconds
     )
 
 

@@ -78,16 +78,25 @@ def unavailable(
     return 1 + min(beyond, blocked)
 
 
-def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> RolloutView:
+def rollout_view(
+    service: str, role: Role, workload: Mapping[str, Any], *, template_generation: int | None = None
+) -> RolloutView:
     """Return where ``workload``, a Deployment or LeaderWorkerSet, stands.
 
-    It rolls while replicas of an older revision exist, or while its controller has not seen its newest
-    specification. Replicas that merely start, or merely are one too many, are no rollout.
+    It rolls while replicas of an older revision exist, or while its controller has not seen its newest pod template.
+    Replicas that merely start, or merely are one too many, are no rollout, nor is a number that it has not seen.
+
+    Args:
+        service: Its service.
+        role: The service's role.
+        workload: The live object.
+        template_generation: Generation that brought the newest pod template; None, unknown: the newest one.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
     generation = int((workload.get("metadata") or {}).get("generation", 0))
-    behind = generation > int(status.get("observedGeneration", generation))
+    newest = generation if template_generation is None else template_generation
+    behind = newest > int(status.get("observedGeneration", newest))
     strategy = (spec.get("strategy") or {}).get("rollingUpdate") or (spec.get("rolloutStrategy") or {}).get(
         "rollingUpdateConfiguration", {}
     )

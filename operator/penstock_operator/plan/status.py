@@ -146,6 +146,11 @@ def _degraded(facts: ConditionFacts) -> ConditionResult:
     faults = [each for each in facts.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
+        blocked = {each.service for each in facts.waiting}
+        if late := sorted(set(facts.late) - blocked):  # one that waits for the budget is not broken
+            text = "; ".join(f"{name}: {_step(facts.services[name])}" for name in late)
+            text = f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
+            return ConditionResult(DEGRADED, True, "ReplicasNotReady", text)
         return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
@@ -171,6 +176,17 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
         text = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
         cause = next((each.cause for each in facts.waiting if each.cause_is_refusal), WAITING)
         return ConditionResult(SCHEDULABLE, False, cause, "; ".join(text))
+    lacking = {
+        name: each.replicas.unplaced + max(0, each.target - each.replicas.existing)
+        for name, each in sorted(facts.services.items())
+    }
+    if not facts.deleting and any(lacking.values()):
+        lacks = "; ".join(
+            f"{name}: {number} of {facts.services[name].target} replicas have no node yet"
+            for name, number in lacking.items()
+            if number
+        )
+        return ConditionResult(SCHEDULABLE, False, "Pending", lacks)
     return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 

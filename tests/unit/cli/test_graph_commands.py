@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from penstock.api.manifests import load_graph
 from penstock.cli.local import load_command
@@ -270,3 +271,63 @@ def test_samples_as_json(run):
     assert {"disaggregated", "sla"} <= {each["name"] for each in listed}
     one = json.loads(run("samples", "sla", "--json")[1])
     assert one["text"] == (SAMPLES / "sla.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("template", "key", "entry"),
+    [
+        ({"spec": {"hostIPC": True}}, "spec.hostIPC", "hostIPC"),
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork", "hostNetwork"),
+        (
+            {
+                "spec": {
+                    "containers": [
+                        {"name": "main", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+                    ]
+                }
+            },
+            "capabilities.add",
+            "capabilities=IPC_LOCK",
+        ),
+        ({"spec": {"serviceAccountName": "hfsa"}}, "spec.serviceAccountName", "serviceAccounts=hf*"),
+    ],
+)
+def test_validate_refuses_what_the_operator_refuses(tmp_path, template, key, entry):
+    """It names the key, its line, and the chart's value that allows it; with that it is valid."""
+    spec = {"model": {"name": "m"}, "runtime": "vllm", "planner": {"enabled": False}}
+    spec["services"] = {"router": {"role": "router"}, "agg": {"role": "aggregated", "podTemplate": template}}
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": "g"},
+        "spec": spec,
+    }
+    file = tmp_path / "g.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    said = CliRunner().invoke(cli, ["validate", str(file)])
+    assert said.exit_code == 2
+    assert key in said.output
+    assert f"podTemplates.allow.{entry.partition('=')[0]}: " in said.output
+    assert CliRunner().invoke(cli, ["validate", "--allow-pod-templates", entry, str(file)]).exit_code == 0
+    rendered = ["render", str(file), "--kubernetes"]
+    assert CliRunner().invoke(cli, rendered).exit_code != 0
+    assert CliRunner().invoke(cli, [*rendered, "--allow-pod-templates", entry]).exit_code == 0
+
+
+def test_validate_refuses_gpus_that_the_budget_does_not_count(tmp_path):
+    """As the operator does."""
+    limits = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 4}}}]}
+    agg = {"role": "aggregated", "gpusPerReplica": 2, "podTemplate": {"spec": limits}}
+    spec = {"model": {"name": "m"}, "runtime": "vllm", "planner": {"enabled": False}}
+    spec["services"] = {"router": {"role": "router"}, "agg": agg}
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": "g"},
+        "spec": spec,
+    }
+    file = tmp_path / "g.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    said = CliRunner().invoke(cli, ["validate", str(file)])
+    assert said.exit_code == 2
+    assert "the budget counts 2" in said.output

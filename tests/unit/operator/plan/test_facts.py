@@ -19,7 +19,8 @@ from penstock_operator.plan.pods import PodView
 
 def pod(name, **more):
     """Return a ready, serving decode pod with one GPU."""
-    return PodView(name, **{"role": "decode", "ready": True, "serving": SERVING, "gpus": 1, **more})
+    made = {"role": "decode", "node": "n", "ready": True, "serving": SERVING, "gpus": 1, **more}
+    return PodView(name, **made)
 
 
 def test_each_pod_is_counted_once_for_what_it_is():
@@ -27,13 +28,13 @@ def test_each_pod_is_counted_once_for_what_it_is():
     pods = [
         pod("ready"),
         pod("starting", ready=False),
-        pod("gated", ready=False, gates=(BUDGET_GATE,)),
+        pod("gated", ready=False, node="", gates=(BUDGET_GATE,)),
         pod("draining", serving=DRAINING),
         pod("stripped", serving=""),
         pod("terminating", terminating=True),
         pod("finished", phase="Failed"),
     ]
-    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5)
+    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1)
 
 
 def test_a_group_is_one_replica():

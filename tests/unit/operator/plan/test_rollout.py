@@ -94,3 +94,15 @@ STUCK = view(DECODE, rolling=True, stuck=True, message="too slow")
 def test_one_worker_service_rolls_at_a_time(changed, views, expected):
     """Decode first; a rolling one may be corrected; with nothing served there is no ratio to keep."""
     assert held_rollouts(changed, views) == expected
+
+
+def test_a_number_that_the_controller_has_not_seen_is_no_rollout():
+    """Only a pod template that it has not seen is one."""
+    live = {
+        "metadata": {"generation": 5},
+        "spec": {},
+        "status": {"observedGeneration": 4, "replicas": 2, "updatedReplicas": 2},
+    }
+    assert rollout_view("decode", Role.DECODE, live).rolling
+    assert rollout_view("decode", Role.DECODE, live, template_generation=5).rolling
+    assert not rollout_view("decode", Role.DECODE, live, template_generation=4).rolling
