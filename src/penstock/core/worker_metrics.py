@@ -168,6 +168,10 @@ class EngineProgress:
         """Whether one of them hangs, though others may not."""
         return any(rank.is_stalled for rank in self.ranks.values())
 
+    def stood_s(self, now_s: float) -> float:
+        """Return for how long the figures of the slowest rank stand, or it has had nothing to do."""
+        return now_s - min((rank.since_s for rank in self.ranks.values()), default=now_s)
+
     def after(
         self,
         reading: EngineReading,

@@ -120,21 +120,25 @@ class ProcessObserver:
             view = await frontend_of(state, self._probes).view({name: entry})
             seen = view.workers.get(name) if isinstance(view, RouterView) else None
             sent = 0 if seen is None else seen.inflight_requests + says_hangs(seen.reason)
-        progress = self._progress[name] = self._progress.get(name, NO_PROGRESS_KNOWN).after(
+        before, now_s = self._progress.get(name, NO_PROGRESS_KNOWN), time.monotonic()
+        progress = self._progress[name] = before.after(
             reading,
-            time.monotonic(),
+            now_s,
             inflight_requests=sent,
             limit_s=entry.stall_s,
             compile_s=startup_s(entry, state.arbiter.speed),
-            is_working=self._computes(name),
+            is_working=self._computes(name, is_doubted=before.stood_s(now_s) >= entry.stall_s / 2),
         )
         problem = progress.problem(entry.stall_s)
         return None if problem is None else Fault(problem, 0.0)
 
-    def _computes(self, name: str) -> bool:
-        """Return whether the children of a process have computed since the last call."""
-        known, before = self._observed.get(name), self._computed.get(name)
-        leader = None if known is None or known.pid is None else identify(known.pid)
+    def _computes(self, name: str, *, is_doubted: bool) -> bool:
+        """Return whether the children of a process have computed since the last call.
+
+        Read only in doubt: it costs a look at every process of the machine.
+        """
+        known, before = self._observed.get(name), self._computed.pop(name, None)
+        leader = None if known is None or known.pid is None or not is_doubted else identify(known.pid)
         if leader is None:
             return False
         now = self._computed[name] = computed_by_children(leader)

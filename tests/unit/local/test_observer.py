@@ -1,11 +1,11 @@
 """What the supervisor takes for a healthy process: its own answer, from its own port."""
 
 import asyncio
-import itertools
 import json
 import os
 import signal
 import socket
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -156,19 +156,25 @@ async def test_an_engine_that_makes_no_token_is_a_fault_although_it_answers(hung
     assert (await seen_of(entry, os.getpid(), times=2, pause_s=0.02, router_url=url)).fault is None
 
 
+@pytest.mark.parametrize(("rate", "is_fault"), [(0.5, False), (0.0, True)])
 async def test_an_engine_whose_children_compute_is_no_fault_while_a_start_may_take(
-    hung_engine, entry_of, monkeypatch
+    hung_engine, entry_of, monkeypatch, rate, is_fault
 ):
     """An engine compiles for minutes at the first request of a kind: no token, but a child that computes."""
     port, _ = hung_engine
     url = f"http://127.0.0.1:{port}"
-    looks = itertools.count()
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(observer_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(
-        observer_module, "computed_by_children", lambda _leader: Computed(n := float(next(looks)), n)
+        observer_module, "computed_by_children", lambda _leader: Computed(clock.now_s, rate * clock.now_s)
     )
-    entry = entry_of("decode", url=url, health_path="/health", stall_s=0.01)
-    seen = await seen_of(entry, os.getpid(), times=3, pause_s=0.02, healthy_s=1.0, router_url=url)
-    assert seen.fault is None
+    entry = entry_of("decode", url=url, health_path="/health", stall_s=120.0)
+    observed = {"n_frontend": ObservedProcess(pid=os.getpid(), started_s=0.0, healthy_s=1.0)}
+    async with ProcessObserver(observed) as observer:
+        for _ in range(8):
+            await observer._health("n_frontend", entry, make_state("n", router_url=url))
+            clock.now_s += 30.0
+    assert (observed["n_frontend"].fault is not None) is is_fault
 
 
 def test_processor_time_of_children_counts_and_that_of_the_leader_does_not(spawn, eventually):
