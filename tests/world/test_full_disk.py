@@ -1,4 +1,4 @@
-"""A full disk under state and logs: crashed workers come back, and the file is right again once there is room."""
+"""A full disk under state and logs: it is said, crashed workers come back, and the file is right once there is room."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 INSIDE = """
-import json, os, pathlib, subprocess, sys
+import json, os, pathlib, subprocess, sys, urllib.request
 
 sys.path.insert(0, sys.argv[1])
 from conftest import World, eventually
@@ -30,7 +30,7 @@ def serves():
         return None
 
 
-world.up(pathlib.Path(sys.argv[3]), speed=20, flags=("--no-planner",))
+world.up(pathlib.Path(sys.argv[3]), speed=20)
 try:
     with (folder / "fill").open("wb", buffering=0) as fill:
         try:
@@ -38,6 +38,15 @@ try:
                 pass
         except OSError:
             pass
+    full = f"the disk of {world.statefile.parent} is full"
+    doctor = world.run("doctor", "--local", "--json", "--namespace", "world")
+    report = json.loads(doctor.stdout)
+    said = {
+        "doctor": doctor.returncode == 1
+        and any(each["severity"] == "problem" and full in each["message"] for each in report["findings"]),
+        "status": full in world.run("status", "--namespace", "world").stdout,
+        "ui": any(full in each for each in json.load(urllib.request.urlopen(world.url + "/ui/state"))["problems"]),
+    }
     before = world.state()["world_decode"]
     world.kill("world_decode")
     eventually(lambda: not is_alive(before), 30)
@@ -45,7 +54,7 @@ try:
     stale = world.state()["world_decode"] == before
     (folder / "fill").unlink()
     after = eventually(lambda: (entry := world.state()["world_decode"])["restarts"] and entry, 30)
-    found = {"served": served, "stale": stale, "restarts": after["restarts"], "alive": is_alive(after)}
+    found = {"served": served, "stale": stale, "restarts": after["restarts"], "alive": is_alive(after), "said": said}
     print(json.dumps(found))
 finally:
     world.run("down", "--now")
@@ -70,4 +79,5 @@ def test_a_worker_that_dies_on_a_full_disk_is_restarted_and_recorded_once_there_
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert all(found.pop("said").values()), done.stdout
     assert found == {"served": True, "stale": True, "restarts": 1, "alive": True}, done.stderr
