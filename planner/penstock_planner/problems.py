@@ -90,7 +90,7 @@ class ProblemTracker:
         if unknown := self._signals.after(view):
             found.append(unknown)
         found += [
-            f"metrics source {name} is gone: {why}"
+            f"metrics source {name} is gone, what others know stands in: {why}"
             for name, why in self._gone.items()
             if view.at_s - self._gone_since_s[name] >= MISSING_S
         ]
