@@ -30,7 +30,9 @@ def troubles(status: LocalGraphStatus) -> Iterator[Trouble]:
     for disk in status.full_disks:
         yield Trouble(disk, "free some room; until then nothing new is decided, recorded or logged")
     planner = status.planner
-    explain = f"check planner.metrics and the disk; penstock planner explain --log-dir {status.planner_log_dir}"
+    explain = (
+        f"check planner.metrics and the disk; penstock planner explain --log-dir {status.planner_log_dir}"
+    )
     if planner is not None and planner.silent_real_s is not None:
         message = (
             f"its planner last wrote {planner.silent_real_s:,.0f} s ago (real): it hangs or cannot write"

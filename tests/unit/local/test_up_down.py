@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +23,7 @@ from penstock.local.build import UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.store import StateStore, make_endpoints
-from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
+from penstock.local.up import _wait_ready, kept_file, prepare, ready_timeout_s, up
 from penstock.runtimes import build as runtimes_build
 
 
@@ -277,3 +280,26 @@ def test_the_command_takes_the_documents_form(manifest, monkeypatch):
     CliRunner().invoke(commands.up, [str(manifest), "--Planner.no-operation=false"])
     assert observed == [{"no-operation": "true", "max-gpu-budget": "4"}, {"no-operation": "false"}]
     assert CliRunner().invoke(commands.up, [str(manifest), "--Planner.colour=red"]).exit_code == 2
+
+
+def test_a_manifest_from_standard_input_is_kept_for_router_and_planner(tmp_path, monkeypatch):
+    """Beside the logs, for its owner alone; not where a running graph would follow it."""
+    text = PLANNED.replace("/graphs/own", str(tmp_path))
+
+    def given():
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return kept_file(Path("-"), UpOptions(log_dir=tmp_path / "logs"))
+
+    kept = given()
+    assert (kept, kept.read_text()) == (tmp_path / "logs" / "graph.yaml", text)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert kept_file(tmp_path / "other.yaml", UpOptions()) == tmp_path / "other.yaml"
+    kept.write_text("kept")
+
+    def refuse(_store):
+        raise ConfigError("runs")
+
+    monkeypatch.setattr(StateStore, "refuse_running", refuse)
+    with pytest.raises(ConfigError, match="runs"):
+        given()
+    assert kept.read_text() == "kept"

@@ -78,7 +78,9 @@ def test_a_source_that_is_gone_is_said_though_another_one_serves(view):
     """A dead Prometheus, once it has been away for ten seconds."""
     tracker, gone = ProblemTracker(needs_demand=False), replace(view, gone_sources={"prometheus": "refused"})
     assert tracker.after(gone) == ()
-    assert tracker.after(at(gone, 110.0)) == ("metrics source prometheus is gone, what others know stands in: refused",)
+    assert tracker.after(at(gone, 110.0)) == (
+        "metrics source prometheus is gone, what others know stands in: refused",
+    )
     assert tracker.after(at(view, 111.0)) == ()
 
 
