@@ -113,6 +113,16 @@ def test_who_decodes_much_is_given_less():
     assert where(queues)["next"] == "b"
 
 
+@pytest.mark.parametrize(("others", "expected"), [(0, "b"), (40_000, "a")])
+def test_a_hit_is_left_where_decodes_pile_up_and_not_where_all_decode_alike(others, expected):
+    """2,048 cached tokens are worth 8,192 of waiting: 40,000 decoded count 4,000, and 11,200 more beside four idle workers."""
+    queue = placement(make_policy(RouterConfig(policy="prefix-cost")), "abcde")
+    assert compute(queue, 0, arrival(1, 2, 3, 4)) == "a"
+    for name, worker in queue.workers.eligible.items():
+        worker.decoding_tokens = 40_000 if name == "a" else others
+    assert send(queue, 1, arrival(1, 2, 3, 4)) == expected
+
+
 def test_sessions_stay_where_they_began():
     """Whatever the policy would say now, as long as the worker is there and has not failed them."""
     queues = placement(StickySessions(LeastPending()), names=("a", "b"))
@@ -151,12 +161,12 @@ def test_of_too_many_sessions_the_quietest_is_forgotten(monkeypatch):
 # ---------------------------------------------------------------------- prefix cost
 
 
-@pytest.mark.parametrize(("waiting_tokens", "expected"), [(15_000, "a"), (17_000, "b")])
+@pytest.mark.parametrize(("waiting_tokens", "expected"), [(14_500, "a"), (17_000, "b")])
 @pytest.mark.parametrize(
     "policy", [PrefixCost, lambda: DualMap(choice=PairChoice.PREFIX_COST, rebalance=False)]
 )
 def test_a_hit_is_worth_four_times_its_tokens_of_waiting(policy, waiting_tokens, expected):
-    """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two workers or a pair alike."""
+    """4,000 cached tokens outweigh just under 16,000 waiting ones, with what is decoded; all of two workers or a pair alike."""
     queues = placement(policy(), names=("a",), slot_requests=1, tokens_per_s=None)
     request = Arrival(CHAIN, 4000, block_tokens=1000)
     compute(queues, "first", request, 0.0, 1.0)
@@ -231,7 +241,12 @@ def test_a_slow_measurement_of_an_idle_worker_is_forgotten(idle_s, expected):
 
 def full_scan(pool, request, estimates):
     """The choice as it is defined: every cost is computed, then of those within 2% the one that remembers least is taken."""
-    costs = [prefix_cost(each, request, each.uncached(request), estimates) for each in pool]
+    usual = 1.5 * sum(each.decoding_tokens for each in pool) / len(pool)
+    costs = [
+        prefix_cost(each, request, each.uncached(request), estimates)
+        + 0.4 * max(0.0, each.decoding_tokens - usual)
+        for each in pool
+    ]
     as_good = min(costs) * 1.02
     _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
     return pool[at], pool[at].uncached(request)
