@@ -30,6 +30,7 @@ from penstock_operator.loads import MetricsReader
 from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.observed import ObservedGraph
+from penstock_operator.plan.agreement import rollout_order
 from penstock_operator.plan.budget import blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import WorkerPool, bounded, held
@@ -46,7 +47,7 @@ from penstock_operator.plan.facts import (
     observed_facts,
     worst_failure,
 )
-from penstock_operator.plan.rollout import held_rollouts, rollout_view, unavailable
+from penstock_operator.plan.rollout import rollout_view, unavailable
 from penstock_operator.plan.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Reporter
@@ -380,23 +381,26 @@ class Reconciler:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
                     changed.add(name)
-        rollouts = (each.rollout for each in seen.services.values())
-        waiting = held_rollouts(changed, [each for each in rollouts if each is not None])
-        later = [workloads[name] for name in waiting]
-        now = [each for each in wanted if each not in later]
+        views = [each.rollout for each in seen.services.values() if each.rollout is not None]
+        order = rollout_order(wanted, live, workloads, views, changed=changed)
+        if order.lost is not None:
+            lost = EventMessage("RequestsRefused", order.lost, "Apply", is_warning=True)
+            await self._parts.recorder.emit(graph.raw, lost)
+        now = [each for each in wanted if each not in order.later]
         owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
         secret = await self._secrets.make(graph, wanted, seen.refusals)
         if secret is not None:
             await self._parts.recorder.emit(graph.raw, secret)
         applied = await self._parts.applier.apply(now, live, owner, refusals=seen.refusals)
-        for want in later:  # Their new pod templates have to wait.
+        for name in order.waiting.keys() & workloads.keys():  # Their new pod templates have to wait.
+            want = workloads[name]
             there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
             if replicas_of(there) == number:
                 continue
             with seen.refusals.of(f"{name_of(there)}: its replicas", "Apply"):
                 await self._parts.applier.patch(there, {"spec": {"replicas": number}})
         for name, state in seen.services.items():
-            state.held, state.running = waiting.get(name, ""), state.number
+            state.held, state.running = order.waiting.get(name, ""), state.number
         return applied
 
     async def _prune(self, graph: ObservedGraph, seen: ReconcileState, wanted: list[Object]) -> bool:

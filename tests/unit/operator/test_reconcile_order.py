@@ -1,0 +1,107 @@
+"""In which order routers and workers learn a setting on which they must agree."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+from graph_harness import KEY, edit, operator, to_rest, told
+
+WORKERS = ("g-decode", "g-prefill")
+
+
+def roll_out(api, name, *, done=True):
+    """Let a Deployment's controller have seen its template, and have rolled it."""
+    live = api.at("Deployment", name)
+    generation = live["metadata"]["generation"]
+    replicas = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1 if done else 0}
+    live["status"] = {"observedGeneration": generation, **replicas}
+    api.stored(live, "MODIFIED")
+
+
+def with_tiers(api, name):
+    """Return whether a service's pods are to know tiers: workers by their flag, routers by the Deployment's digest."""
+    return (
+        "--scheduling-policy"
+        in api.at("Deployment", name)["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
+
+
+def routers_tiers(api):
+    """Return what routers read."""
+    [text] = api.at("ConfigMap", "g-router")["data"].values()
+    return (yaml.safe_load(text)["spec"]["router"].get("tiers") or {}).get("enabled", False)
+
+
+async def look(api, made):
+    """Reconcile twice, so that what the first wrote is seen."""
+    for _ in range(2):
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    await told(api)
+
+
+async def at_rest(api, made):
+    """Make all Deployments run what they are wanted to."""
+    await to_rest(api, made)
+    for name in ("g-frontend", *WORKERS):
+        roll_out(api, name)
+    await to_rest(api, made)
+
+
+async def test_tiers_are_switched_on_at_workers_first(api):
+    """Routers keep file and pods until every worker schedules by priority, which refuses no request without one."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        before = copy.deepcopy(api.at("Deployment", "g-frontend")["spec"])
+        edit(api, "GraphDeployment", "g", router={"tiers": {"enabled": True}})
+        for name in WORKERS:  # decode rolls before prefill
+            await look(api, made)
+            assert with_tiers(api, name)
+            assert not routers_tiers(api)
+            assert api.at("Deployment", "g-frontend")["spec"] == before
+            roll_out(api, name, done=False)
+            await look(api, made)
+            assert not routers_tiers(api)
+            roll_out(api, name)
+        await look(api, made)
+        assert routers_tiers(api)
+        assert api.at("Deployment", "g-frontend")["spec"] != before
+
+
+async def test_tiers_are_switched_off_at_routers_first(api):
+    """Workers schedule by priority until no router sends one."""
+    api.at("GraphDeployment", "g")["spec"]["router"] = {"tiers": {"enabled": True}}
+    async with operator(api) as made:
+        await at_rest(api, made)
+        assert routers_tiers(api)
+        edit(api, "GraphDeployment", "g", router={"tiers": {"enabled": False}})
+        await look(api, made)
+        assert not routers_tiers(api)
+        assert all(with_tiers(api, name) for name in WORKERS)
+        roll_out(api, "g-frontend", done=False)
+        await look(api, made)
+        assert all(with_tiers(api, name) for name in WORKERS)
+        roll_out(api, "g-frontend")
+        await look(api, made)
+        assert not with_tiers(api, "g-decode")
+        roll_out(api, "g-decode")
+        await look(api, made)
+        assert not with_tiers(api, "g-prefill")
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("other", True), ("tiny", False)])
+async def test_a_changed_served_name_is_told_before_it_refuses_requests(api, name, is_told):
+    """No order loses none: the Event says what to do instead."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit(api, "GraphDeployment", "g", model={"name": "tiny", "servedName": name})
+        await look(api, made)
+    notes = [
+        each["message"]
+        for key, each in api.objects.items()
+        if key[0] == "Event" and each["reason"] == "RequestsRefused"
+    ]
+    assert bool(notes) is is_told
+    assert all("from tiny to other" in each and "second graph" in each for each in notes)
