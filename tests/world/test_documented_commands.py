@@ -56,18 +56,23 @@ def reader(world, tmp_path):
     return run
 
 
-def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually):
-    """Profile, up by what it wrote, down; up again at a speed, load, report, status, explain, replay, down."""
+def test_what_a_profile_wrote_is_started(world, reader):
+    """The page's two commands; then nothing is left."""
     world.statefile = world.statefile.with_name("llama.json")
-    ledger = world.ledger_dir = tmp_path / "state" / "log" / "llama" / "planner"
-    port = f"--port {world.port}"
     profile, up = commands("profile.md")
     reader(profile)
-    reader(up, more=port)
+    reader(up, more=f"--port {world.port}")
+    reader(commands("local.md", but=("demo",))[2])
+    assert world.marked() == {}
+
+
+def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually):
+    """Up at a speed, load, report, status, explain, replay, doctor, down."""
+    world.statefile = world.statefile.with_name("llama.json")
+    ledger = world.ledger_dir = tmp_path / "state" / "log" / "llama" / "planner"
+    shutil.copy(ROOT / "manifests" / "samples" / "disaggregated.yaml", tmp_path / "graph.yaml")
     up, status, down = commands("local.md", but=("demo",))[:3]
-    reader(down)
-    shutil.copy(tmp_path / "profile" / "graph.yaml", tmp_path / "graph.yaml")
-    reader(up, more=port)
+    reader(up, more=f"--port {world.port}")
     load, report, *_ = commands("load.md", but=("up", "make-model", "trace"))
     here = (("http://127.0.0.1:8000", world.url), ("PLANNER_LOG_DIR", ledger))
     assert "40 ok" in reader(load, replaced=here, more="--limit 40")
@@ -104,10 +109,11 @@ def test_the_commands_that_need_no_graph(reader):
 
 @pytest.mark.nightly
 def test_the_commands_of_the_simulator(reader, tmp_path):
-    """As long as they are; graph and traces are small ones."""
+    """With one seed and one rate; graph and traces are small ones."""
     shutil.copy(ROOT / "manifests" / "samples" / "disaggregated.yaml", tmp_path / "graph.yaml")
     (tmp_path / "azure.csv").write_text(AZURE)
     data = ROOT / "src" / "penstock" / "workload" / "data" / "mooncake_conversation_slice.jsonl"
     shutil.copy(data, tmp_path / "conversation.jsonl")
+    fewer = (("--seeds 5", "--seeds 1"), ("2,3,4", "2"), ("4,5,6,7,8", "4"), ("5,15", "5"))
     for line in commands("simulate.md"):
-        assert "in time" in reader(line)
+        assert "in time" in reader(line, replaced=fewer)

@@ -195,6 +195,7 @@ def test_literal_assignments_of_a_script_count_like_the_containers_variables(scr
         "read -r MODEL",
         "unset MODEL",
         "MODEL+=x",
+        "MODEL='x; y'",
         "export MODEL=${OTHER}",
         "MODEL=x python3 other.py; MODEL=$(pwd)",
     ],

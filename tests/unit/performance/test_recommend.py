@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.performance.recommend import Bounds, Targets, decode_choices, kv_bounds, queue_bounds, recommend
+from penstock.performance.sweep import KvTransfer
 
 TARGETS = Targets(isl=2000, osl=2000, ttft_s=0.3, itl_s=0.02)
 
@@ -49,6 +50,31 @@ def test_what_no_size_meets_names_the_nearest_and_what_it_takes(two_sizes):
     assert (found.prefill.gpus, found.decode.gpus, found.decode.concurrency) == (2, 2, 1)
     assert "the nearest is TP2 with 130.0 ms; it takes --ttft 130" in found.misses[0]
     assert "the nearest is TP2 with 7.5 ms and 1 in flight; it takes --itl 7.5" in found.misses[1]
+
+
+def test_what_is_missed_by_less_than_the_tolerance_counts_as_met_and_is_noted(two_sizes):
+    """TP2's 130 and 7.5 ms against 128 and 7.4: no miss, two notes."""
+    found = recommend(two_sizes, replace(TARGETS, ttft_s=0.128, itl_s=0.0074))
+
+    assert found.misses == ()
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "TTFT 128 ms at 2,000 prompt tokens",
+        "ITL 7.4 ms at 3,000 tokens of context",
+    ]
+    assert (found.prefill.meets, found.decode.meets) == (False, False)
+
+
+def test_what_follows_the_prefill_is_counted_where_the_transfer_is_known(two_sizes):
+    """10 ms and 1 us a token, and a step of 10.6 ms: 210 ms become 232.6; the queue's bounds leave it out."""
+    transfer = KvTransfer(0.01, 1e-6)
+    known = replace(two_sizes, engines=tuple(replace(each, transfer=transfer) for each in two_sizes.engines))
+    found, unknown = recommend(known, TARGETS), recommend(two_sizes, TARGETS)
+
+    assert found.prefill.after_s == pytest.approx(0.012 + 0.010625)
+    assert found.prefill.ttft_s == pytest.approx(unknown.prefill.ttft_s + 0.022625)
+    assert found.prefill.tokens_per_s_per_gpu == unknown.prefill.tokens_per_s_per_gpu
+    assert found.queue == queue_bounds(0.3 - 0.022625, 0.21)
+    assert recommend(replace(known, is_aggregated=True), TARGETS).prefill.after_s == 0
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.workload.prompts import PromptMaker, block_text
-from penstock.workload.traces import OnBadRow, TraceFormat, TraceRequest, load_trace
+from penstock.workload.traces import OnBadRow, TraceFormat, TraceRequest, load_trace, trace_of_rows
 
 
 def test_a_mooncake_row_becomes_a_request(mooncake_file):
@@ -242,6 +243,51 @@ def test_bailians_rows_have_seconds_and_ids_of_16_tokens(tmp_path):
 
     assert (trace.format, trace.hash_tokens) == (TraceFormat.BAILIAN, 16)
     assert trace.requests == (TraceRequest(61.114, 521, 132, (0, 1), 1),)
+
+
+def test_a_row_of_a_session_with_ids_is_complete_in_itself(tmp_path):
+    """Its ids say what the prompt is made of; only its time may follow from the turn before it."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        '{"timestamp": 10, "session_id": 1, "input_length": 600, "output_length": 40, "hash_ids": [1, 2]}\n'
+        '{"session_id": 1, "delay": 5, "input_length": 700, "output_length": 40, "hash_ids": [1, 3]}\n'
+    )
+
+    assert load_trace(str(path)).requests == (
+        TraceRequest(0.01, 600, 40, (1, 2), 1),
+        TraceRequest(0.015, 700, 40, (1, 3), 2),
+    )
+
+
+def test_rows_of_a_table_become_a_trace():
+    """In order of arrival, by whatever numbers the table holds; rows are counted from 1 as lines are."""
+    rows = [
+        {"arrival_s": 2, "input_tokens": 600.0, "output_tokens": 5, "block_ids": np.array([1, 2])},
+        {"arrival_s": 0.5, "input_tokens": 7, "output_tokens": 3, "block_ids": float("nan"), "user": "x"},
+    ]
+
+    trace = trace_of_rows(rows, name="mine")
+
+    assert (trace.name, trace.format, trace.skipped) == ("mine", TraceFormat.TABLE, {})
+    assert trace.requests == (TraceRequest(0.5, 7, 3, None, 2), TraceRequest(2.0, 600, 5, (1, 2), 1))
+    assert hash(trace) == hash(trace_of_rows(rows, name="mine"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "the table has no row"),
+        ([{"input_tokens": 5, "output_tokens": 5}], "row 0: arrival_s: Field required"),
+        (
+            [{"arrival_s": 0, "input_tokens": 600, "output_tokens": 5, "block_ids": [1]}],
+            "1 ids for 600 tokens, must be 2",
+        ),
+    ],
+)
+def test_a_table_that_is_no_trace_is_refused(rows, said):
+    """With the row and the column."""
+    with pytest.raises(ConfigError, match=said):
+        trace_of_rows(rows)
 
 
 def test_batches_are_recognised_by_their_times():
