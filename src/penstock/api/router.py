@@ -299,9 +299,13 @@ class BreakerConfig(SpecModel):
 
 
 class RetriesConfig(SpecModel):
-    """Retries, always before the first byte and within a budget."""
+    """Retries before the first byte, and streams that go on elsewhere behind it, both within a budget."""
 
     max_per_request: Annotated[Integer, Field(ge=0, le=10)] = entry(2, "Most retries of one request.")
+    max_continuations: Annotated[Integer, Field(ge=0, le=10)] = entry(
+        3,
+        "Most times that one stream goes on at another worker after its own broke off; 0: it ends in an error.",
+    )
     budget_fraction: Fraction = entry(0.1, "Most retries as a fraction of recent requests, 0 to 1.")
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = entry(
         1, "Retries per second allowed regardless of the fraction."

@@ -27,6 +27,8 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: By the reason of the failure before.
+        continuations: Of streams at another worker, likewise.
+        lost_streams: That broke off and went on nowhere, by why.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
         e2e: Answered requests only.
@@ -46,6 +48,8 @@ class RouterMetrics:
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
+    continuations: Counter[str] = field(default_factory=Counter)
+    lost_streams: Counter[str] = field(default_factory=Counter)
     picks: Counter[str] = field(default_factory=Counter)
     kv_releases: Counter[str] = field(default_factory=Counter)
     kv_transfers: Counter[str] = field(default_factory=Counter)

@@ -65,6 +65,8 @@ _HELP: Final = {
     names.ROUTER_REQUESTS: "Answers by endpoint and status code; 499: the client left.",
     names.ROUTER_ERRORS: "Requests that failed, by reason.",
     names.ROUTER_RETRIES: "Retries, by the reason of the failure before.",
+    names.ROUTER_CONTINUATIONS: "Broken streams that went on at another worker, by the reason of the failure before.",
+    names.ROUTER_LOST_STREAMS: "Broken streams that ended in an error, by why: request, said, limit, deaths.",
     names.ROUTER_PICKS: "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
     names.ROUTER_KV_RELEASES: "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
     names.ROUTER_KV_TRANSFERS: "Prompts prefilled for decode, by what became of their KV: done; none, prefill kept none; lost, not in time.",
@@ -233,6 +235,8 @@ class MetricsPage:
         for name, label, counts in (
             (names.ROUTER_ERRORS, "reason", metrics.errors),
             (names.ROUTER_RETRIES, "reason", metrics.retries),
+            (names.ROUTER_CONTINUATIONS, "reason", metrics.continuations),
+            (names.ROUTER_LOST_STREAMS, "why", metrics.lost_streams),
             (names.ROUTER_PICKS, "by", metrics.picks),
             (names.ROUTER_KV_RELEASES, "outcome", metrics.kv_releases),
             (names.ROUTER_KV_TRANSFERS, "result", metrics.kv_transfers),

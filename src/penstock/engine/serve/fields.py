@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import orjson
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    model_validator,
 )
 
 from penstock.core.errors import PenstockError
@@ -96,7 +97,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "bad_words": _OMIT,
     "include_stop_str_in_output": _OMIT,
     "allowed_token_ids": _OMIT,
-    "continue_final_message": _OMIT,
     "return_token_ids": _OMIT,
     "return_tokens_as_token_ids": _OMIT,
     "background": _OMIT,
@@ -197,20 +197,27 @@ class _Message(Fields):
     tool_calls: list[Any] | None = None
 
 
-def _render(messages: Sequence[_Message], tools: list[Any], *, asks_for_answer: bool = True) -> bytes:
-    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes."""
+def _render(
+    messages: Sequence[_Message], tools: list[Any], *, asks_for_answer: bool = True, goes_on: bool = False
+) -> bytes:
+    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes; ``goes_on`` leaves the last one open."""
     parts = [_block("system", _json("tools", tools))] if tools else []
     for message in messages:
         said = "".join(part.text for part in message.content or ())
         calls = _json("tool_calls", message.tool_calls) if message.tool_calls else ""
         parts.append(_block(message.role, said + calls))
+    if goes_on:
+        parts[-1] = parts[-1].removesuffix(_END)
     if asks_for_answer:
         parts.append("<|start_header_id|>assistant<|end_header_id|>\n\n")
     return "".join(parts).encode()
 
 
+_END: Final = "<|eot_id|>"
+
+
 def _block(role: str, content: str) -> str:
-    return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>"
+    return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}{_END}"
 
 
 def _json(name: str, value: Any) -> str:
@@ -232,11 +239,23 @@ class ChatFields(SamplingFields):
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _goes_on_or_begins(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True")
+        return self
 
     @property
     def prompt(self) -> bytes:
         """What the messages are for the model."""
-        return _render(self.messages, self.tools, asks_for_answer=self.add_generation_prompt)
+        return _render(
+            self.messages,
+            self.tools,
+            asks_for_answer=self.add_generation_prompt,
+            goes_on=self.continue_final_message,
+        )
 
 
 def _as_message(item: Any) -> Any:

@@ -6,9 +6,10 @@ Refusals are `RequestError`s with vLLM's wording where a client may rely on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -44,6 +45,29 @@ _STRIDE: Final = 37
 def words(salt: int, start: int, stop: int) -> list[bytes]:
     """Return the output tokens [start, stop) of the request with ``salt``."""
     return [WORDS[(salt + position * _STRIDE) & 255] for position in range(start, stop)]
+
+
+_NUMBERS: Final = {word: number for number, word in enumerate(WORDS)}
+
+
+def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
+    """Return how many words at a prompt's end are the beginning of its answer.
+
+    So a prompt that is sent again with what was said of its answer goes on where that ended, as a real model at
+    temperature 0 does.
+    """
+    most, expected = 0, None
+    for end in range(len(prompt), BYTES_PER_TOKEN - 1, -BYTES_PER_TOKEN):
+        number = _NUMBERS.get(prompt[end - BYTES_PER_TOKEN : end])
+        if number is None or expected not in {None, number}:
+            break
+        most, expected = most + 1, (number - _STRIDE) & 255
+    for said in range(most, 0, -1):
+        begin = len(prompt) - said * BYTES_PER_TOKEN
+        first = _NUMBERS[prompt[begin : begin + BYTES_PER_TOKEN]]
+        if begin and salt_of(prompt[:begin]) & 255 == first:
+            return said
+    return 0
 
 
 class Api(StrEnum):
@@ -106,6 +130,7 @@ class EngineCall:
         prompt: Bytes whose 4-byte pieces are the tokens.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
+        said: Words of the answer that the prompt ends with; its own tokens come behind them.
         text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
         stop_reason: The string that stopped it, or None.
         usage: Which events of a stream carry the counts.
@@ -121,6 +146,7 @@ class EngineCall:
     output_tokens: int
     ends_by_stop: bool
     salt: int
+    said: int
     text_bytes: int
     stop_reason: str | None
     stream: bool
@@ -131,11 +157,17 @@ class EngineCall:
     fields: Mapping[str, Any]
 
     def texts(self, start: int, stop: int) -> list[bytes]:
-        """Return what is shown of the output tokens [start, stop), one text each."""
-        texts = words(self.salt, start, stop)
-        room = self.text_bytes - start * BYTES_PER_TOKEN
-        if room < len(texts) * BYTES_PER_TOKEN:
-            texts = [text[: max(0, room - at * BYTES_PER_TOKEN)] for at, text in enumerate(texts)]
+        """Return what is shown of the output tokens [start, stop), one text each.
+
+        As vLLM does, what may belong to a stop string is held back until the answer ends.
+        """
+        texts = words(self.salt, self.said + start, self.said + stop)
+        whole, cut = divmod(self.text_bytes, BYTES_PER_TOKEN)
+        if stop <= whole:
+            return texts
+        texts[max(0, whole - start) :] = [b""] * (stop - max(start, whole))
+        if stop == self.output_tokens and cut:
+            texts[-1] = words(self.salt, self.said + whole, self.said + whole + 1)[0][:cut]
         return texts
 
     def text(self, tokens: int) -> str:
@@ -160,11 +192,15 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
     limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
-    salt = _salt(prompt, settings.flags.seed, fields.seed)
-    natural = limit if hands_over or fields.ignore_eos else _natural_length(salt, settings)
+    salt_of = partial(_salt, worker_seed=settings.flags.seed, seed=fields.seed)
+    said = said_before(prompt, salt_of)
+    salt = salt_of(prompt[: len(prompt) - said * BYTES_PER_TOKEN])
+    natural = limit if hands_over or fields.ignore_eos else max(1, _natural_length(salt, settings) - said)
     tokens = min(max(natural, fields.min_tokens), limit)
     shown, stop_reason = tokens * BYTES_PER_TOKEN, None
-    stop = find_stop(salt, fields.stop, tokens, min_tokens=fields.min_tokens) if fields.stop else None
+    stop = (
+        find_stop(salt, fields.stop, tokens, said=said, min_tokens=fields.min_tokens) if fields.stop else None
+    )
     if stop is not None:
         tokens, shown, stop_reason = stop
     return EngineCall(
@@ -175,6 +211,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         output_tokens=tokens,
         ends_by_stop=stop is not None or tokens < limit,
         salt=salt,
+        said=said,
         text_bytes=shown,
         stop_reason=stop_reason,
         stream=fields.stream,
@@ -187,7 +224,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
 
 
 def find_stop(
-    salt: int, strings: Sequence[str], tokens: int, *, min_tokens: int
+    salt: int, strings: Sequence[str], tokens: int, *, min_tokens: int, said: int = 0
 ) -> tuple[int, int, str] | None:
     """Return (tokens, bytes before it, string) of the first of ``strings`` in a text; None where it holds none.
 
@@ -195,7 +232,8 @@ def find_stop(
     it, which may be the first that counts.
     """
     longest = max(len(string.encode()) for string in strings)
-    text = b"".join(words(salt, 0, min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)))
+    most = min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)
+    text = b"".join(words(salt, said, said + most))
     found = []
     for string in strings:
         encoded = string.encode()
@@ -206,7 +244,7 @@ def find_stop(
     return min(found, default=None)
 
 
-def _salt(prompt: bytes, worker_seed: int, seed: int) -> int:
+def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
     salt = xxhash.xxh3_64_intdigest(prompt, worker_seed)
     return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
 

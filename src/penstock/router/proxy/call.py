@@ -17,6 +17,7 @@ from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.continuation import BegunStream
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
 
@@ -41,6 +42,7 @@ class CompletionCall:
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
         keyed: None where the policy reads no prompts.
         worker: Name of the last one of the answering stage.
+        begun: What the client has of a stream that another worker could go on with; None: nothing, or none could.
     """
 
     request: CompletionRequest
@@ -65,6 +67,7 @@ class CompletionCall:
     prefill_worker: str | None = None
     worker: str | None = None
     error: str | None = None
+    begun: BegunStream | None = None
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:

@@ -54,6 +54,7 @@ from penstock.router.proxy.kv_transfer import (
     read_usage,
     with_cached_tokens,
 )
+from penstock.router.proxy.rest import StreamRests
 from penstock.router.proxy.stream import RelayMeter, encoded_again, read_completion, read_preamble
 
 log = get_logger(__name__)
@@ -89,6 +90,7 @@ class CompletionHandler:
         self._transfers = transfers
         self._metrics = context.metrics
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
+        self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics)
         self._estimator = context.estimator
         self._clock = clock
         self._request_real_s = clock.to_real_s(limits.request_timeout_seconds)
@@ -110,27 +112,34 @@ class CompletionHandler:
                     await self._attempt(call)
                 except StageFailed as failure:
                     await self._prepare_retry(call, failure)
+                    if call.is_delivered:
+                        return
                 else:
                     return
         except StageFailed as failure:
             call.error = "request_fault" if self._settle(call) else failure.failure.reason
-            if call.responder.started:
-                # It must not look complete.
-                call.responder.write(encode_event(failure.response.body))
-                call.responder.break_off()
-            else:
-                self._refuse(call, failure.response)
+            self._end_with(call, failure.response)
         except AdmissionError as exc:
             response = refusal(exc)
             call.error = response.reason
-            self._refuse(call, response)
+            self._end_with(call, response)
         except SaturatedError as exc:
             # This router's own want: it says nothing of the worker.
             log.warning("request refused", problem=str(exc))
             call.error = SATURATED
-            self._refuse(call, saturated())
+            self._end_with(call, saturated())
         finally:
             self._settle(call)
+            if call.begun is not None:
+                call.begun.kept.drop()
+
+    def _end_with(self, call: CompletionCall, response: ErrorResponse) -> None:
+        if call.responder.started:
+            # It must not look complete.
+            call.responder.write(encode_event(response.body))
+            call.responder.break_off()
+        else:
+            self._refuse(call, response)
 
     def _settle(self, call: CompletionCall) -> bool:
         """Withdraw unproven failures at the end of a request; returns whether it failed on several workers."""
@@ -140,14 +149,24 @@ class CompletionHandler:
         return bool(workers)
 
     async def _prepare_retry(self, call: CompletionCall, stage: StageFailed) -> None:
-        """Return once the request may be tried again, at once where another worker can take it; else raise the failure."""
-        pauses = None
-        if not call.responder.started:
-            left_s = self._clock.to_model_s(self._retry_real_s(call))
-            pauses = self._retries.retry(call.tries, stage.failure, self._clock.now_s(), left_s=left_s)
+        """Return once the request may be tried again, or the rest of its stream; at once where another worker can take it.
+
+        Raises:
+            StageFailed: this one is final.
+        """
+        is_rest = call.responder.started
+        if is_rest and not self._rests.prepare(call, stage):
+            call.responder.end()
+            call.is_delivered = True
+            return
+        left_s = self._clock.to_model_s(self._retry_real_s(call))
+        pauses = self._retries.retry(call.tries, stage.failure, self._clock.now_s(), left_s=left_s)
         if pauses is None:
             raise stage
-        self._metrics.retries[stage.failure.reason] += 1
+        if is_rest:
+            self._rests.go_on(call, stage.failure.reason)
+        else:
+            self._metrics.retries[stage.failure.reason] += 1
         if pauses:
             await asyncio.sleep(_BACKOFF_REAL_S * pauses)
 
@@ -214,7 +233,7 @@ class CompletionHandler:
                     call.worker = worker.name
                 await self._round_trip(call, body, take)
             except StageFailed as stage:
-                if stage.failure.reason != AT_CAPACITY or call.responder.started:
+                if stage.failure.reason != AT_CAPACITY:
                     raise
                 refused = stage
             else:
@@ -359,6 +378,7 @@ class CompletionHandler:
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         preamble = await read_preamble(response, name)
         await self._confirm(call)
+        begun = self._rests.begin(call)
         meter = RelayMeter(
             self._metrics,
             assignment,
@@ -366,11 +386,16 @@ class CompletionHandler:
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
             prefilled=call.transfer,
+            may_go_on=begun is not None,
         )
+        observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
         try:
-            responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
-            responder.write(meter.observe(preamble))
-            await relay(response, responder, observe=meter.observe)
+            if responder.started:
+                self._admission.prefilled(assignment)
+            else:
+                responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
+            responder.write(observe(preamble, 0))
+            await relay(response, responder, observe=observe)
             if not meter.is_complete:
                 raise StreamBroken(f"{name} ended its stream without [DONE]")
             responder.write(meter.rest())
@@ -387,14 +412,15 @@ class CompletionHandler:
                 responder.end()
                 self._settle_stream(call, meter)
                 return
-            if meter.is_mid_event and call.transfer is None:
+            if meter.is_mid_event and call.transfer is None and begun is None:
                 # The client has the beginning of an event; what follows must not become part of it.
                 responder.write(b"\n\n")
             raise
         finally:
             call.ttft_s = meter.ttft_s
-            self._note_usage(call, meter.usage)
-            call.output_tokens = max(call.output_tokens, meter.tokens)
+            usage, tokens = (meter.usage, meter.tokens) if begun is None else self._rests.said(begun, meter)
+            self._note_usage(call, usage)
+            call.output_tokens = max(call.output_tokens, tokens)
 
     def _settle_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Record a stream that came to its end, which may be an error of the worker's own."""

@@ -24,6 +24,7 @@ from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event,
 from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.continuation import Kept
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 
@@ -124,12 +125,16 @@ class RelayMeter:
     Attributes:
         assignment: Grows by the tokens.
         arrived_real_s: When the request came, ``time.monotonic()``.
-        prefilled: Whose cached-token count usage events get; None passes every byte at once.
+        prefilled: Whose cached-token count usage events get.
+        kept: Gets what is passed on; None: nothing is kept.
+        may_go_on: Another worker may go on where this one ends: what is passed on ends with a complete event, before an
+            event of an error.
         tokens: Events with text so far; one token each unless the worker batches them.
         ttft_s: Arrival to first token, simulated seconds; None before it.
         usage: The last usage object seen, corrected if it was to be; None without one.
         is_done: ``[DONE]``, or the Responses API's last event, has been passed on.
-        has_error: An error event has been passed on.
+        has_error: An error event came, which is passed on unless the stream may go on.
+        last_real_s: When the last token came, ``time.monotonic()``.
     """
 
     metrics: RouterMetrics
@@ -138,15 +143,18 @@ class RelayMeter:
     arrived_real_s: float
     speed: float
     prefilled: Prefilled | None
+    kept: Kept | None = None
+    may_go_on: bool = False
     tokens: int = 0
     ttft_s: float | None = None
     usage: dict[str, Any] | None = None
     is_done: bool = False
     has_error: bool = False
+    last_real_s: float = 0.0
     _splitter: EventSplitter = field(default_factory=EventSplitter)
     _tail: bytearray = field(init=False)
     _itl: BucketCounts = field(init=False)
-    _last_real_s: float = 0.0
+    _is_held: bool = field(init=False)
     # How the stream's plain events begin and end, once a token was seen; no event is like that before.
     _usual_start: bytes = b"\0"
     _usual_end: bytes = b"\0"
@@ -155,6 +163,7 @@ class RelayMeter:
     def __post_init__(self) -> None:
         """Keep what each read needs."""
         self._tail, self._itl = self._splitter.tail, self.metrics.itl
+        self._is_held = self.may_go_on or self.prefilled is not None
 
     @property
     def is_mid_event(self) -> bool:
@@ -164,7 +173,8 @@ class RelayMeter:
     @property
     def is_complete(self) -> bool:
         """Whether the text has come to its end; ``[DONE]`` without a blank line behind it will do."""
-        return self.is_done or payload(bytes(self._tail)) == _DONE
+        is_done = self.is_done or payload(bytes(self._tail)) == _DONE
+        return is_done and not (self.has_error and self.may_go_on)
 
     def observe(self, data: bytes, at: int = 0) -> bytes:
         """Take one read and return what to send on.
@@ -181,19 +191,23 @@ class RelayMeter:
             is_single = data.find(b"\n", at) >= len(data) - _LINE_ENDS
             count = 1 if is_single else _plain_events(data[at:-2] if at else data)
             if count:
-                gap_s = (now_real_s - self._last_real_s) * self.speed
+                gap_s = (now_real_s - self.last_real_s) * self.speed
                 self._itl.observe(gap_s / count, count)
-                self._last_real_s = now_real_s
+                self.last_real_s = now_real_s
                 self.tokens += count
                 self.assignment.grow(count, gap_s)
+                if self.kept is not None:
+                    self.kept.add(data[at:-2] if at else data)
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
+        if self.kept is not None:
+            self.kept.add(sent)
         return data if sent is body else sent
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
-        held = bytes(self._tail) if self.prefilled is not None else b""
+        held = bytes(self._tail) if self._is_held else b""
         self._tail.clear()
         return held
 
@@ -204,6 +218,10 @@ class RelayMeter:
         is_same = not had_tail and not self._tail
         for index, event in enumerate(events):
             is_token, rewritten = self._read_event(event, has_begun=self.tokens + count > 0)
+            if self.has_error and self.may_go_on:
+                del events[index:]
+                is_same = False
+                break
             count += is_token
             if rewritten is not None:
                 events[index] = rewritten
@@ -211,7 +229,7 @@ class RelayMeter:
         if count:
             self._count_tokens(count, now_real_s)
             self._learn_usual(events[-1])
-        return data if is_same or self.prefilled is None else b"".join(events)
+        return data if is_same or not self._is_held else b"".join(events)
 
     def _learn_usual(self, event: bytes) -> None:
         """Remember what a stream's events have in common before and behind their choices, where that holds no usage."""
@@ -229,9 +247,9 @@ class RelayMeter:
             self.on_first_token()
         else:
             # Tokens of one read cannot be distinguished in time: they share its gap.
-            gap_s = (now_real_s - self._last_real_s) * self.speed
+            gap_s = (now_real_s - self.last_real_s) * self.speed
             self._itl.observe(gap_s / count, count)
-        self._last_real_s = now_real_s
+        self.last_real_s = now_real_s
         self.tokens += count
         self.assignment.grow(count, gap_s)
 
@@ -240,6 +258,8 @@ class RelayMeter:
 
         Only the first token is looked for in the JSON; once the text has begun every chunk is one.
         """
+        if self.has_error and self.may_go_on:
+            return False, None
         data = payload(event)
         is_error = event.startswith(ERROR_EVENT)
         self.has_error |= is_error

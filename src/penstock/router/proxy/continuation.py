@@ -1,0 +1,300 @@
+"""A stream whose worker is gone goes on at another one: what was said, the request for the rest, and the seam. Pure.
+
+The rest is asked for as a prompt: a completion's with what was said behind it, a chat's with it as the assistant's message
+that is not finished. The client sees one stream: one id, one role, one ``[DONE]``, usage of the whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
+from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest, encoded
+
+MAX_CONTINUATIONS: Final = 3
+"""Of one stream. Chosen: a rollout may take its worker away again and again; an engine that dies of it is counted apart."""
+
+MAX_DEATHS: Final = 2
+"""Workers that may break a stream off, after which it ends: what killed two engines would kill a third."""
+
+KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Of what was said, over all streams. Chosen: a thousand streams of 4,000 tokens, compressed."""
+
+_PIECE_BYTES: Final = 32 * 1024
+"""Chosen: 150 events are compressed at once, to a twentieth; shorter streams are never."""
+
+_WHOLE_ANSWER: Final = "it shapes the whole answer, and another worker has not seen its beginning"
+_OF_REQUEST: Final[dict[str, str]] = {
+    "structured_outputs": _WHOLE_ANSWER,
+    "guided_json": _WHOLE_ANSWER,
+    "guided_regex": _WHOLE_ANSWER,
+    "guided_choice": _WHOLE_ANSWER,
+    "guided_grammar": _WHOLE_ANSWER,
+    "use_beam_search": "several answers are searched at once",
+    "echo": "the prompt would be repeated in the middle",
+    "suffix": "what follows the text is not what was said",
+    "logprobs": "offsets and top tokens of the rest would count anew",
+    "prompt_logprobs": "they were given with the beginning",
+    "return_token_ids": "the prompt's ids would be of another prompt",
+    "truncate_prompt_tokens": "the cut would fall elsewhere",
+}
+"""Keys of a request whose stream ends with its worker, and why."""
+
+_SAID_KEYS: Final = frozenset(
+    {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text"}
+)
+
+
+@dataclass(slots=True)
+class KeptTotal:
+    """Bytes that all streams of a router keep."""
+
+    kept_bytes: int = 0
+
+
+class Kept:
+    """The events of one stream as they were relayed; a stream that would pass the bound of all keeps none."""
+
+    __slots__ = ("_bound_bytes", "_bytes", "_packed", "_pieces", "_total", "is_lost")
+
+    def __init__(self, total: KeptTotal, *, bound_bytes: int = KEPT_BYTES) -> None:
+        self._total = total
+        self._bound_bytes = bound_bytes
+        self._pieces: list[bytes] = []
+        self._packed: list[bytes] = []
+        self._bytes = 0
+        self.is_lost = False
+
+    def add(self, events: bytes) -> None:
+        """Keep complete events."""
+        if self.is_lost:
+            return
+        self._pieces.append(events)
+        self._bytes += len(events)
+        self._total.kept_bytes += len(events)
+        if self._bytes > _PIECE_BYTES:
+            piece = zlib.compress(b"".join(self._pieces), 1)
+            self._total.kept_bytes += len(piece) - self._bytes
+            self._packed.append(piece)
+            self._pieces, self._bytes = [], 0
+        if self._total.kept_bytes > self._bound_bytes:
+            self.drop()
+            self.is_lost = True
+
+    def events(self) -> bytes:
+        """Return everything that was kept."""
+        return b"".join((*map(zlib.decompress, self._packed), *self._pieces))
+
+    def drop(self) -> None:
+        """Forget it, at the end of the stream."""
+        self._total.kept_bytes -= self._bytes + sum(map(len, self._packed))
+        self._pieces, self._packed, self._bytes = [], [], 0
+
+
+@dataclass(slots=True)
+class BegunStream:
+    """A stream whose client has its beginning.
+
+    Attributes:
+        request: The client's.
+        speakers: Workers that have said at least a token.
+        continuations: How often it went on elsewhere.
+        deaths: Workers that broke it off.
+        last_real_s: When the client got the last token, ``time.monotonic()``.
+        seam: Joins what the worker says that speaks now; None: it is the first.
+    """
+
+    kept: Kept
+    request: CompletionRequest
+    speakers: int = 0
+    continuations: int = 0
+    deaths: int = 0
+    last_real_s: float = 0.0
+    seam: Seam | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a client has of a stream.
+
+    Attributes:
+        text: Of the answer.
+        events: That carried text.
+        head: The keys of its chunks that a seam repeats: ``id``, ``created``, ``model``, ``object``.
+        finish_reason: Of the answer, where the client has it; what lacks is the end of the stream.
+        refusal: Why no other worker can go on; empty: one can.
+    """
+
+    text: str
+    events: int
+    head: dict[str, Any]
+    finish_reason: str | None = None
+    refusal: str = ""
+
+
+def refusal_of(request: CompletionRequest) -> str:
+    """Return why a request's stream cannot go on elsewhere; empty: it can."""
+    body = request.body
+    if request.endpoint not in {ApiEndpoint.COMPLETIONS, ApiEndpoint.CHAT}:
+        return "responses: their events are numbered and stored by the worker"
+    if not request.is_single:
+        return "n, best_of or several prompts: the answers are mixed"
+    if request.prompt_ids or not isinstance(_prompt_of(body), str | list):
+        return "prompt: token ids, and what was said is text"
+    for key, why in _OF_REQUEST.items():
+        if body.get(key):
+            return f"{key}: {why}"
+    shape = body.get("response_format")
+    if isinstance(shape, dict) and shape.get("type") not in {None, "text"}:
+        return f"response_format: {_WHOLE_ANSWER}"
+    return ""
+
+
+def _prompt_of(body: dict[str, Any]) -> Any:
+    return body.get("messages") if "messages" in body else body.get("prompt")
+
+
+def said_of(kept: Kept, request: CompletionRequest) -> Said:
+    """Return what the relayed events say."""
+    texts: list[str] = []
+    head: dict[str, Any] = {}
+    reason, refusal = None, refusal_of(request)
+    if kept.is_lost:
+        refusal = "the streams of this router hold more than is kept of them"
+    for event in EventSplitter(max_event_bytes=1 << 31).feed(kept.events()):
+        data = payload(event)
+        if data is None or not data.startswith(b"{"):
+            continue
+        chunk = orjson.loads(data)
+        head = head or {key: chunk[key] for key in ("id", "created", "model", "object") if key in chunk}
+        for choice in chunk.get("choices") or ():
+            reason = choice.get("finish_reason") or reason
+            delta = choice.get("delta", choice)
+            if others := sorted(key for key, value in delta.items() if value and key not in _SAID_KEYS):
+                refusal = f"{', '.join(others)}: begun in what was said, and cannot be taken up in the middle"
+            text = delta.get("content") if "delta" in choice else choice.get("text")
+            if text:
+                texts.append(text)
+    return Said("".join(texts), len(texts), head, reason, refusal)
+
+
+_DEFAULT_TOKENS: Final = 16
+"""OpenAI's default of /v1/completions."""
+
+
+def rest_of(request: CompletionRequest, said: Said, tokens: int) -> CompletionRequest | None:
+    """Return the request for what follows; None: its limit of tokens is reached."""
+    body = dict(request.body)
+    if request.endpoint is ApiEndpoint.CHAT:
+        messages = list(body["messages"])
+        if body.get("continue_final_message"):
+            messages[-1] = {**messages[-1], "content": _text_of(messages[-1]) + said.text}
+        else:
+            messages.append({"role": "assistant", "content": said.text})
+        body |= {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    else:
+        prompt = body["prompt"]
+        body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
+        body.setdefault("max_tokens", _DEFAULT_TOKENS)
+    for key in ("max_tokens", "max_completion_tokens"):
+        if isinstance(body.get(key), int):
+            body[key] -= tokens
+            if body[key] < 1:
+                return None
+    if isinstance(body.get("min_tokens"), int):
+        body["min_tokens"] = max(0, body["min_tokens"] - tokens)
+    size = request.prompt_bytes + len(said.text.encode())
+    return request._replace(body=body, raw=encoded(body), prompt_bytes=size)
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+@dataclass(slots=True)
+class Seam:
+    """Makes the rest of a stream one with its beginning.
+
+    Attributes:
+        head: Of the beginning's chunks.
+        tokens: Said before; counted as output, and not as prompt.
+        usage: Of the whole, once the rest has shown its own.
+    """
+
+    head: dict[str, Any]
+    tokens: int
+    usage: dict[str, Any] | None = None
+    _splitter: EventSplitter = field(default_factory=EventSplitter)
+
+    def join(self, data: bytes) -> bytes:
+        """Return complete events of the rest as they follow the beginning."""
+        return b"".join(self._joined(event) for event in self._splitter.feed(data))
+
+    def _joined(self, event: bytes) -> bytes:
+        data = payload(event)
+        if data is None or not data.startswith(b"{"):
+            return event
+        chunk = orjson.loads(data)
+        if "choices" not in chunk:
+            return event
+        choices = chunk["choices"]
+        if any("role" in choice.get("delta", ()) for choice in choices):
+            choices = [_without_role(choice) for choice in choices]
+            if not any(choice["delta"] or choice.get("finish_reason") for choice in choices):
+                return b""
+        if isinstance(usage := chunk.get("usage"), dict):
+            self.usage = chunk["usage"] = self._whole(usage)
+        return encode_event(orjson.dumps({**chunk, **self.head, "choices": choices}))
+
+    def _whole(self, usage: dict[str, Any]) -> dict[str, Any]:
+        prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if not isinstance(prompt, int) or not isinstance(output, int):
+            return usage
+        whole = usage | {
+            "prompt_tokens": max(0, prompt - self.tokens),
+            "completion_tokens": output + self.tokens,
+        }
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            # Of the prompt: what was said lies behind it.
+            cached = min(details["cached_tokens"], whole["prompt_tokens"])
+            whole["prompt_tokens_details"] = {**details, "cached_tokens": cached}
+        return whole
+
+
+def _without_role(choice: dict[str, Any]) -> dict[str, Any]:
+    delta = {
+        key: value for key, value in choice["delta"].items() if key != "role" and value not in {"", None}
+    }
+    return {**choice, "delta": delta}
+
+
+def ending(request: CompletionRequest, said: Said, tokens: int, prompt_tokens: int | None) -> bytes:
+    """Return the events that a stream lacks of which nothing is left to say.
+
+    Args:
+        request: The client's.
+        said: All of the answer; its limit is reached where no reason was given.
+        tokens: Of the answer.
+        prompt_tokens: Where a worker has counted them.
+    """
+    events = b""
+    if said.finish_reason is None:
+        is_chat = request.endpoint is ApiEndpoint.CHAT
+        said_last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+        choice = {"index": 0, **said_last, "finish_reason": "length"}
+        events += encode_event(orjson.dumps({**said.head, "choices": [choice]}))
+    options = request.body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage") and prompt_tokens is not None:
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
+        }
+        events += encode_event(orjson.dumps({**said.head, "choices": [], "usage": usage}))
+    return events + DONE

@@ -1,0 +1,265 @@
+"""A stream whose worker breaks off goes on at another one, and the client gets what it would have got.
+
+The workers answer by the simulated engine's own parser and formats, whose text goes on where a prompt ends in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import StreamBroken
+from penstock.core.http.sse import EventSplitter, payload
+from penstock.engine.core.requests import FinishReason
+from penstock.engine.serve.answers import CompletionFormat, Finished
+from penstock.engine.serve.protocol import Api, parse
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.continuation import Kept, KeptTotal, refusal_of
+
+SETTINGS = resolve(ServeFlags("llama", served_names=("llama",)))
+APIS = {"/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT}
+ASKED = {
+    "/v1/completions": {"prompt": "Tell me of the sea. ", "max_tokens": 24},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Tell me of the sea."}],
+        "max_completion_tokens": 24,
+    },
+}
+STREAMED = {
+    "model": "llama",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+def answer_to(path: str, body: bytes, serial: int) -> bytes:
+    """Return the whole stream that a worker answers, under an id of its own."""
+    call = parse(body, SETTINGS, api=APIS[path])
+    made = CompletionFormat(call, f"answer-{serial}", 1_700_000_000 + serial)
+    reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
+    texts = call.texts(0, call.output_tokens)
+    done = Finished(call.output_tokens, reason, 0)
+    return made.opening() + made.events(0, texts, reason) + made.closing(done)
+
+
+class Speakers:
+    """Both workers: they answer in full, but for breaks that are set, which meet whichever is asked next."""
+
+    def __init__(self, *workers):
+        self.breaks: list[tuple[int, bytes]] = []
+        self.seen: list[dict] = []
+        for serial, worker in enumerate(workers):
+            worker.otherwise = partial(self._speak, serial)
+
+    async def _speak(self, serial, request, responder):
+        self.seen.append(orjson.loads(request.body))
+        whole = answer_to(request.path, request.body, serial)
+        responder.start(200)
+        if not self.breaks:
+            responder.write(whole)
+            responder.end()
+            return
+        until, error = self.breaks.pop(0)
+        responder.write(whole[:until] + error)
+        await asyncio.sleep(0)
+        if error:
+            responder.end()
+        else:
+            responder.break_off()
+
+
+@pytest.fixture
+async def served(harness):
+    """Two workers and a router that gives no worker up."""
+    *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT)
+    return Speakers(*workers), router
+
+
+PATIENT = {
+    "breaker": {"consecutiveFailures": 100},
+    "retries": {"minPerSecond": 1000},
+    "policy": "round-robin",
+}
+
+
+async def asked(router, path: str, **more) -> bytes:
+    """Return a stream's bytes."""
+    body = orjson.dumps(STREAMED | ASKED[path] | more)
+    headers = ((b"content-type", b"application/json"),)
+    response = await router.client.stream("POST", router.url + path, body=body, headers=headers)
+    return b"".join([piece async for piece in response])
+
+
+def read(stream: bytes) -> dict:
+    """Return what a client makes of a stream: its text, its one id, how it ends, and its counts."""
+    datas = [payload(event) for event in EventSplitter().feed(stream)]
+    assert datas.count(b"[DONE]") == 1
+    assert datas[-1] == b"[DONE]"
+    chunks = [orjson.loads(data) for data in datas[:-1]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    (usage,) = (chunk["usage"] for chunk in chunks if chunk.get("usage"))
+    (identity,) = {(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}
+    said = [choice.get("delta", choice) for choice in choices]
+    return {
+        "text": "".join(each.get("content") or each.get("text") or "" for each in said),
+        "roles": [each["role"] for each in said if "role" in each],
+        "reasons": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+        "counts": {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")},
+        "identity": identity,
+    }
+
+
+def positions(path: str, body: bytes) -> range:
+    """Return the bytes of a stream at which it may break: behind its first token, before its last one is whole."""
+    whole = answer_to(path, body, 0)
+    first = whole.index(b"finish_reason", whole.index(b"finish_reason") + 1 if "chat" in path else 0)
+    return range(whole.index(b"\n\n", first) + 2, whole.index(b'data: {"id"', whole.rindex(b"finish_reason")))
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("has_stop", [False, True])
+async def test_a_stream_is_the_same_wherever_its_worker_breaks_off(served, path, has_stop):
+    """Every position, in the middle of events too: text, end, counts, one id and one role; nothing twice, nothing lost."""
+    speakers, router = served
+    more = {}
+    if has_stop:
+        whole = parse(orjson.dumps(STREAMED | ASKED[path]), SETTINGS, api=APIS[path]).text(24)
+        more = {"stop": [whole[49:57]]}
+    expected = read(await asked(router, path, **more))
+    assert expected["reasons"] == ["stop" if has_stop else "length"]
+    places = positions(path, orjson.dumps(STREAMED | ASKED[path] | more))[::53]
+    for place in places:
+        speakers.breaks = [(place, b"")]
+        got = read(await asked(router, path, **more))
+        assert got | {"identity": expected["identity"]} == expected, place
+    continued = await router.metric("penstock_router_stream_continuations_total", reason="upstream_broken")
+    assert continued == len(places)
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_stream_that_lacks_only_its_end_gets_it_from_the_router(served, path):
+    """All is said, or the limit is reached: nobody is asked. Counts need a worker that has counted the prompt."""
+    speakers, router = served
+    whole = answer_to(path, orjson.dumps(STREAMED | ASKED[path]), 0)
+    expected = (await asked(router, path)).replace(b"answer-1", b"answer-0")
+    for place in (whole.rindex(b'data: {"id"'), whole.rindex(b"data: [DONE]")):
+        speakers.seen.clear()
+        speakers.breaks = [(place, b"")]
+        got = await asked(router, path)
+        assert len(speakers.seen) == 1
+        assert got.startswith(whole[: whole.rindex(b'data: {"id"')][-300:-200]) or b"[DONE]" in got
+        reasons = [line for line in got.split(b"\n\n") if b'"finish_reason":"length"' in line]
+        assert len(reasons) == 1
+        assert got.endswith(b"data: [DONE]\n\n")
+    assert expected.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_an_event_of_an_error_is_a_break(served, path):
+    """As of an engine that has died behind its server: the client does not see it."""
+    speakers, router = served
+    expected = read(await asked(router, path))
+    error = b'data: {"error":{"message":"EngineCore died","code":500}}\n\ndata: [DONE]\n\n'
+    whole = answer_to(path, orjson.dumps(STREAMED | ASKED[path]), 0)
+    speakers.breaks = [(whole.index(b"data: ", 2000), error)]
+    got = read(await asked(router, path))
+    assert got | {"identity": expected["identity"]} == expected
+
+
+async def test_what_breaks_two_workers_off_ends(served):
+    """A request that kills engines takes no third one; the client sees an error, and the log names it."""
+    speakers, router = served
+    speakers.breaks = [(1500, b""), (1500, b"")]
+    with pytest.raises(StreamBroken):
+        await asked(router, "/v1/completions")
+    assert len(speakers.seen) == 2
+    assert await router.metric("penstock_router_lost_streams_total", why="deaths") == 1
+
+
+async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(served):
+    """A completion's prompt goes on; a chat's last message is open, and limits count what is left."""
+    speakers, router = served
+    whole = answer_to("/v1/completions", orjson.dumps(STREAMED | ASKED["/v1/completions"]), 0)
+    at = [found.start() for found in re.finditer(b"data: ", whole)][10]
+    speakers.breaks = [(at, b"")]
+    await asked(router, "/v1/completions", min_tokens=12)
+    first, second = speakers.seen
+    assert second["prompt"].startswith(first["prompt"])
+    assert len(second["prompt"]) == len(first["prompt"]) + 40
+    assert (second["max_tokens"], second["min_tokens"]) == (14, 2)
+    speakers.seen.clear()
+    speakers.breaks = [(2000, b"")]
+    await asked(router, "/v1/chat/completions")
+    second = speakers.seen[1]
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant"]
+    assert (second["continue_final_message"], second["add_generation_prompt"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"echo": True}),
+        ("/v1/completions", {"logprobs": 1}),
+        ("/v1/completions", {"suffix": "end"}),
+        ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"n": 2}),
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}),
+        ("/v1/chat/completions", {"structured_outputs": {"regex": "a*"}}),
+        ("/v1/chat/completions", {"use_beam_search": True}),
+    ],
+)
+def test_what_cannot_go_on_says_why(path, fields):
+    """Its stream ends in an error, as it did; the log has the reason."""
+    body = orjson.dumps(STREAMED | ASKED[path] | fields)
+    request = parse_completion(path, b"application/json", body, model="llama")
+    assert next(iter(fields)) in refusal_of(request)
+    plain = parse_completion(path, b"application/json", orjson.dumps(STREAMED | ASKED[path]), model="llama")
+    assert refusal_of(plain) == ""
+
+
+async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
+    """Half of its arguments are said; another worker would begin the call anew."""
+    speakers, router = served
+    call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
+    chunk = {"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+    speakers.breaks = [(0, b"data: " + orjson.dumps(chunk) + b"\n\n")]
+    with pytest.raises(StreamBroken):
+        await asked(router, "/v1/chat/completions")
+    assert await router.metric("penstock_router_lost_streams_total", why="said") == 1
+
+
+async def test_zero_continuations_end_a_stream_in_an_error(harness):
+    """``retries.maxContinuations: 0`` is the former behaviour."""
+    config = {**PATIENT, "retries": {"maxContinuations": 0}}
+    *workers, router = await harness.served("aggregated", "aggregated", config=config)
+    speakers = Speakers(*workers)
+    speakers.breaks = [(1500, b"")]
+    with pytest.raises(StreamBroken):
+        await asked(router, "/v1/completions")
+    assert len(speakers.seen) == 1
+
+
+@given(st.lists(st.integers(1, 60_000), max_size=12), st.integers(0, 300_000))
+def test_no_more_is_kept_than_the_bound_of_all_streams(sizes, bound):
+    """What is dropped is given back; a stream past the bound keeps nothing and says so."""
+    total, kept = KeptTotal(), []
+    for size in sizes:
+        one = Kept(total, bound_bytes=bound)
+        whole = [b"data: %d\n\n" % number for number in range(size // 10)]
+        for event in whole:
+            one.add(event)
+            assert total.kept_bytes <= bound
+        assert one.is_lost or one.events() == b"".join(whole)
+        kept.append(one)
+    for one in kept:
+        one.drop()
+    assert total.kept_bytes == 0
