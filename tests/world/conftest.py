@@ -340,7 +340,7 @@ class Stream:
         body = json.dumps(self._body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
                 sent_s = time.monotonic()
                 writer.write(head.encode() + body)

@@ -70,6 +70,10 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
     assert [len(each.seen) for each in workers] == seen
 
 
+ENDS = {"retries": {"maxContinuations": 0}}
+"""A stream that broke goes on nowhere; see test_stream_continuation for the others."""
+
+
 @pytest.mark.parametrize("stage", ["decode", "aggregated"])
 @pytest.mark.parametrize("end", [b"", b"data: {half an eve"])
 @pytest.mark.parametrize("broken", [False, True])
@@ -79,7 +83,7 @@ async def test_a_stream_that_breaks_or_ends_without_done_is_never_retried(harnes
     others = [await harness.worker("prefill")] if stage == "decode" else []
     break_now = asyncio.Event()
     worker.script = [harness.answers.stream(harness.token_event(0), end, event=break_now, broken=broken)]
-    router = await harness.router(worker, *others)
+    router = await harness.router(worker, *others, config=ENDS)
     stream = await router.stream()
     received = await anext(stream)
     break_now.set()
@@ -97,7 +101,7 @@ async def test_a_stream_that_breaks_or_ends_without_done_is_never_retried(harnes
 
 async def test_an_error_event_in_mid_stream_is_a_failure(harness):
     """The client sees it as the worker wrote it; the stream counts as broken, though [DONE] follows."""
-    worker, router = await harness.served("aggregated")
+    worker, router = await harness.served("aggregated", config=ENDS)
     error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
     token = harness.token_event(0)
     worker.script = [harness.answers.stream(token, token + error + harness.done)]
@@ -147,7 +151,9 @@ async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
 
 async def test_a_stream_that_falls_silent_is_ended(harness):
     """The idle limit breaks it off with an error event."""
-    worker, router = await harness.served("aggregated", config={"limits": {"idleTimeoutSeconds": 0.1}})
+    worker, router = await harness.served(
+        "aggregated", config={"limits": {"idleTimeoutSeconds": 0.1}, **ENDS}
+    )
     worker.hold_stream()
 
     received = await router.broken(await router.stream())
@@ -226,7 +232,7 @@ async def test_without_workers_requests_are_refused_at_once(harness):
 
 async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness):
     """It does not come to its end in HTTP, so a pooled client takes a new connection and meets no reset."""
-    worker, router = await harness.served("aggregated")
+    worker, router = await harness.served("aggregated", config=ENDS)
     break_now = asyncio.Event()
     worker.script = [harness.answers.stream(harness.token_event(0), event=break_now, broken=True)]
     stream = await router.stream()
