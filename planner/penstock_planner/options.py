@@ -29,6 +29,7 @@ from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.policy import parameters_of
 from penstock_planner.decide.schedule import ScheduledBounds
 
 SECTION = "Planner"
@@ -180,6 +181,7 @@ class PlannerOptions(BaseModel):
             performance=performance if is_sla else None,
             min_replicas={each.role: each.replica_bounds[0] for each in services},
             max_replicas={each.role: each.replica_bounds[1] for each in services},
+            parameters=parameters_of(self.mode, rules.policy_parameters) if rules.mode == self.mode else None,
             schedule=tuple(ScheduledBounds.of(each, gpus) for each in rules.schedule),
             external=tuple(each.role for each in services if each.is_external),
             learns_from=self._learns_from(graph, performance if is_sla else None, speed),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import PerformanceProfile, profile_from
@@ -26,6 +26,9 @@ MAX_BACKOFF_INTERVALS = 16
 """Chosen: 8 minutes at the default interval; long enough to stop churn, short enough to notice a repair."""
 
 
+ParametersT = TypeVar("ParametersT")
+
+
 class Mode(StrEnum):
     """The policies that come with this distribution: the planner's own, then what it is measured against."""
 
@@ -35,27 +38,6 @@ class Mode(StrEnum):
     HPA = "hpa"
     ORACLE = "oracle"
     ORACLE_ONE_STEP = "oracle-one-step"
-
-
-Sizes = tuple[tuple[float, int], ...]
-"""(from second, replicas), by strictly increasing time, one at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineSettings:
-    """What other autoscalers know beforehand: what a user would have measured of the hardware, and an oracle's schedule.
-
-    Attributes:
-        prefill_tokens_per_s: Prompt tokens that one replica computes per second at its best, > 0 (KEDA).
-        context_tokens: Longest context, tokens, > 0 (Dynamo measures its prefill queue in it).
-        kv_tokens: KV cache of one replica, tokens, > 0 (Dynamo).
-        schedule: By role, the sizes that the oracle follows; empty: it cannot run.
-    """
-
-    prefill_tokens_per_s: float = 10_000.0
-    context_tokens: float = 16_384.0
-    kv_tokens: float = 400_000.0
-    schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +67,7 @@ class DecideConfig:
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         schedule: Bounds that hold for periods of the calendar.
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
-        baseline: What the other autoscalers are set to; the planner's own modes do not read it.
+        parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
     """
 
     adjustment_interval_s: float = 30.0
@@ -118,21 +100,27 @@ class DecideConfig:
     schedule: tuple[ScheduledBounds, ...] = ()
     external: tuple[Role, ...] = ()
     learns_from: str = ""
-    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+    parameters: Any = None
 
     @property
     def policy(self) -> PlannerPolicy:
         """Return what decides."""
         return policy_of(self.mode)
 
+    def parameters_as(self, model: type[ParametersT]) -> ParametersT:
+        """Return the policy's parameters, the model's defaults where none are given."""
+        return self.parameters if isinstance(self.parameters, model) else model()
+
     def in_mode(self, mode: str) -> DecideConfig:
         """Return the configuration under another policy; one that says how often it decides also says by how much."""
         policy = policy_of(mode)
+        parameters = self.parameters if mode == self.mode else None
         if policy.interval_s is None:
-            return replace(self, mode=mode)
+            return replace(self, mode=mode, parameters=parameters)
         return replace(
             self,
             mode=mode,
+            parameters=parameters,
             adjustment_interval_s=policy.interval_s,
             metric_pulling_interval_s=min(self.metric_pulling_interval_s, policy.interval_s),
             max_step=policy.max_step,
@@ -201,12 +189,15 @@ class DecideConfig:
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     """Return the configuration that `to_plain` wrote; absent keys take their default."""
-    fields = dict(plain)
-    performance, baseline = fields.pop("performance", None), fields.pop("baseline", {})
+    fields = {
+        key: value for key, value in plain.items() if key != "baseline"
+    }  # of ledgers before policies had parameters
+    performance, parameters = fields.pop("performance", None), fields.pop("parameters", None)
     # A ledger from before there were modes was decided by the document's rule on the queue per worker.
     config = from_plain(DecideConfig, {"queue_per_worker": "mode" not in fields, **fields})
+    model = None if parameters is None else config.policy.parameters
     return replace(
         config,
         performance=None if performance is None else profile_from(performance),
-        baseline=from_plain(BaselineSettings, baseline, skips_unknown=True),
+        parameters=parameters if model is None else from_plain(model, parameters),
     )

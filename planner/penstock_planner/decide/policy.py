@@ -5,7 +5,7 @@ A distribution registers one under `penstock.planner_policies`; the entry point'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from penstock.api.planner import POLICIES
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
+from penstock.core.validation import read_parameters
 from penstock_planner.decide.decision import PlannerState, Proposal
 from penstock_planner.decide.observation import Window
 
@@ -33,6 +34,8 @@ class PlannerPolicy:
         is_oracle: It knows the future, which only a simulation can provide.
         has_ledger: It is recorded, so that a restart forgets nothing and failed scale-ups are rolled back.
         interval_s: Simulated seconds between its decisions, > 0; None: as configured.
+        parameters: Dataclass of the policy's own parameters, each with a default; ``planner.policyParameters`` is read into it, and
+            ``config.parameters_as(…)`` gives it. None: it has none.
         max_step: Most replicas of a role that one decision moves where ``interval_s`` is given; None: any.
     """
 
@@ -44,6 +47,7 @@ class PlannerPolicy:
     has_ledger: bool = True
     interval_s: float | None = None
     max_step: int | None = 1
+    parameters: type[Any] | None = None
 
 
 BASELINES = "penstock.planner_baselines"
@@ -73,3 +77,19 @@ def policy_of(name: str) -> PlannerPolicy:
             f"mode {name}: what is registered is no PlannerPolicy but {type(policy).__name__}; register one"
         )
     return policy
+
+
+def parameters_of(mode: str, given: Mapping[str, Any] | None) -> Any:
+    """Return what ``planner.policyParameters`` makes of a policy's own model; None without any.
+
+    Raises:
+        ConfigError: the policy has no such parameter, or its value does not fit.
+    """
+    if not given:
+        return None
+    policy = policy_of(mode)
+    if policy.parameters is None:
+        raise ConfigError(
+            f"planner.policyParameters: {', '.join(given)}: policy {mode} has none; remove them"
+        )
+    return read_parameters(policy.parameters, given, key="planner.policyParameters", policy=mode)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from penstock.api.base import (
     DnsLabel,
@@ -135,6 +135,10 @@ class PlannerConfig(SpecModel):
         "adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
         "sla: TTFT and ITL targets by a performance profile; any other: a planner policy that is installed beside the planner.",
     )
+    policy_parameters: dict[str, JsonValue] | None = entry(
+        None,
+        "What an installed planner policy itself reads, by the names of its parameters. null: its defaults.",
+    )
     no_operation: Flag = entry(False, "Observe, decide and log, but change nothing.")
     namespace: DnsLabel | None = entry(None, "Namespace that the planner observes; null: the graph's.")
     environment: Environment | None = entry(
@@ -217,6 +221,15 @@ class PlannerConfig(SpecModel):
     metrics: PlannerMetricsConfig = entry(PlannerMetricsConfig(), "Where metrics come from.")
 
     rules = (
+        Rule(
+            path="policyParameters",
+            must="policyParameters needs the mode of an installed policy",
+            cel="!has(self.policyParameters) || !(self.mode in ['adaptive', 'load', 'sla'])",
+            holds=lambda p: p.policy_parameters is None or p.mode not in set(PlannerMode),
+            text="mode %s has no parameters of its own",
+            values=("self.mode",),
+            remedy="remove them, or choose the mode that they are for",
+        ),
         _below("decodeKv", lambda p: p.decode_kv_scale_down_threshold < p.decode_kv_scale_up_threshold),
         _below(
             "prefillQueue",

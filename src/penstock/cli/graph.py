@@ -17,7 +17,7 @@ import yaml
 from penstock.api import GraphDeployment
 from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests, read_text
 from penstock.cli import fields, option
-from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.graph_warnings import parameter_problems, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
@@ -58,6 +58,7 @@ def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
     summaries: list[dict[str, Any]] = []
     for file in files:
         found, manifests = _check(file, allowances)
+        found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
         warned += warnings_of(manifests.graphs, file)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]

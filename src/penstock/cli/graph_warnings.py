@@ -12,9 +12,10 @@ from pydantic.alias_generators import to_camel
 from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
-from penstock.core.errors import Problem
+from penstock.core.errors import ConfigError, Problem
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
+from penstock_planner.decide.policy import parameters_of
 from penstock_planner.options import modes_of
 
 _UNREAD = "does not read it"
@@ -42,6 +43,16 @@ def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[Problem]:
         modes = " or ".join(READ_IN_MODES[key])
         message = f"mode {mode} {effect}; remove it, or choose mode {modes}"
         yield Problem(f"spec.planner.{to_camel(key)}", message)
+
+
+def parameter_problems(graphs: Iterable[GraphDeployment], file: Path) -> Iterator[Problem]:
+    """Yield what of the graphs' ``planner.policyParameters`` their planner policies do not take."""
+    for graph in graphs:
+        planner = graph.spec.planner
+        try:
+            parameters_of(planner.mode, planner.policy_parameters)
+        except ConfigError as exc:
+            yield Problem("spec.planner.policyParameters", str(exc).partition(": ")[2], str(file))
 
 
 def option_warnings(given: Mapping[str, Any], mode: str) -> list[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from penstock.api import GraphDeployment, Role
@@ -13,7 +13,7 @@ from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
 from penstock.simulator.scenario import PlannerPatience, PoolSpec, ProfiledModel
-from penstock_planner.decide.config import BaselineSettings, DecideConfig
+from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.policy import policy_names, policy_of
 from penstock_planner.options import join
 
@@ -28,7 +28,9 @@ def configured(
             f"mode {mode}: it plans with a latency profile, which the simple server does not have; give --profile"
             f" one of {', '.join(profiles.names())}"
         )
-    config = replace(config.in_mode(mode), baseline=baseline_settings(pools))
+    config = config.in_mode(mode)
+    if policy.parameters is not None and config.parameters is None:
+        config = replace(config, parameters=measured(policy.parameters, pools))
     if not policy.needs_profile or policy.is_oracle:
         return config
     itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
@@ -40,24 +42,30 @@ def has_profile(pools: Sequence[PoolSpec]) -> bool:
     return all(isinstance(pool.model, ProfiledModel) for pool in pools)
 
 
-def baseline_settings(pools: Sequence[PoolSpec]) -> BaselineSettings:
-    """Return the settings for pools: peak prefill throughput of one replica, and its KV cache.
+def measured(parameters: type[Any], pools: Sequence[PoolSpec]) -> Any:
+    """Return a policy's parameters, those that its user would have measured of the hardware taken from the pools.
 
-    The simple server, which has no profile, computes at a constant rate and has its cache for KV.
+    ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, ``kv_tokens`` its KV cache.
     """
-    throughput = BaselineSettings().prefill_tokens_per_s
-    kv_tokens = BaselineSettings().kv_tokens
+    names = {each.name for each in fields(parameters)}
+    return parameters(**{name: value for name, value in _hardware(pools).items() if name in names})
+
+
+def _hardware(pools: Sequence[PoolSpec]) -> dict[str, float]:
+    """The simple server, which has no profile, computes at a constant rate and has its cache for KV."""
+    found: dict[str, float] = {}
     for pool in pools:
         model = pool.model
         if not isinstance(model, ProfiledModel):
-            return BaselineSettings(1 / model.prefill_s_per_token, kv_tokens=float(model.cache_tokens))
+            cached = float(model.cache_tokens)
+            return {"prefill_tokens_per_s": 1 / model.prefill_s_per_token, "kv_tokens": cached}
         profile = profiles.load(model.profile)
         if pool.role is not Role.DECODE:
             step_s = profile.latency().prefill.ttft_s(model.max_num_batched_tokens)
-            throughput = model.max_num_batched_tokens / step_s
+            found["prefill_tokens_per_s"] = model.max_num_batched_tokens / step_s
         if pool.role is not Role.PREFILL:
-            kv_tokens = float(model.kv_tokens or profile.kv_capacity_tokens)
-    return BaselineSettings(prefill_tokens_per_s=throughput, kv_tokens=kv_tokens)
+            found["kv_tokens"] = float(model.kv_tokens or profile.kv_capacity_tokens)
+    return found
 
 
 def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:

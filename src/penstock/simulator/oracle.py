@@ -23,7 +23,7 @@ from penstock.engine.core.latency import LatencyModel
 from penstock.simulator.observer import Floats
 from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.config import Sizes
+from penstock_planner.decide.baselines.oracle import Sizes
 
 AFTER_S = 600.0
 """Chosen: needs, and so schedules, end this long after the last arrival."""

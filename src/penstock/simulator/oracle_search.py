@@ -12,6 +12,7 @@ from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.baselines.oracle import OracleParameters
 
 _DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
 """Shares of the TTFT target that the queue may use up; it knows neither hand-over nor decode steps."""
@@ -37,8 +38,8 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: Sch
     """Return the scenario whose oracle knows its schedule."""
     planner = scenario.planner
     assert planner is not None  # noqa: S101 - an oracle is a planner
-    baseline = replace(planner.baseline, schedule=schedule(requests, scenario, aim))
-    return replace(scenario, planner=replace(planner, baseline=baseline))
+    known = OracleParameters(schedule(requests, scenario, aim))
+    return replace(scenario, planner=replace(planner, parameters=known))
 
 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
@@ -98,7 +99,7 @@ def _by_cost(
 def _gpu_s(scenario: Scenario, until_s: float) -> float:
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
-    for role, sizes in scenario.planner.baseline.schedule.items():
+    for role, sizes in scenario.planner.parameters_as(OracleParameters).schedule.items():
         ended = [*(size for size in sizes if size[0] < until_s), (until_s, 0)]
         held = sum(count * (after_s - at_s) for (at_s, count), (after_s, _) in pairwise(ended))
         total += held * scenario.pool(role).gpus

@@ -12,8 +12,9 @@ from penstock_baselines.dynamo_throughput import IntervalLoad
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.decide.baselines import hpa
+from penstock_planner.decide.baselines.oracle import OracleParameters
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.decide.config import BaselineSettings, DecideConfig, Mode, config_from
+from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.pipeline import decide
@@ -285,7 +286,7 @@ def test_dynamo_throughput_without_a_finished_request_holds(demand):
 def test_a_profile_and_a_schedule_survive_the_ledger():
     """Plain data and back."""
     schedule = {Role.PREFILL: ((0.0, 2), (5.0, 3))}
-    config = DecideConfig(performance=TABLES, baseline=BaselineSettings(schedule=schedule))
+    config = DecideConfig(mode=Mode.ORACLE, performance=TABLES, parameters=OracleParameters(schedule))
 
     assert config_from(orjson.loads(orjson.dumps(to_plain(config)))) == config
 

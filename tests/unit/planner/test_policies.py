@@ -11,9 +11,12 @@ from click.testing import CliRunner
 
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
+from penstock.cli.graph import validate
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import registered
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import config_from
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.policy import policy_of
 from penstock_planner.ledger import read_ledger
@@ -63,6 +66,39 @@ def installed(tmp_path, monkeypatch):
     yield register
     sys.modules.pop("queue_policy", None)
     _forget()
+
+
+def test_a_policys_own_parameters_are_read_by_its_own_model(installed, tmp_path):
+    """One worker for each six requests that wait, in place of two; live, from the ledger, and compared in a simulation."""
+    text = GRAPH.format(mode="queue, policyParameters: {waiting_per_worker: 6}")
+    graph = parse_manifests(text, "tiny.yaml")[0].graphs[0]
+    config = join(given={}, graph=graph).decide_config(graph)
+    assert config.parameters.waiting_per_worker == 6.0
+    assert config_from(to_plain(config)) == config
+    assert config.in_mode("queue") == config
+    assert config.in_mode("adaptive").parameters is None
+    other = join(given={"mode": "adaptive"}, graph=graph).decide_config(graph)
+    assert other.parameters is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "parameters", "told"),
+    [
+        ("queue", "{waiting: 6}", "waiting: policy queue has waiting_per_worker"),
+        ("queue", "{waiting_per_worker: many}", "waiting_per_worker 'many'"),
+        ("adaptive", "{waiting: 6}", "mode adaptive has no parameters of its own"),
+    ],
+)
+def test_parameters_that_the_policy_does_not_take_are_refused_by_name(
+    installed, tmp_path, mode, parameters, told
+):
+    """`validate` says which there are; a mode of Penstock's own has none."""
+    file = tmp_path / "graph.yaml"
+    file.write_text(GRAPH.format(mode=f"{mode}, policyParameters: {parameters}"))
+    answer = CliRunner().invoke(validate, [str(file)])
+    assert answer.exit_code == 2
+    assert told in answer.stderr
+    assert "policyParameters" in answer.stderr
 
 
 def _problems(mode):

@@ -173,7 +173,7 @@ def test_a_schedule_can_be_carried_out(
     ]
     terms = {"budget": budget, "cold_start_s": cold_s, "itl_slo_s": itl_slo_s}
     scenario = with_schedule(oracle_world(mode, prefill=1, **terms), requests, AIM)
-    found = scenario.planner.baseline.schedule
+    found = scenario.planner.parameters.schedule
 
     assert min(count for sizes in found.values() for _, count in sizes) >= 1
     if mode is FREE:

@@ -8,6 +8,8 @@ Source: the planner of ai-dynamo 1.6.1: its load-based scaling, consolidation gu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
@@ -23,6 +25,19 @@ DECODE_UP, DECODE_DOWN = 1.0, 0.6
 """(Scheduled + queued KV) / KV cache: up above, down below."""
 CANCEL_AFTER = 2
 """Agreeing observations after which a starting replica is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoParameters:
+    """What a user would have measured.
+
+    Attributes:
+        context_tokens: Longest context, tokens, > 0; its prefill queue is measured in it.
+        kv_tokens: KV cache of one replica, tokens, > 0.
+    """
+
+    context_tokens: float = 16_384.0
+    kv_tokens: float = 400_000.0
 
 
 def prefill_change(queued_contexts: float, ready: int) -> int:
@@ -89,7 +104,7 @@ def _change(
     changes: list[int | None] = []
     if role is not Role.DECODE:
         queued = None if pull.demand is None else pull.demand.waiting_tokens / pool.ready
-        contexts = None if queued is None else queued / config.baseline.context_tokens
+        contexts = None if queued is None else queued / config.parameters_as(DynamoParameters).context_tokens
         inputs["queued_contexts"] = contexts
         changes.append(None if contexts is None else prefill_change(contexts, pool.ready))
     if role is not Role.PREFILL:
@@ -107,7 +122,9 @@ def _kv_load(pull: Pull, role: Role, window: Window, config: DecideConfig) -> fl
     demands = [each.demand for each in window.pulls if each.demand is not None]
     arrivals = sum(demand.arrivals for demand in demands)
     prompt = sum(demand.prompt_tokens for demand in demands) / arrivals if arrivals else 0.0
-    return kv.total / kv.fresh + waiting * prompt / (kv.fresh * config.baseline.kv_tokens)
+    return kv.total / kv.fresh + waiting * prompt / (
+        kv.fresh * config.parameters_as(DynamoParameters).kv_tokens
+    )
 
 
 def _would_refill(value: float, ready: int, up: float) -> bool:
@@ -115,4 +132,4 @@ def _would_refill(value: float, ready: int, up: float) -> bool:
     return ready < 2 or value * ready / (ready - 1) >= up
 
 
-POLICY = PlannerPolicy(dynamo_load, has_ledger=False, interval_s=TICK_S)
+POLICY = PlannerPolicy(dynamo_load, has_ledger=False, interval_s=TICK_S, parameters=DynamoParameters)

@@ -7,6 +7,7 @@ stabilisation and rates are `hpa`'s.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.api import Role
@@ -29,6 +30,13 @@ Metric = Callable[[Window, Role, Recent, DecideConfig], tuple[float | None, floa
 """Returns the metric's total (None: unknown), its target per replica, and what is to be remembered."""
 
 
+@dataclass(frozen=True, slots=True)
+class RateParameters:
+    """What a user would have measured: prompt tokens that one replica computes per second at its best, > 0."""
+
+    prefill_tokens_per_s: float = 10_000.0
+
+
 def token_rate(
     window: Window, _role: Role, recent: Recent, config: DecideConfig
 ) -> tuple[float | None, float, Recent]:
@@ -39,7 +47,7 @@ def token_rate(
         rate = sum(demand.uncached_tokens for demand in demands) / period_s
         recent = (*recent, rate)[-RATE_PERIODS:]
     mean = sum(recent) / len(recent) if recent else None
-    return mean, PEAK_SHARE * config.baseline.prefill_tokens_per_s, recent
+    return mean, PEAK_SHARE * config.parameters_as(RateParameters).prefill_tokens_per_s, recent
 
 
 def requests_there(
@@ -83,7 +91,13 @@ def _by_kv(pull: Pull, role: Role) -> int | None:
     return hpa.pods_desired(metric, pool.replicas)
 
 
-RATE = PlannerPolicy(partial(scaled_by, token_rate), has_ledger=False, interval_s=hpa.SYNC_S, max_step=None)
+RATE = PlannerPolicy(
+    partial(scaled_by, token_rate),
+    has_ledger=False,
+    interval_s=hpa.SYNC_S,
+    max_step=None,
+    parameters=RateParameters,
+)
 RUNNING = PlannerPolicy(
     partial(scaled_by, requests_there), has_ledger=False, interval_s=hpa.SYNC_S, max_step=None
 )

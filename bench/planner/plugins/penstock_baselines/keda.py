@@ -9,6 +9,8 @@ Source: llm-d-autoscaling's guide for P/D, and KEDA 2.18's Prometheus scaler.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.api import Role
 from penstock_planner.decide.baselines import hpa
 from penstock_planner.decide.config import DecideConfig
@@ -24,6 +26,13 @@ LEAST_SHARE = 0.1
 """Chosen: where a prompt alone takes longer than the TTFT target, a tenth of the target is left for waiting."""
 
 
+@dataclass(frozen=True, slots=True)
+class KedaParameters:
+    """What a user would have measured: prompt tokens that one replica computes per second at its best, > 0."""
+
+    prefill_tokens_per_s: float = 10_000.0
+
+
 def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s: float) -> float:
     """Return the seconds of work per replica that the trigger keeps.
 
@@ -35,7 +44,7 @@ def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s:
 def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what the two triggers ask for; an aggregated role has both, and the larger counts."""
     pull = window.pulls[-1]
-    settings = config.baseline
+    settings = config.parameters_as(KedaParameters)
     demands = [each.demand for each in window.pulls if each.demand is not None]
     arrivals = sum(demand.arrivals for demand in demands)
     tokens = sum(demand.uncached_tokens for demand in demands)
@@ -62,4 +71,6 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     return proposed(proposals, state, memory)
 
 
-POLICY = PlannerPolicy(keda, has_ledger=False, interval_s=hpa.SYNC_S, max_step=None)
+POLICY = PlannerPolicy(
+    keda, has_ledger=False, interval_s=hpa.SYNC_S, max_step=None, parameters=KedaParameters
+)

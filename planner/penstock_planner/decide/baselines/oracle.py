@@ -7,14 +7,26 @@ the simulator (`penstock.simulator.oracle`); nothing else knows the future.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Sizes
+from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.drafting import drafted, proposed
 from penstock_planner.decide.observation import Window
 from penstock_planner.decide.policy import PlannerPolicy
+
+Sizes = tuple[tuple[float, int], ...]
+"""(from second, replicas), by strictly increasing time, one at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class OracleParameters:
+    """What an oracle knows: by role the sizes that it follows; empty: it cannot run."""
+
+    schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -23,7 +35,7 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
     Raises:
         ConfigError: no schedule is given.
     """
-    schedule = config.baseline.schedule
+    schedule = config.parameters_as(OracleParameters).schedule
     if not schedule:
         raise ConfigError(
             f"mode {config.mode}: it knows every arrival beforehand, so only `penstock simulate` can run it;"
@@ -48,7 +60,13 @@ def size_at(sizes: Sizes, at_s: float) -> int:
 
 
 ANY_STEP = PlannerPolicy(
-    oracle, needs_profile=True, is_oracle=True, has_ledger=False, interval_s=1.0, max_step=None
+    oracle,
+    needs_profile=True,
+    is_oracle=True,
+    has_ledger=False,
+    interval_s=1.0,
+    max_step=None,
+    parameters=OracleParameters,
 )
 ONE_STEP = replace(ANY_STEP, interval_s=ADAPTIVE_INTERVAL_S, max_step=1)
 """As often, and by as much, as the planner's own default."""

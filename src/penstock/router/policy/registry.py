@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from penstock.api import RouterConfig
 from penstock.api.router import ROUTING_POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import load, registered
+from penstock.core.validation import read_parameters
 from penstock.router.policy.policies import LeastLoaded
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -43,19 +42,8 @@ def parameters(model: type[P], config: RouterConfig, own: Mapping[str, Any] | No
     Raises:
         ConfigError: there is no such parameter, or its value does not fit.
     """
-    given, own = config.policy_parameters or {}, own or {}
-    adapter = TypeAdapter(model)
-    known = sorted(adapter.json_schema()["properties"].keys() - own.keys())
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"router.policyParameters: {', '.join(unknown)}: policy {config.policy} has {', '.join(known) or 'none'}"
-        )
-    try:
-        return adapter.validate_python({**given, **own})
-    except ValidationError as exc:
-        wrong = "; ".join(f"{each['loc'][0]} {each['input']!r}: {each['msg']}" for each in exc.errors())
-        raise ConfigError(f"router.policyParameters: {wrong}") from exc
+    given = config.policy_parameters or {}
+    return read_parameters(model, given, key="router.policyParameters", policy=config.policy, own=own)
 
 
 def policy_names() -> tuple[str, ...]:
