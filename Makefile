@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -111,6 +111,13 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
 	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
 	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS
+
+# The chart and the manifests pull these names; the release pushes them.
+RELEASED = $(shell sed -n 's/^PENSTOCK_IMAGE: Final = "\(.*\):.*"/\1/p' src/penstock/api/runtimes.py):$(VERSION)
+
+image-names: # The images of a release, VARIANT=NAME a line
+	@echo standard=$(RELEASED)
+	@echo tensorboard=$(RELEASED)-tensorboard
 
 image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS choose how
 	$(CONTAINER_TOOL) build --tag $(IMAGE) $(IMAGE_BUILD_FLAGS) .

@@ -13,7 +13,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+
+from penstock.api.runtimes import PENSTOCK_IMAGE
 
 _ROOT = Path(__file__).parents[2]
 
@@ -118,3 +121,23 @@ def test_every_dependency_of_users_has_both_bounds():
         and not {">=", "<"} <= {part.operator for part in each.specifier}
     ]
     assert missing == []
+
+
+def test_the_release_pushes_the_images_that_chart_and_manifests_pull():
+    """Their names come from one place, the version without the tag's v."""
+    run = subprocess.run(
+        ["make", "--silent", "image-names"], cwd=_ROOT, capture_output=True, text=True, check=True
+    )
+    names = dict(line.split("=", 1) for line in run.stdout.splitlines())
+    chart = yaml.safe_load((_ROOT / "charts/penstock/Chart.yaml").read_text())
+    values = yaml.safe_load((_ROOT / "charts/penstock/values.yaml").read_text())
+    pulled = f"{values['image']['repository']}:{chart['appVersion']}"
+
+    assert names == {"standard": pulled, "tensorboard": f"{pulled}-tensorboard"}
+    assert names["standard"] == PENSTOCK_IMAGE
+    assert f"image: {pulled}\n" in (_ROOT / "manifests/install.yaml").read_text()
+
+    release = (_ROOT / ".github/workflows/release.yml").read_text()
+    pushed = re.findall(r"tags: \"\$\{\{ steps\.names\.outputs\.(\w+) \}\}\"", release)
+    assert sorted(pushed) == sorted(names)
+    assert release.count('tags: "') == len(pushed)
