@@ -66,6 +66,7 @@ class Operator:
             penstock_image=settings.penstock_image,
             image_pull_policy=settings.image_pull_policy,
             allowed=allowances_of(settings.allow_pod_templates),
+            gpu_resources=tuple(settings.gpu_resources.split(",")),
         )
         parts = Dependencies(
             client=client,

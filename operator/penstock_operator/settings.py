@@ -10,6 +10,7 @@ from penstock.api.base import DNS_LABEL_PATTERN, OperatorClass
 from penstock.api.runtimes import PENSTOCK_IMAGE
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.kube.objects.names import OPERATOR_CLASS
+from penstock_operator.resources.accelerators import GPU_RESOURCES
 from penstock_operator.resources.allowances import allowances_of
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
@@ -49,6 +50,10 @@ class OperatorSettings(BaseModel):
         "",
         description="What podTemplates may have beyond the restricted standard, the chart's podTemplates.allow: "
         "hostIPC,capabilities=IPC_LOCK and so on, or everything.",
+    )
+    gpu_resources: Annotated[str, Field(min_length=1)] = Field(
+        ",".join(GPU_RESOURCES),
+        description="Resources of nodes that are GPUs, names or patterns: a podTemplate may ask for no others than counted.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8,

@@ -26,13 +26,11 @@ from penstock.kube.objects.names import (
     SERVING_LABEL,
     WORKER_INDEX_LABEL,
 )
+from penstock_operator.resources.accelerators import is_accelerator
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 GROUP_SIZE_ANNOTATION: Final = "leaderworkerset.sigs.k8s.io/size"
 """LeaderWorkerSet's own: which group of its set a pod belongs to, and of how many pods."""
-
-GPU_RESOURCES: Final = ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "google.com/tpu")
-"""Accelerators whose resource name does not end in ``/gpu``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,7 @@ def _gpus(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
     for container in _maps(spec, "containers"):
         resources = _map(container, "resources")
         asked = {**_map(resources, "requests"), **_map(resources, "limits")}
-        gpus = (name for name in asked if name.endswith("/gpu") or name in GPU_RESOURCES)
+        gpus = (name for name in asked if is_accelerator(name))
         found += sum(max(0, _integer(asked[name]) or 0) for name in gpus)
     return found
 

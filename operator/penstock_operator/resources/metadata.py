@@ -24,6 +24,7 @@ from penstock.kube.objects.names import (
     SERVICE_LABEL,
     child_name,
 )
+from penstock_operator.resources.accelerators import GPU_RESOURCES
 from penstock_operator.resources.allowances import NOTHING, Allowances
 
 
@@ -37,6 +38,7 @@ class BuildContext:
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
         allowed: What a podTemplate may add to the restricted standard, see `resources.privileges`.
+        gpu_resources: Names, or patterns, of the resources that are GPUs.
         kinds: Kinds of others' definitions that the graph needs and the cluster serves.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
@@ -48,6 +50,7 @@ class BuildContext:
     penstock_image: str | None = None
     image_pull_policy: str = "IfNotPresent"
     allowed: Allowances = NOTHING
+    gpu_resources: tuple[str, ...] = GPU_RESOURCES
     kinds: frozenset[Kind] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock_operator.resources.accelerators import GPU_RESOURCES, is_accelerator
 from penstock_operator.resources.allowances import Allowances
 from penstock_operator.resources.privileges import confined
 
@@ -146,11 +147,16 @@ MAIN: Final = "main"
 
 
 class Counted(NamedTuple):
-    """GPUs that a pod counts against its budget, the resource that it asks them of (empty: none), and the key that sets them."""
+    """GPUs that a pod counts against its budget, the resource that it asks them of (empty: none), and the key that sets them.
+
+    Attributes:
+        known: Names, or patterns, of the resources that are GPUs.
+    """
 
     gpus: int
     resource: str
     key: str
+    known: tuple[str, ...] = GPU_RESOURCES
 
 
 def overlaid(
@@ -182,16 +188,16 @@ def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> 
     for kind in ("containers", "initContainers"):
         for each in spec.get(kind, []):
             gpus = 0 if kind == "containers" and each["name"] != MAIN else counted.gpus
-            for what in _other_gpus(each, counted.resource, gpus):
+            for what in _other_gpus(each, counted, gpus):
                 fix = f"but the budget counts {gpus}; remove it and set {counted.key}"
                 raise _refusal(f"{path}.spec.{kind}", f"{what} of {each['name']}, {fix}")
 
 
-def _other_gpus(container: Mapping[str, Any], pool_resource: str, counted: int) -> Iterator[str]:
+def _other_gpus(container: Mapping[str, Any], counted: Counted, gpus: int) -> Iterator[str]:
     """Yield numbers of GPUs other than the counted one; an overlay may ask for none on a CPU's node."""
     resources = container.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     for resource, asked in (limits if isinstance(limits, Mapping) else {}).items():
-        is_gpu = resource == pool_resource or resource.endswith("/gpu")
-        if is_gpu and str(asked) not in {str(counted), "0"}:
+        is_gpu = resource == counted.resource or is_accelerator(resource, counted.known)
+        if is_gpu and str(asked) not in {str(gpus), "0"}:
             yield f"{resource} {asked}"

@@ -275,7 +275,8 @@ def pod_template(
         },
     }
     resource, _ = gpu_request(graph, spec.service) or ("", 0)
-    counted = Counted(gpus_per_pod(graph, spec.service), resource, "gpusPerReplica")
+    gpus = gpus_per_pod(graph, spec.service)
+    counted = Counted(gpus, resource, "gpusPerReplica", context.gpu_resources)
     template = overlaid(built, service.pod_template, path, counted=counted, allowed=context.allowed)
     _refuse_uncounted_split(graph, spec.service, template)
     return _with_own_marks(graph, spec.service, template, own_labels)

@@ -194,7 +194,7 @@ def _pod_template(work: _Work) -> dict[str, Any]:
         {"metadata": own, "spec": spec},
         work.request.spec.pod_template,
         _TEMPLATE,
-        counted=Counted(work.gpus, work.gpu_resource, "spec.maxGpus"),
+        counted=Counted(work.gpus, work.gpu_resource, "spec.maxGpus", work.context.gpu_resources),
         allowed=work.context.allowed,
     )
     # What selectors and the Job's promises rely on stands, whatever the overlay made of it.

@@ -261,3 +261,14 @@ def test_an_added_container_is_confined_as_the_main_one_is(template):
 def test_what_adds_nothing_is_built(objects, spec):
     """False values, the pod's own account, other volumes."""
     assert objects(services=changed(**spec))
+
+
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "habana.ai/gaudi", "amd.com/gpu"]
+)
+def test_accelerators_that_the_budget_does_not_count_are_refused(objects, context, resource):
+    """Whatever their device plugin calls them; the operator's owner may say which resources are GPUs."""
+    spec = main(resources={"limits": {resource: 3}})
+    with pytest.raises(InvalidSpecError, match="the budget counts"):
+        objects(services=changed(**spec))
+    assert objects(services=changed(**spec), context=replace(context, gpu_resources=("x.com/gpu",)))
