@@ -39,6 +39,8 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
         "enabled",
         "new_decode_worker_grace_intervals",
         "new_prefill_worker_queue_buffer_intervals",
+        "policy_parameters",
+        "schedule",
     }
     own_words = {"namespace", "environment", "served_model_name", "log_dir"}  # null means the graph's
     declared = {setting.key.split(".")[0] for setting in SETTINGS.values()}
