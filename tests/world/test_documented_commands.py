@@ -84,7 +84,11 @@ def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually)
     )
     assert "llama" in reader(status)
     last = eventually(world.decisions, "a recorded decision")[-1]["decision"]["id"]
-    recorded = (("--id d000012 --json", f"--id {last} --json --log-dir log/planner"), ("log/planner", ledger))
+    recorded = (
+        ("--id d000012 --json", f"--id {last} --json --log-dir log/planner"),
+        ("log/planner", ledger),
+        ("TRACE FILE", "mooncake memory.json"),
+    )
     for line in commands("planner.md", but=("planner run",)):
         reader(line, replaced=recorded)
     for line in commands("alerts.md", but=("doctor -n",)):
