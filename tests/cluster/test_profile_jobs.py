@@ -108,7 +108,9 @@ async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client
     await until(is_counted, "the quota")
     await client.create(request(namespace), field_manager="test")
     async with running(client, namespace):
-        message = await until(says(client, namespace, "Pending", "ApplyFailed"), "the refusal", timeout_s=60)
+        message = await until(
+            says(client, namespace, "Pending", "QuotaExceeded"), "the refusal", timeout_s=60
+        )
         assert "exceeded quota: none" in message
         with pytest.raises(NotFoundError):
             await client.get(JOB, "fast-profile", namespace=namespace)

@@ -26,21 +26,22 @@ _REPLACE = "replace"
 
 _DIRECTIVES = (_DELETE, _REPLACE, "merge")
 
-_ITEM_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "env": "name",
-    "volumes": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "schedulingGates": "name",
-    "resourceClaims": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
+_ITEM_KEYS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort",),
+    "imagePullSecrets": ("name",),
+    "schedulingGates": ("name",),
+    "resourceClaims": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
-"""Lists that merge, and the key that names their items. Source: patchMergeKey in k8s.io/api/core/v1."""
+"""Lists that merge, and the keys that name their items. Source: patchMergeKey in k8s.io/api/core/v1, and its list map's
+keys where they are more."""
 
 _WHOLE_ITEMS = frozenset({"env", "volumes"})
 """Lists whose items have one of several sources, so that a merge of two would have two."""
@@ -99,20 +100,24 @@ def _added(base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
 
 
 def _merge_items(key: str, base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
-    name_key = _ITEM_KEYS[key]
+    name_key = _ITEM_KEYS[key][0]
     kept, items = _split(base, patch, path)
-    merged = {item[name_key]: item for item in kept}
+    merged = {_name_of(key, item): item for item in kept}
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
-        name = item.get(name_key)
-        if not isinstance(name, str | int):
+        if not isinstance(item.get(name_key), str | int):
             raise _refusal(where, f"has no {name_key}; give it one")
+        name = _name_of(key, item)
         if _directive(item, where) == _DELETE:
             merged.pop(name, None)
             continue
         under = {} if key in _WHOLE_ITEMS else merged.get(name, {})
         merged[name] = overlay(under, item, where)
     return list(merged.values())
+
+
+def _name_of(key: str, item: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(item.get(each) for each in _ITEM_KEYS[key])
 
 
 def _split(
@@ -174,7 +179,18 @@ def overlaid(
     """
     template = overlay(built, patch, path)
     _refuse_broken(template, path, counted)
+    template = _with_grace(template, built["spec"]["terminationGracePeriodSeconds"], path)
     return template if allowed.everything else confined(built, template, path, allowed)
+
+
+def _with_grace(template: dict[str, Any], grace_s: int, path: str) -> dict[str, Any]:
+    """Return a template with the grace that drains go by, also where a patch dropped it; refuse another one."""
+    key = "terminationGracePeriodSeconds"
+    given = template["spec"].get(key, grace_s)
+    if given != grace_s:
+        message = f"is {given}, and drains go by {grace_s}; remove it, and set the service's {key}"
+        raise _refusal(f"{path}.spec.{key}", message)
+    return {**template, "spec": {**template["spec"], key: grace_s}}
 
 
 def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> None:

@@ -272,3 +272,25 @@ def test_accelerators_that_the_budget_does_not_count_are_refused(objects, contex
     with pytest.raises(InvalidSpecError, match="the budget counts"):
         objects(services=changed(**spec))
     assert objects(services=changed(**spec), context=replace(context, gpu_resources=("x.com/gpu",)))
+
+
+def test_a_pod_templates_own_grace_is_refused(objects):
+    """Drains go by the service's, so that another one would be kept by neither."""
+    with pytest.raises(InvalidSpecError, match="set the service's terminationGracePeriodSeconds"):
+        objects(services=changed(terminationGracePeriodSeconds=7))
+
+
+def test_two_spreads_over_one_topology_stand_side_by_side(template):
+    """A list map by topologyKey and whenUnsatisfiable, as the API server has it."""
+
+    def spread(when, skew):
+        return {
+            "maxSkew": skew,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": when,
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        }
+
+    both = [spread("DoNotSchedule", 3), spread("ScheduleAnyway", 1)]
+    pod = template("decode", services=changed(topologySpreadConstraints=both))["spec"]
+    assert [each for each in pod["topologySpreadConstraints"] if each["topologyKey"] == "zone"] == both
