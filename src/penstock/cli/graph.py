@@ -14,8 +14,9 @@ from typing import Any
 import click
 import yaml
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, ProfileRequest
 from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests, read_text
+from penstock.api.manifests.validation import template_of
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import parameter_problems, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
@@ -28,6 +29,7 @@ from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 from penstock.runtimes.dynamo.importer import import_dgd
 from penstock_operator.resources import Allowances, BuildContext, adapter, allowances_of, children
+from penstock_operator.resources.profile import profile_objects
 
 _EXIT_INVALID = 2
 
@@ -86,11 +88,15 @@ def _check(file: Path, allowed: Allowances) -> tuple[list[Problem], Manifests]:
 
     def check(model: object) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what the operator would refuse of an object."""
-        if isinstance(model, GraphDeployment):
-            try:
+        try:
+            if isinstance(model, GraphDeployment):
                 objects_of(model, namespace="default", service=None, allowed=allowed)
-            except InvalidSpecError as exc:
-                yield from ((tuple(_KEY.findall(each.path)), each.message) for each in exc.problems)
+            elif isinstance(model, ProfileRequest) and (graph := template_of(model)[1]) is not None:
+                profile_objects(
+                    model, graph, BuildContext(owner_uid="", namespace="default", allowed=allowed)
+                )
+        except InvalidSpecError as exc:
+            yield from ((tuple(_KEY.findall(each.path)), each.message) for each in exc.problems)
 
     manifests, problems = parse_manifests(text, str(file), check=check)
     return problems, manifests

@@ -331,3 +331,34 @@ def test_validate_refuses_gpus_that_the_budget_does_not_count(tmp_path):
     said = CliRunner().invoke(cli, ["validate", str(file)])
     assert said.exit_code == 2
     assert "the budget counts 2" in said.output
+
+
+def test_validate_refuses_a_profile_requests_pod_template_as_the_operator_does(tmp_path):
+    """The same rules, by the same chart's value."""
+    worker = {"role": "decode"}
+    template = {
+        "model": {"name": "m"},
+        "runtime": "simulated",
+        "services": {"router": {"role": "router"}, "prefill": {"role": "prefill"}, "decode": worker},
+        "planner": {"enabled": False},
+    }
+    spec = {
+        "template": template,
+        "isl": 100,
+        "osl": 10,
+        "maxGpus": 1,
+        "podTemplate": {"spec": {"hostPID": True}},
+    }
+    spec |= {"ttftSeconds": 1, "itlSeconds": 0.1}
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ProfileRequest",
+        "metadata": {"name": "p"},
+        "spec": spec,
+    }
+    file = tmp_path / "p.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    said = CliRunner().invoke(cli, ["validate", str(file)])
+    assert said.exit_code == 2
+    assert "podTemplates.allow.hostPID: true" in said.output
+    assert CliRunner().invoke(cli, ["validate", "--allow-pod-templates", "hostPID", str(file)]).exit_code == 0
