@@ -33,11 +33,19 @@ from penstock_planner.core.state import (
 )
 from penstock_planner.decide.bounds import existing_gpus, owner
 from penstock_planner.decide.decision import Reason
-from penstock_planner.decide.observation import PoolCounts, Pull, kv_role, summarise
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force
 from penstock_planner.figures import Observers, View
 from penstock_planner.ledger import Ledger
-from penstock_planner.sources.base import Query, Readings, ReadingSource
+from penstock_planner.sources.base import (
+    TTFT,
+    Buckets,
+    Query,
+    Readings,
+    ReadingSource,
+    gained,
+    later_than,
+)
 from penstock_planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
@@ -108,6 +116,7 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
+        self._first_tokens: Buckets = ()
         # The last recorded decision, and how often writing had failed by then: pulls lost since would be
         # missed by a replay.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
@@ -233,12 +242,23 @@ class PlannerLoop:
             pools,
             kv=readings.kv if has_kv else {},
             queue=readings.queue if Role.PREFILL in pools else None,
-            demand=readings.demand,
+            demand=self._with_late(readings),
             worker_waiting=readings.worker_waiting if has_kv else None,
         )
         wall_s = self._time.wall_s() if self._settings.config.schedule else None
         self._pulled = pulled = replace(pulled, wall_s=wall_s)
         return pulled
+
+    def _with_late(self, readings: Readings) -> Demand | None:
+        """Return the demand with the first tokens that came late since the pull before that knew it."""
+        demand, buckets = readings.demand, readings.latency.get(TTFT, ())
+        if demand is None or not buckets:
+            return demand
+        before, self._first_tokens = self._first_tokens, buckets
+        if not before:
+            return demand
+        slo_s = self._settings.config.ttft_slo_s
+        return replace(demand, ttft_late=round(later_than(gained(before, buckets), slo_s), 3))
 
     async def _scale(self, change: Change) -> str | None:
         """Ask the backend for a change; return why it refused, None if it accepted."""

@@ -143,12 +143,12 @@ class PlannerCore:
     def _begin(self, history: History | None, first_sequence: int, gone_s: float) -> float:
         """Resume from the ledger; return when the first tick is due."""
         is_resumed = history is not None and self._resume(history, gone_s)
-        if history is not None:
-            self._remember(history)
+        said = [] if history is None else self._remember(history)
         remembered = self.decided.memory
         sequence = max(self.decided.sequence, first_sequence)
         self.decided = replace(self.decided, sequence=sequence, memory=remembered or self.settings.memory)
         self._emit(BeginLedger(self._header(self._now_s, is_resumed=is_resumed)))
+        self._effects += said
         self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
         if self.settings.memory and remembered:
             self._emit(Log("--memory not used: what the ledger remembers wins"))
@@ -158,19 +158,18 @@ class PlannerCore:
         self.schedule, due_s = self.schedule.advanced(self._now_s)
         return due_s
 
-    def _remember(self, history: History) -> None:
-        """Record what a former run left, and forget it where it was learnt from something else."""
+    def _remember(self, history: History) -> list[Effect]:
+        """Record what a former run left, forget it where it was learnt from something else, and return what to log."""
         known = AdaptiveMemory.read(self.decided.memory)
         if not known.seen_s:
-            return
+            return []
         is_taken = known.is_of(self._config.learns_from)
         self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken)
         if is_taken:
-            self._emit(Log("going on with what was learnt", {"seen_s": round(known.seen_s)}))
-            return
+            return [Log("going on with what was learnt", {"seen_s": round(known.seen_s)})]
         self.decided = replace(self.decided, memory={})
         origins = {"learnt_from": known.learnt_from, "this": self._config.learns_from}
-        self._emit(Log("what was learnt is of something else: not taken", origins, is_warning=True))
+        return [Log("what was learnt is of something else: not taken", origins, is_warning=True)]
 
     def _resume(self, history: History, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.

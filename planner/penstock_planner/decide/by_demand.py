@@ -15,7 +15,8 @@ from penstock.core.errors import ConfigError
 from penstock_planner.decide.adaptive import hindsight, rules, signals
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, hold_s
-from penstock_planner.decide.adaptive.rules import ObservedWorkers
+from penstock_planner.decide.adaptive.observed import ObservedWorkers
+from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
 from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, remember
 from penstock_planner.decide.config import DecideConfig
@@ -45,11 +46,6 @@ from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 MOST_AT_ONCE = 64
 """Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""
-
-MIXED_SHARE = 0.7
-"""Chosen: of its throughput what an aggregated worker of a shadow fleet does: requests wait in each worker and decoding comes
-between prompts. At 0.8 aggregated-sine was left to three workers, 96.5% in time, at 0.7 to four, 100%. Prefill workers share one
-queue and do all of it: at 0.9 a shadow fleet of five counted 9.3% of bursts late, where real ones served 0.2% late."""
 
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
@@ -143,7 +139,15 @@ def _proposed(
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     cases = _cases(window, memory, workers, config)
     memory = _looked_back(cases, window, memory, config)
-    cases = {role: replace(case, hindsight=_advice(memory, role, workers)) for role, case in cases.items()}
+    entry = entry_role(pools)
+    cases = {
+        role: replace(
+            case,
+            hindsight=_advice(memory, role, workers),
+            served=memory.served if role is entry and workers.has_shadows else None,
+        )
+        for role, case in cases.items()
+    }
     proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     proposals = to_zero_or_back(proposals, window, memory, config)
@@ -197,58 +201,81 @@ def _looked_back(
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     if not demands:
         return memory
-    work_gpu_s = _work_gpu_s(cases, demands, config)
-    is_in_time_first = memory.work.serves_in_time_first
-    found = dict(memory.hindsight)
+    found, served = dict(memory.hindsight), memory.served
+    ables = {role: _able(case, served) for role, case in cases.items()}
+    work_gpu_s = _work_gpu_s(cases, demands, ables, config)
+    # Of a full budget each role has what the other lacks: how it was split says little of the need.
+    has_room = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
+    is_evidence = has_room and config.scale_to_zero_after_s is None
     for role, case in cases.items():
         grows_at = rules.grows_at(case)
         if grows_at is None:
             continue
         known = found.get(role, Hindsight())
-        load = _load(
-            case, demands, config, grows_at=grows_at, work_gpu_s=work_gpu_s, is_in_time_first=is_in_time_first
+        load = replace(
+            _load(case, demands, config, able=ables[role], grows_at=grows_at),
+            work_gpu_s=work_gpu_s,
+            is_in_time_first=memory.work.serves_in_time_first,
+            given=case.pool.replicas if is_evidence else 0,
         )
+        if load.work_s is not None:
+            served = _compared(served, load, case, window)
         known = hindsight.followed(known, load)
-        if known.arrivals > 0:
-            gpus = max(1, config.engine_gpus(role, case.pool.gpus))
-            price = config.gpu_percent_per_point * known.work_gpu_s / known.arrivals
-            objective = Objective(config.in_time, price, gpus, load.startup_s + load.hold_s)
-            known = hindsight.chosen(known, objective)
+        gpus = max(1, config.engine_gpus(role, case.pool.gpus))
+        price = config.gpu_percent_per_point * known.work_gpu_s / max(1.0, known.arrivals)
+        unused_s = max(load.startup_s, memory.change_startup_s(role)) + load.hold_s
+        known = hindsight.chosen(known, Objective(config.in_time, price, gpus, unused_s))
         found[role] = known
-    return replace(memory, hindsight=found)
+    return replace(memory, hindsight=found, served=served)
 
 
-def _able(case: rules.Case) -> float | None:
+def _compared(served: Served, load: Load, case: rules.Case, window: Window) -> Served:
+    """Return it after the window's first tokens; where a pull does not know which were late, the model stays as it is."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    lates = [each.ttft_late for each in demands if each.ttft_late is not None]
+    if len(lates) < len(demands):
+        return served
+    away = sum(each.refused + each.timed_out for each in demands)
+    inside = window.pulls[-1].worker_waiting
+    is_split = case.role is Role.PREFILL
+    return served.followed(
+        load,
+        case.role,
+        ready=case.pool.ready,
+        first=sum(each.ttft_count for each in demands) + away,
+        late=sum(lates) + away,
+        is_entry_late=not (is_split and inside is not None and inside.total > 0),
+    )
+
+
+def _able(case: rules.Case, served: Served) -> float | None:
     """Return the prompt tokens/s that a worker of a shadow fleet computes; None: not known, or not its work."""
     speed = case.work.tokens_per_s if case.work is not None else None
-    return speed and speed * (MIXED_SHARE if case.role is Role.AGGREGATED else 1.0)
+    return speed and speed * served.share_of(case.role)
 
 
-def _work_gpu_s(cases: Mapping[Role, rules.Case], demands: Sequence[Demand], config: DecideConfig) -> float:
+def _work_gpu_s(
+    cases: Mapping[Role, rules.Case],
+    demands: Sequence[Demand],
+    ables: Mapping[Role, float | None],
+    config: DecideConfig,
+) -> float:
     """Return the GPU-seconds that the window's requests kept busy, whatever is held; work of unknown length counts as none."""
     dt_s, tokens = sum(each.period_s for each in demands), sum(each.uncached_tokens for each in demands)
     total = 0.0
     for role, case in cases.items():
-        able = _able(case)
+        able = ables[role]
         busy_s = tokens / able if able else rules.held(case) * dt_s
         total += max(1, config.engine_gpus(role, case.pool.gpus)) * busy_s
     return hindsight.counted(total)
 
 
 def _load(
-    case: rules.Case,
-    demands: Sequence[Demand],
-    config: DecideConfig,
-    *,
-    grows_at: float,
-    work_gpu_s: float,
-    is_in_time_first: bool,
+    case: rules.Case, demands: Sequence[Demand], config: DecideConfig, *, able: float | None, grows_at: float
 ) -> Load:
-    dt_s, arrivals = sum(each.period_s for each in demands), sum(each.arrivals for each in demands)
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
-    own_s = tokens / arrivals / speed if speed and arrivals else 0.0
-    able = _able(case)
+    slack_s = signals.may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
     gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
     most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
     if config.max_gpu_budget is not None:
@@ -256,12 +283,11 @@ def _load(
     # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
     is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
     return Load(
-        dt_s=hindsight.counted(dt_s),
-        arrivals=arrivals,
-        work_gpu_s=work_gpu_s,
+        dt_s=hindsight.counted(sum(each.period_s for each in demands)),
+        arrivals=sum(each.arrivals for each in demands),
+        work_gpu_s=0.0,
         work_s=hindsight.counted(tokens / able) if able else None,
-        may_wait_s=hindsight.counted(signals.may_wait_s(own_s, case.slo_s)),
-        is_in_time_first=is_in_time_first,
+        may_wait_s=hindsight.counted(slack_s),
         held=rules.held(case),
         grows_at=grows_at,
         shrinks_at=max(grows_at, rules.shrinks_at(case)),
@@ -344,6 +370,7 @@ def _case(
         level=work.lately.times(size),
         far_rate=workers.arriving(work.arriving(far_s)).ahead * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
+        sizes=work.sizes,
         is_alone=workers.has_shadows and work.is_alone,
     )
     entry = entry_role(pull.pools)

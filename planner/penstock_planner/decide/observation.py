@@ -59,6 +59,7 @@ class Demand:
         prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
             that arrivals = prefilled + waiting + in flight + refused holds whatever routing knows of caches.
         ttft_sum_s: Sum of the TTFT of requests whose first token came.
+        ttft_late: First tokens that came after the TTFT that counts as in time; None: unknown.
         itl_sum_s: Sum of the gaps between successive tokens.
         waiting: Requests in the routers' queues now, for any role.
         waiting_tokens: Of those, counted as in ``uncached_tokens``.
@@ -89,6 +90,7 @@ class Demand:
     in_flight: Mapping[Role, float] = field(default_factory=dict)
     in_flight_tokens: float = 0.0
     prefilling_workers: float = 0.0
+    ttft_late: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

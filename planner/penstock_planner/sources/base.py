@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from penstock.api import Role
 from penstock.core.errors import ObservationError, PenstockError
 from penstock.core.exposition import Sample
+from penstock.core.histogram import share_within
 from penstock.core.logs import get_logger
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.reading import RANK, Quality, Reading, assess, missing
@@ -189,6 +190,12 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
     if any(count < earlier.get(bound, 0.0) for bound, count in after):
         return after
     return tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in after)
+
+
+def later_than(buckets: Buckets, bound_s: float) -> float:
+    """Return how many of a histogram's samples lie beyond a bound; those of the bucket around it are taken as spread evenly."""
+    share = share_within(buckets, bound_s)
+    return 0.0 if share is None else (1.0 - share) * buckets[-1][1]
 
 
 Key = tuple[str, str]

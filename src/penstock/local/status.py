@@ -157,6 +157,7 @@ class PlannerView:
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
         problems: What keeps it from scaling well, in words.
         silent_real_s: How long ago that was, where it should have written since; None: it is recent.
+        served: Share in time of the last half hour, and the planner's model's for the same fleet; None: not known.
         memory: What becomes of what a former run had learnt; empty: there was none.
         scheduled: Entries of planner.schedule that hold, in words.
     """
@@ -168,6 +169,7 @@ class PlannerView:
     silent_real_s: float | None = None
     memory: str = ""
     scheduled: tuple[str, ...] = ()
+    served: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +219,14 @@ def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> Pla
         age_s = time.time() - float(data.get("wall_s", math.inf))
         stale_s = max(_STALE_REAL_S, _STALE_PULLS * float(data.get("pull_s", 0.0)) / speed)
         next_s, left = data.get("next_decision_s"), data.get("remembered")
+        served = (data.get("newest") or {}).get("served")
         return PlannerView(
             phase=str(data["phase"]),
             next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
             lag_p99_s=data.get("lag_p99_s"),
             problems=tuple(map(str, data.get("problems", ()))),
             silent_real_s=age_s if age_s > stale_s else None,
+            served=None if served is None else (float(served[0]), float(served[1])),
             memory="" if left is None else former_run_in_words(Remembered(**left), folder, time.time()),
             scheduled=tuple(map(str, data.get("scheduled", ()))),
         )

@@ -47,9 +47,9 @@ class FrontendCounters:
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """
 
-    def __init__(self, gaps: GapHistogram) -> None:
-        """Begin at time 0; ``gaps`` are the world's inter-token gaps."""
-        self._gaps = gaps
+    def __init__(self, gaps: GapHistogram, slo_s: float) -> None:
+        """Begin at time 0; ``gaps`` are the world's inter-token gaps, ``slo_s`` the TTFT in time."""
+        self._gaps, self._slo_s = gaps, slo_s
         self._at_s = 0.0
         self._weights: dict[int, int] = {}
         # Arrival times of waiting jobs, and the worker of dispatched ones whose prompt is not computed.
@@ -106,7 +106,9 @@ class FrontendCounters:
 
     def first_token(self, job: Job, now_s: float) -> None:
         """Count a TTFT."""
-        self._counts["ttft_sum_s"] += now_s - job.request.arrival_s
+        ttft_s = now_s - job.request.arrival_s
+        self._counts["ttft_sum_s"] += ttft_s
+        self._counts["ttft_late"] += ttft_s > self._slo_s
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
@@ -134,7 +136,7 @@ class FrontendCounters:
             in_flight=in_flight,
             in_flight_tokens=sum(weights[index] for index in self._given),
             prefilling_workers=len(self._prefilling),
-            **self._counts,
+            **{"ttft_late": 0.0, **self._counts},
         )
         self._at_s, self._turned_away = now_s, turned_away
         self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s

@@ -61,7 +61,7 @@ class Simulation:
             apply=self._apply,
         )
         self.routers: Sequence[VirtualRouter] = self._succession.pickers
-        self.frontend = FrontendCounters(self.gaps)
+        self.frontend = FrontendCounters(self.gaps, scenario.slo_s)
         state = SimulationState(
             scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
         )

@@ -153,6 +153,32 @@ def test_the_planners_own_file_counts_only_for_the_running_planner(tmp_path, con
     assert (view and (view.next_decision_s, view.lag_p99_s)) == expected
 
 
+def test_what_was_served_and_what_the_model_says_stand_side_by_side(tmp_path, state):
+    """With what a former run left: its age, its time scale, and how to forget it."""
+    remembered = {
+        "until_wall_s": None,
+        "learnt_from": "model llama, speed 20",
+        "seen_s": 7200.0,
+        "is_taken": True,
+    }
+    written = {
+        "pid": 7,
+        "phase": "observing",
+        "at_s": 1.0,
+        "newest": {"served": [0.948, 0.951]},
+        "remembered": remembered,
+    }
+    (tmp_path / "state.json").write_text(json.dumps(written))
+    page = io.StringIO()
+    status = summarise(state, running=True, router=None, planner=read_planner(str(tmp_path), 7), decisions=())
+    Console(width=400, file=page).print(render(status))
+    assert "served 94.8% in time (model 95.1%)" in page.getvalue()
+    assert (
+        "the planner goes on with what it learnt (2.0 h of demand; model llama, speed 20)" in page.getvalue()
+    )
+    assert f"penstock planner memory reset --log-dir {tmp_path}" in page.getvalue()
+
+
 def test_a_file_that_shrank_is_a_new_one(tmp_path):
     """A ledger that was set aside for a new one is followed from its beginning."""
     path = tmp_path / "f"

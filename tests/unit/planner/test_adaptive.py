@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
+from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.adaptive.signals import LightDecoding, Trend
 from penstock_planner.decide.codec import from_plain, to_plain
@@ -53,6 +54,20 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
 
 
 _after = partial(decided_after, pull=_pull, config=CONFIG)
+
+_STARTUP_SEEN = RoleMemory(startup_s=30.0)
+LATER = PlannerState(
+    memory={
+        "adaptive": AdaptiveMemory(
+            roles={Role.PREFILL: _STARTUP_SEEN, Role.DECODE: _STARTUP_SEEN},
+            hindsight={
+                Role.PREFILL: Hindsight(floor=1, seen_s=1.0),
+                Role.DECODE: Hindsight(floor=1, seen_s=1.0),
+            },
+        )
+    }
+)
+"""The fleet is no longer the one that a person gave: floors are those of hindsight, and start-ups have been seen."""
 
 
 def test_demand_above_what_the_workers_are_seen_to_do_grows_prefill():
@@ -139,7 +154,7 @@ def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
 
 def test_a_replica_that_was_needed_a_minute_ago_is_kept():
     """19,500 tokens/s for minutes, then 2,000: the third goes a minute after two were enough, and not before."""
-    _, state = _after(120, rate=19_500.0, prefill=3)
+    _, state = _after(120, LATER, rate=19_500.0, prefill=3)
     found = {}
     for start in range(120, 360, 5):
         found[start], state = _after(5, state, start_s=start, rate=2000.0, prefill=3)
@@ -205,13 +220,13 @@ LOADS = {
 @pytest.mark.parametrize(("seconds", "load", "expected"), LOADS.values(), ids=LOADS)
 def test_a_load_grows_holds_or_shrinks_a_role(seconds, load, expected):
     """What is surely needed is asked for; what waits, starts or is unknown keeps the size."""
-    found, _ = _after(seconds, **load)
+    found, _ = _after(seconds, LATER, **load)
     assert {role: (found[role].action, found[role].reason) for role in expected} == expected
 
 
 def test_demand_that_fell_withdraws_what_only_starts():
     """A start that hangs: a minute after demand has fallen it goes, and not only once it has hung as long as demand was high."""
-    _, state = _after(200, rate=19_500.0, prefill=2, starting=1)
+    _, state = _after(200, LATER, rate=19_500.0, prefill=2, starting=1)
     shrunk = []
     for at_s in range(200, 300, 5):
         found, state = _after(5, state, start_s=at_s, rate=1000.0, prefill=2, starting=1)

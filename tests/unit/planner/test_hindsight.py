@@ -53,8 +53,7 @@ def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
     """Three workers nearly carry 6 requests/s of half a second; nothing that starts in a burst is ready before its end."""
     known = _served(_bursts(2))
     assert known.floor == 3
-    assert "the last" in hindsight.in_words(known, 1)
-    assert "at floor 3: 100.0% in time" in hindsight.in_words(known, 1)
+    assert "floor 3 would have had 100.0% in time" in hindsight.in_words(known, 1)
 
 
 def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
@@ -230,3 +229,23 @@ def test_counts_have_few_digits_and_fade():
     for fleets in known.fleets.values():
         for values in (fleets.started_s, fleets.late, fleets.replica_s):
             assert values == tuple(hindsight.counted(each) for each in values)
+
+
+def _given(rates, *, unused_s, given=4):
+    known = Hindsight()
+    objective = replace(OBJECTIVE, unused_s=unused_s)
+    for rate in rates:
+        known = hindsight.chosen(
+            hindsight.followed(known, replace(_load(rate, dt_s=PULL_S), given=given)), objective
+        )
+    return known
+
+
+def test_the_fleet_that_was_given_is_the_first_floor_until_a_change_has_paid():
+    """Four workers for one's load: kept for as long as a start-up that may take five minutes costs, and let go then."""
+    assert _given([1.0] * 30, unused_s=420.0).floor == 4
+    assert _given([1.0] * 60, unused_s=420.0).floor < 4
+    assert _given([0.01] * 190, unused_s=420.0).floor == 1, "without enough requests, half an hour"
+    known = Hindsight(floor=2, seen_s=1.0)
+    later = hindsight.followed(known, replace(_load(1.0), given=4))
+    assert later.floor == 2, "what is there later is what the planner asked for"

@@ -32,6 +32,9 @@ PARTS = 16
 WAIT_S = 1800.0
 """Chosen: for half an hour the price of late requests alone says whether what came is waited for, however short it was."""
 
+QUIET_S = 900.0
+"""Chosen: so long a floor is kept without enough requests to tell: most of what comes again does so within a quarter of an hour."""
+
 LEAST_ARRIVED = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
@@ -172,6 +175,7 @@ class Load:
         hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that may be chosen, >= 1.
         least: Smallest one, >= 1.
+        given: Replicas that there are; at the first pull those that a person asked for, which count as needed.
         served_at_once_by: No request was seen to wait in a fleet of this many or more; None: unknown.
     """
 
@@ -187,6 +191,7 @@ class Load:
     hold_s: float
     sizes: int
     least: int = 1
+    given: int = 0
     served_at_once_by: int | None = None
     is_in_time_first: bool = False
 
@@ -197,8 +202,9 @@ def counted(value: float) -> float:
 
 
 def followed(known: Hindsight, load: Load) -> Hindsight:
-    """Return what is known after one pull; the floor stays."""
-    asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)
+    """Return what is known after one pull; the floor stays, the first is that of the fleet that was given."""
+    given = 0 if known.seen_s else load.given
+    asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, given, 1)
     known = _faded(_grown(known, min(load.sizes, SIZES_MOST, asked)))
     dt_s, hold_s, startup_s = load.dt_s, load.hold_s, load.startup_s
     is_needed = [load.grows_at > index for index in range(known.sizes)]
@@ -208,7 +214,8 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
     ]
     idle = [each + dt_s if load.shrinks_at <= index else 0.0 for index, each in enumerate(known.idle_s)]
     since = [
-        each + dt_s if each > 0 or now else 0.0 for each, now in zip(known.since_s, is_needed, strict=True)
+        each + dt_s if each > 0 or now or index < given else 0.0
+        for index, (each, now) in enumerate(zip(known.since_s, is_needed, strict=True))
     ]
     kept = {
         Growth.PROMPT: (is_needed, [each < hold_s for each in idle]),
@@ -222,6 +229,7 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         fleets[growth] = _worked(replace(each, started_s=started_s), ready, held, load)
     return replace(
         known,
+        floor=known.floor or min(given, known.sizes),
         fleets=fleets,
         recurrence=recurrence,
         least=load.least,
@@ -313,29 +321,33 @@ def _supply(
 
 def _worked(fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], load: Load) -> ShadowFleets:
     """Let every fleet of a kind take the pull's arrivals and work for its length."""
-    dt_s, count, work_s = load.dt_s, load.arrivals, load.work_s
-    backlogs, late, replica_s = ([0.0] * len(ready) for _ in range(3))
-    for index, workers in enumerate(ready):
-        if work_s is None:
-            missed = count if load.held > workers else 0.0
-        else:
-            done_s = workers * dt_s
-            backlog_s = fleets.backlogs[index]
-            left_s = max(0.0, backlog_s + work_s - done_s)
-            most_left_s = load.may_wait_s * workers if load.is_in_time_first else left_s
-            # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
-            is_late = (
-                not load.is_in_time_first and backlog_s + (work_s - done_s) / 2 > load.may_wait_s * workers
-            )
-            backlogs[index], missed = left_s, count if is_late else 0.0
-            if left_s > most_left_s:
-                backlogs[index] = most_left_s
-                missed = counted(count * min(1.0, (left_s - most_left_s) / work_s)) if work_s else 0.0
-            if load.served_at_once_by is not None and workers >= load.served_at_once_by:
-                missed = 0.0
-        late[index] = fleets.late[index] + missed
-        replica_s[index] = fleets.replica_s[index] + held[index] * dt_s
-    return ShadowFleets(fleets.started_s, tuple(backlogs), tuple(late), tuple(replica_s))
+    served = [
+        served_by(workers, backlog_s, load) for workers, backlog_s in zip(ready, fleets.backlogs, strict=True)
+    ]
+    return ShadowFleets(
+        fleets.started_s,
+        tuple(left_s for left_s, _ in served),
+        tuple(late + missed for late, (_, missed) in zip(fleets.late, served, strict=True)),
+        tuple(each + load.dt_s * count for each, count in zip(fleets.replica_s, held, strict=True)),
+    )
+
+
+def served_by(workers: int, backlog_s: float, load: Load) -> tuple[float, float]:
+    """Return the work that ``workers`` have left after one pull's load, and how many of its requests they serve late."""
+    count, work_s = load.arrivals, load.work_s
+    if work_s is None:
+        return 0.0, count if load.held > workers else 0.0
+    done_s, most_s = workers * load.dt_s, load.may_wait_s * workers
+    left_s, missed = max(0.0, backlog_s + work_s - done_s), 0.0
+    if not load.is_in_time_first:
+        # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
+        missed = count if backlog_s + (work_s - done_s) / 2 > most_s else 0.0
+    elif left_s > most_s:
+        missed = counted(count * min(1.0, (left_s - most_s) / work_s)) if work_s else 0.0
+        left_s = most_s
+    if load.served_at_once_by is not None and workers >= load.served_at_once_by:
+        missed = 0.0
+    return left_s, missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +375,11 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     if known.floor > most:
         known = replace(known, floor=most, growth=Growth.PROMPT)
     # A replica started at the first pull must have had the time to be of use.
-    if known.arrivals < LEAST_ARRIVED or known.seen_s < objective.unused_s:
+    if known.seen_s < objective.unused_s:
         return known
+    if known.arrivals < LEAST_ARRIVED:
+        is_idle = known.idle_s[known.floor - 1] >= max(QUIET_S, objective.unused_s)
+        return replace(known, floor=least) if is_idle else known
     known = replace(known, floor=max(known.floor, least))
     fleets, place = known.fleet()
     cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
@@ -406,12 +421,10 @@ def in_words(known: Hindsight, gpus: float) -> str:
         return ""
     fleets, place = known.fleet()
     other = place - 1 if place else place + 1
-    words = [
-        f"the last {known.seen_s / 3600:.1f} h at floor {place + 1}: {_share_and_cost(known, fleets, place, gpus)}"
-    ]
+    words = f"floor {place + 1} would have had {_share_and_cost(known, fleets, place, gpus)} in the last {known.seen_s / 3600:.1f} h"
     if other < known.sizes:
-        words.append(f"at {other + 1}: {_share_and_cost(known, fleets, other, gpus)}")
-    return "; ".join(words) + _GROWTH_WORDS[known.growth]
+        words += f", floor {other + 1} {_share_and_cost(known, fleets, other, gpus)}"
+    return words + _GROWTH_WORDS[known.growth]
 
 
 def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import KvLoad, Trend, Work
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
@@ -18,6 +19,10 @@ from penstock_planner.decide.observation import PoolCounts
 
 STARTUP_S = 30.0
 """Chosen: the start-up assumed until one has been seen: a process with its model on a local disk."""
+
+UNSEEN_STARTUP_S = 300.0
+"""Chosen: engines of 8 to 70 billion parameters take one to five minutes. Until a start-up has been seen, what a lost replica costs
+is reckoned with the longest."""
 
 SETTLE_S = 10.0
 """Chosen: the least time between two scale-downs, so that the first one shows in the signals."""
@@ -103,6 +108,7 @@ class AdaptiveMemory:
         quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
+        served: How right the shadow fleets' model is.
         learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
     """
 
@@ -113,6 +119,7 @@ class AdaptiveMemory:
     hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
     quiet_since_s: float | None = None
     unserved_s: float | None = None
+    served: Served = field(default_factory=Served)
     learnt_from: str = ""
 
     @classmethod
@@ -149,6 +156,11 @@ class AdaptiveMemory:
     def startup_s(self, role: Role, at_s: float) -> float:
         """Return the start-up to expect of a role: the one that is known, and never below a start's present age."""
         return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
+
+    def change_startup_s(self, role: Role) -> float:
+        """Return the start-up that a change of the floor is reckoned with."""
+        is_seen = any(each.startup_s is not None for each in self.roles.values())
+        return self.known_startup_s(role) if is_seen else UNSEEN_STARTUP_S
 
     def known_startup_s(self, role: Role) -> float:
         """Return the start-up seen of a role, else of another one: a start that hangs is no reason to keep replicas longer."""
@@ -196,4 +208,5 @@ class AdaptiveMemory:
             kv=replace(self.kv, load=Trend()),
             roles={role: RoleMemory(startup_s=each.startup_s) for role, each in self.roles.items()},
             hindsight={role: each.carried() for role, each in self.hindsight.items()},
+            served=self.served.carried(),
         )

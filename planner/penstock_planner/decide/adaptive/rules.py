@@ -8,19 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers
+from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import (
     FULL,
-    Decoding,
-    Forecast,
-    KvLoad,
     KvView,
-    LightDecoding,
-    Work,
     WorkView,
     light_of,
 )
@@ -40,115 +36,6 @@ KV_TREND_MOST = 2.0
 
 ITL_AFTER = 0.95
 """Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
-
-BUSY_MOST = 0.9
-"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
-the router, so that three at 0.9 still answer log-normal prompts within seconds."""
-
-BUSY_AFTER = 0.75
-"""Chosen: and this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
-the scoreboard's poisson, day and sine."""
-
-LAST_BUSY_AFTER = 0.5
-"""Chosen: the same where one prefill worker is left: none can absorb a jump. At 0.75 step was 96.6, at 0.5 97.8%
-in time, for fewer GPU-hours."""
-
-MIXED_BUSY_MOST = 0.65
-MIXED_BUSY_AFTER = 0.5
-"""Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
-between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
-
-AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
-too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stabilization:
-    """When KV grows a pool, and what else must hold before it shrinks by one.
-
-    Attributes:
-        sigmas: Standard errors that demand counts with.
-        kv_ahead: Mean KV usage, at the horizon, above which the pool grows; what does not fit preempts streams.
-        kv: Mean KV usage that one fewer may have, its slower decoding counted.
-    """
-
-    sigmas: float
-    kv_ahead: float
-    kv: float
-
-
-OBSERVED_RESTRAINT = Stabilization(sigmas=1.0, kv_ahead=0.7, kv=0.45)
-"""Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
-prefill."""
-
-
-class GapsView(Protocol):
-    """Gaps between tokens at the horizon."""
-
-    @property
-    def target_s(self) -> float:
-        """Return the ITL to hold, seconds."""
-        ...
-
-    def itl_with(self, workers: int) -> float:
-        """Return the ITL that the slowest request within the targeted share sees; infinite where they cannot keep up."""
-        ...
-
-
-class ObservedWorkers:
-    """What the workers of a graph are taken to be able to do: as observed, with shares that were chosen by trial.
-
-    Mode ``sla`` has them by a profile.
-    """
-
-    @property
-    def has_shadows(self) -> bool:
-        """Whether hindsight decides which floor to keep; else `busy_most` alone decides."""
-        return True
-
-    @property
-    def follows_trend(self) -> bool:
-        """Whether demand is expected to go on along its slope; else it stays as it is."""
-        return True
-
-    @property
-    def sigmas_ahead(self) -> float:
-        """Return the standard errors that predicted demand counts with before a pool grows."""
-        return AHEAD_SIGMAS
-
-    @property
-    def restraint(self) -> Stabilization:
-        """Return what else must hold before a pool shrinks."""
-        return OBSERVED_RESTRAINT
-
-    def tokens_per_s(self, work: Work) -> float | None:
-        """Return the prompt tokens that one worker computes per second; None: not known yet."""
-        return work.tokens_per_s
-
-    def arriving(self, along: Forecast) -> Forecast:
-        """Return the requests/s expected, given those along the trend."""
-        return along
-
-    def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return what holds the KV of prompts that end at so many uncached tokens/s: as much per token as was seen."""
-        held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
-        return LightDecoding(held_s * tokens_per_s)
-
-    def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return the gaps between tokens of answers to prompts that end at so many uncached tokens/s; None: no target."""
-        del tokens_per_s  # without a profile the gain of another worker is unknown
-        return None
-
-    def busy_most(self, role: Role, workers: int) -> float:
-        """Return the share of its throughput that demand may fill before a pool grows, in (0, 1]."""
-        del workers
-        return MIXED_BUSY_MOST if role is Role.AGGREGATED else BUSY_MOST
-
-    def busy_after(self, role: Role, workers: int) -> float:
-        """Return the share that it may fill of the ``workers`` that stay after one went, in (0, 1]."""
-        most = MIXED_BUSY_AFTER if role is Role.AGGREGATED else BUSY_AFTER
-        return min(most, LAST_BUSY_AFTER) if workers == 1 else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +81,7 @@ class Case:
         rejected: Requests refused or timed out in the interval for want of the role's workers.
         workers: What they are taken to be able to do.
         hindsight: Which floor would have been best; None where the mode does not ask for it.
+        served: What first tokens say of that; None for roles that requests do not reach first.
     """
 
     role: Role
@@ -209,6 +97,7 @@ class Case:
     rejected: float
     workers: ObservedWorkers
     hindsight: Hindsight | None = None
+    served: Served | None = None
 
     @property
     def is_early(self) -> bool:
@@ -296,11 +185,15 @@ def shrinks_at(case: Case) -> float:
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
     """Grow to the floor that would have been best."""
     words = hindsight.in_words(known, case.pool.gpus or 1)
+    if words and case.served is not None:
+        words += case.served.in_words()
     inputs: dict[str, float | int | str | None] = {
         "workers": case.pool.replicas,
         "floor": known.floor_now,
         "growth": known.growth.value,
     }
+    if case.served is not None:
+        inputs |= {"served_in_time": case.served.in_time, "told_in_time": case.served.told_in_time}
     step = Step(
         "hindsight",
         inputs,

@@ -6,6 +6,7 @@ Requests per second are followed fast and their tokens slowly: half of the noise
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,9 +106,16 @@ step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 SIZE_TAU_S = 120.0
 """Chosen: prompt lengths change more slowly than arrivals, and their spread is most of the noise of tokens/s."""
 
-OWN_SHARE_MOST = 0.5
-"""Chosen: a prompt whose own prefill takes more than this share of the SLO is late in almost any fleet; it counts as
-late only if it waits for the rest."""
+SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
+"""The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal between traces' two
+humps and a constant."""
+
+FIRST_SIZES = 10.0
+"""Chosen: so many requests of a CV of 1, as chat has it, are assumed beside those seen."""
+
+SLACK_LEAST = 0.2
+"""Chosen: where prompts take almost the SLO by themselves, the share of it that they may wait all the same: another fleet would
+not have them in time either."""
 
 BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
@@ -133,9 +141,20 @@ LEAST_HUNG_S = 10.0
 or compiles; what comes on top is no time of computing."""
 
 
-def may_wait_s(own_s: float, slo_s: float) -> float:
-    """Return how long a prompt that takes ``own_s`` by itself may wait and be in time."""
-    return max(slo_s - own_s, OWN_SHARE_MOST * slo_s)
+def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
+    """Return how long a second of work may wait and its prompt be in time: each prompt's own slack, weighed by its work.
+
+    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by themselves are left out.
+
+    Args:
+        sizes: Uncached tokens of prompts, each as frequent as another.
+        tokens_per_s: Of one worker, > 0.
+        slo_s: TTFT in time.
+    """
+    fit = [(size, slo_s - size / tokens_per_s) for size in sizes if size < slo_s * tokens_per_s]
+    work = sum(size for size, _ in fit)
+    slack_s = sum(size * slack_s for size, slack_s in fit) / work if work else slo_s
+    return max(slack_s, SLACK_LEAST * slo_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +166,7 @@ class Work:
         level: Requests/s over the last seconds, without a slope.
         sized: Requests, decayed over minutes.
         sized_tokens: Their uncached tokens, decayed alike.
+        sized_squares: Of the tokens of each pull beyond the mean's, squared, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
         shared: Share of that time in which requests met: more were there than workers had a prompt; averaged over computing.
@@ -159,6 +179,7 @@ class Work:
     level: float = 0.0
     sized: float = 0.0
     sized_tokens: float = 0.0
+    sized_squares: float = 0.0
     done_tokens: float = 0.0
     busy_s: float = 0.0
     shared: float = 0.0
@@ -187,6 +208,15 @@ class Work:
     def size(self) -> float:
         """Return the mean uncached tokens of a request; 0 before the first."""
         return self.sized_tokens / self.sized if self.sized > 0 else 0.0
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Return the uncached tokens of requests at `SIZE_QUANTILES`."""
+        mean = self.size
+        assumed = FIRST_SIZES * mean * mean
+        squares = (self.sized_squares + assumed) / (self.sized + FIRST_SIZES)
+        spread = math.sqrt(math.log(1.0 + squares / (mean * mean))) if mean else 0.0
+        return tuple(mean * math.exp(spread * (z - spread / 2)) for z in SIZE_QUANTILES)
 
     @property
     def lately(self) -> Forecast:
@@ -221,6 +251,8 @@ class Work:
         unfinished_s = 0.0 if demand.prefilled_tokens > 0 else self.unfinished_s + computing_s
         if unfinished_s > self._longest_s(demand):
             computing_s = 0.0
+        # Of n prompts the sum differs from n means by n variances, squared.
+        beyond = demand.uncached_tokens - demand.arrivals * self.size if self.sized > 0 else 0.0
         kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / SIZE_TAU_S)
         rate = self.rate.followed(demand.arrivals / dt_s, dt_s, RATE_TAU_S)
         weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
@@ -229,6 +261,7 @@ class Work:
             level=self.level + weight * (demand.arrivals / dt_s - self.level),
             sized=self.sized * sized_kept + demand.arrivals,
             sized_tokens=self.sized_tokens * sized_kept + demand.uncached_tokens,
+            sized_squares=self.sized_squares * sized_kept + beyond * beyond,
             done_tokens=self.done_tokens * kept + demand.prefilled_tokens,
             busy_s=self.busy_s * kept + computing_s,
             shared=self.shared + (1.0 - math.exp(-met_s / SHARED_TAU_S)) * (is_shared - self.shared),
@@ -256,6 +289,7 @@ class WorkView:
         level: Uncached tokens/s arriving over the last seconds; ``ahead`` is the same.
         far_rate: The same when a replica removed now could have been started again.
         backlog_tokens: Waiting and in flight, not computed.
+        sizes: Uncached tokens of requests, a few quantiles.
     """
 
     tokens_per_s: float | None
@@ -263,6 +297,7 @@ class WorkView:
     level: Forecast
     far_rate: float
     backlog_tokens: float
+    sizes: tuple[float, ...]
     is_alone: bool = False
 
 

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
-from penstock_planner.decide.adaptive.rules import GapsView, ObservedWorkers, Stabilization
+from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers, Stabilization
 from penstock_planner.decide.adaptive.signals import LOAD_MOST, Decoding, Forecast, KvLoad, Work
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step

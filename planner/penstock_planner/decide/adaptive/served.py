@@ -1,0 +1,125 @@
+"""The shadow fleets' model against what was served: the fleet that is really there is followed as one of them. Pure.
+
+Its requests are late or not by the same fluid as those of any other fleet. Where more were late in fact than the model says, every
+shadow worker is taken to do less of its throughput from then on, where fewer were, more: what is predicted of all fleets follows
+what was served of this one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive.hindsight import Load, served_by
+
+SERVED_TAU_S = 1800.0
+"""Chosen: the share in time that is shown is that of half an hour; a deployment that changed is known within one."""
+
+TRUST_REQUESTS = 500.0
+"""Chosen: so many requests that the model was wrong about, all the same way, move a shadow worker by all of its throughput: ten
+move nothing, a twentieth of late ones at two requests per second a tenth in a quarter of an hour."""
+
+SHARE_LEAST = 0.5
+"""Chosen: what makes more late than half of the throughput explains has another cause, and more workers would not help."""
+
+CALM_LEAST = 20.0
+"""Chosen: so many requests in time are assumed beside those seen while nothing waited."""
+
+FIRST_SHARES = {Role.AGGREGATED: 0.7}
+"""Chosen: of its throughput what a worker of a shadow fleet does until it is seen; aggregated ones have requests wait in each worker,
+and decode between prompts: at 0.8 aggregated-sine was left to three workers, 96.5% in time, at 0.7 to four, 100%. Prefill workers
+share one queue and do all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What first tokens say of the model.
+
+    Attributes:
+        share: Of its throughput what a worker of a shadow fleet does; None: not corrected yet.
+        backlog_s: Work that the shadow of the real fleet has left, in seconds of one worker.
+        first: First tokens and requests turned away, decayed over `SERVED_TAU_S`.
+        late: Those of them that were late, decayed alike.
+        arrived: Arrivals, decayed alike.
+        told_late: Those of them that the shadow of the real fleet served late, decayed alike.
+        calm: First tokens that came while nothing waited and a worker was idle, decayed alike.
+        calm_late: Those of them that were late all the same: no fleet would have them in time.
+    """
+
+    share: float | None = None
+    backlog_s: float = 0.0
+    first: float = 0.0
+    late: float = 0.0
+    arrived: float = 0.0
+    told_late: float = 0.0
+    calm: float = 0.0
+    calm_late: float = 0.0
+
+    def share_of(self, role: Role) -> float:
+        """Return the share of its throughput that a shadow worker of the role does."""
+        return FIRST_SHARES.get(role, 1.0) if self.share is None else self.share
+
+    @property
+    def in_time(self) -> float | None:
+        """Return the share of the last half hour's requests that was in time; None without any."""
+        return 1.0 - self.late / self.first if self.first > 0 else None
+
+    @property
+    def told_in_time(self) -> float | None:
+        """Return the share that the model says of the fleet that was there; None without arrivals.
+
+        What is late in any fleet is late in this one, too.
+        """
+        if self.arrived <= 0:
+            return None
+        return max(0.0, 1.0 - self.told_late / self.arrived - self._always)
+
+    @property
+    def _always(self) -> float:
+        return self.calm_late / (self.calm + CALM_LEAST)
+
+    def followed(
+        self, load: Load, role: Role, *, ready: int, first: float, late: float, is_entry_late: bool
+    ) -> Served:
+        """Return it after one window.
+
+        Args:
+            load: Of the window, its work as the present share has it.
+            role: That requests reach first.
+            ready: Its workers.
+            first: First tokens, and requests turned away.
+            late: Those of them that were late.
+            is_entry_late: They were so for want of this role, as far as is known.
+        """
+        left_s, told_late = served_by(ready, self.backlog_s, load)
+        kept = math.exp(-load.dt_s / SERVED_TAU_S)
+        is_calm = load.served_at_once_by is not None
+        share = self.share_of(role)
+        if is_entry_late:
+            wrong = late - self._always * first - told_late
+            share = min(1.0, max(SHARE_LEAST, share - wrong / TRUST_REQUESTS))
+        return replace(
+            self,
+            share=share,
+            backlog_s=left_s,
+            first=self.first * kept + first,
+            late=self.late * kept + late,
+            arrived=self.arrived * kept + load.arrivals,
+            told_late=self.told_late * kept + told_late,
+            calm=self.calm * kept + (first if is_calm else 0.0),
+            calm_late=self.calm_late * kept + (late if is_calm else 0.0),
+        )
+
+    def in_words(self) -> str:
+        """Return what was served and what the model says of it; empty while nothing was served."""
+        served, told = self.in_time, self.told_in_time
+        if served is None or told is None:
+            return ""
+        return (
+            f"; served were {served:.1%} in time of the last {self.first:.0f}, {told:.1%} by the same model"
+        )
+
+    def carried(self) -> Served:
+        """Return what another graph starts from: how right the model is."""
+        return Served(share=self.share)

@@ -1,0 +1,156 @@
+"""What was served corrects what the shadow fleets' model says of all fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive.hindsight import Load
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.adaptive.served import SHARE_LEAST, Served
+from penstock_planner.decide.adaptive.signals import Work, may_wait_s
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
+from penstock_planner.sources.base import TTFT
+
+P = Role.PREFILL
+
+
+def _load(*, arrivals=10.0, work_s=6.0, calm=False):
+    """Return ten seconds of a request a second."""
+    return Load(
+        dt_s=10.0,
+        arrivals=arrivals,
+        work_gpu_s=work_s,
+        work_s=work_s,
+        may_wait_s=4.0,
+        held=0.0,
+        grows_at=1.0,
+        shrinks_at=1.0,
+        startup_s=60.0,
+        hold_s=60.0,
+        sizes=4,
+        served_at_once_by=1 if calm else None,
+        is_in_time_first=True,
+    )
+
+
+def _after(pulls, known=None, *, late=0.0, is_entry_late=True, **load):
+    known = known or Served()
+    for _ in range(pulls):
+        known = known.followed(_load(**load), P, ready=1, first=10.0, late=late, is_entry_late=is_entry_late)
+    return known
+
+
+def test_a_model_that_is_right_stays_as_it_is():
+    """Six seconds of work in ten for one worker, and nothing late: every worker does all of its throughput."""
+    known = _after(100)
+    assert (known.share, known.in_time, known.told_in_time) == (1.0, 1.0, 1.0)
+
+
+def test_ten_late_requests_move_almost_nothing():
+    """A prior of five hundred: two hundredths."""
+    assert _after(1, late=10.0).share == pytest.approx(0.98)
+
+
+def test_requests_that_are_late_without_a_reason_lower_what_every_worker_is_taken_to_do():
+    """Half of them late for ten minutes, in which the fluid has one worker idle for four seconds in ten."""
+    known = _after(60, late=5.0)
+    assert known.share == pytest.approx(SHARE_LEAST)
+    assert known.in_time == pytest.approx(0.5)
+
+
+def test_the_model_finds_to_what_was_served():
+    """Where a fifth is late, and the share falls until the shadow of the real fleet has as many late, it stays there."""
+    known, told = Served(), []
+    for _ in range(400):
+        share = known.share_of(P)
+        known = known.followed(
+            _load(work_s=8.0 / share), P, ready=1, first=10.0, late=2.0, is_entry_late=True
+        )
+        told.append(known.told_in_time)
+    assert known.in_time == pytest.approx(0.8)
+    assert told[-1] == pytest.approx(0.8, abs=0.02)
+    assert SHARE_LEAST < known.share < 0.8
+
+
+def test_prompts_that_are_late_in_any_fleet_are_no_want_of_workers():
+    """A tenth is late while a worker is idle and nothing waits: no share of the throughput explains them."""
+    calm = _after(100, late=1.0, calm=True)
+    assert calm.told_in_time == pytest.approx(0.9, abs=0.01)
+    assert _after(100, calm, late=1.0).share == pytest.approx(calm.share, abs=0.02)
+    assert calm.share > 0.9
+
+
+def test_what_waits_for_decode_says_nothing_of_prefill():
+    """Late behind full decode workers: counted, and the model of prefill stays."""
+    known = _after(60, late=5.0, is_entry_late=False)
+    assert (known.share, known.in_time) == (1.0, pytest.approx(0.5))
+
+
+def test_another_graph_takes_the_correction_and_nothing_of_this_traffic():
+    """An export has the share alone."""
+    known = _after(60, late=5.0)
+    assert known.carried() == Served(share=known.share)
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.floats(0, 40), st.integers(0, 8)), max_size=40))
+def test_the_correction_keeps_within_its_bounds(windows):
+    """Whatever is served: a worker does half of its throughput at least, and no more than all of it."""
+    known = Served()
+    for work_s, late, ready in windows:
+        known = known.followed(
+            _load(work_s=work_s), P, ready=ready, first=max(10.0, late), late=late, is_entry_late=True
+        )
+        assert SHARE_LEAST <= known.share_of(P) <= 1.0
+        assert known.backlog_s >= 0
+
+
+def test_long_prompts_leave_a_queue_less_slack_than_the_mean_does():
+    """A second of work belongs to a long prompt more often than to a short one: of 2,000 and 18,000 tokens it waits 3.36 s."""
+    assert may_wait_s((10_000.0,), 10_000, 5.0) == pytest.approx(4.0)
+    assert may_wait_s((2_000.0, 18_000.0), 10_000, 5.0) == pytest.approx((2 * 4.8 + 18 * 3.2) / 20)
+    assert may_wait_s((2_000.0, 90_000.0), 10_000, 5.0) == pytest.approx(4.8), "late in any fleet"
+    assert may_wait_s((49_000.0,), 10_000, 5.0) == pytest.approx(1.0)
+    assert may_wait_s((), 10_000, 5.0) == 5.0
+
+
+@pytest.mark.parametrize(("sizes", "widest"), [((8000,), 2.0), ((1000, 15_000), 6.0)])
+def test_the_spread_of_prompts_is_seen_in_the_sums_of_pulls(sizes, widest):
+    """Pulls of two requests each: equal prompts have narrow quantiles, uneven ones wide ones; both have the mean."""
+    work = Work()
+    for step in range(400):
+        tokens = sum(sizes[(step // 2 + each * (step % 2)) % len(sizes)] for each in range(2))
+        demand = Demand(1.0, arrivals=2.0, uncached_tokens=float(tokens))
+        work = work.followed(demand, 5.0, Role.PREFILL)
+    ratio = work.sizes[-1] / work.sizes[0]
+    assert (ratio < widest) if len(sizes) == 1 else (ratio > widest)
+    assert replace(work, sized=0.0, sized_tokens=0.0).sizes == (0.0,) * 8
+
+
+async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histogram(world):
+    """Two of ten first tokens a second lie beyond the TTFT in time: the first pull knows no difference, each later one two."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0, ttft_slo_s=5.0)
+    world.load.demand = lambda _now: Demand(
+        1.0,
+        arrivals=10.0,
+        uncached_tokens=2000.0,
+        prefilled_tokens=2000.0,
+        prefilling_workers=0.5,
+        ttft_count=10.0,
+    )
+    world.measure_latency(lambda at_s: {TTFT: ((5.0, 8 * at_s), (float("inf"), 10 * at_s))})
+    await world.run_until(60)
+    lates = [each["pull"]["demand"].get("ttft_late") for each in world.records("pull")]
+    assert lates[0] is None
+    assert set(lates[1:]) == {2.0}
+    newest = world.records("decision")[-1]
+    served = AdaptiveMemory.read(newest["state"]["memory"]).served
+    assert served.in_time == pytest.approx(0.8)
+    assert replay(read_ledger(world.folder)).differences == ()
