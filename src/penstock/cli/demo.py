@@ -56,11 +56,11 @@ _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL_CPU_S = 30.0
 """Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 DAYS = (
-    "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
+    "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=200,"
     "max_tokens=22000"
 )
 """The requests of a real trace over two days of 480 simulated seconds: a start-up takes some 7 of them, as 20 minutes of
-24 hours. Chosen: prompts that a worker computes in 3 s at most, answers short enough for two cores."""
+24 hours. Chosen: prompts that a worker computes in 3 s at most, and answers that fill one decode worker at noon."""
 
 
 @dataclass(frozen=True, slots=True)
