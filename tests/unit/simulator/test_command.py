@@ -83,6 +83,7 @@ def test_what_happens_is_given_by_options():
         "restarts": [3.0],
         "budget": [{"at_s": 4.0, "gpus": 9}],
         "node_gpus": 8,
+        "failing_starts": 0.0,
     }
 
 
