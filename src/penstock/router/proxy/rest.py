@@ -118,5 +118,6 @@ class StreamRests:
 def _observe_rest(meter: RelayMeter, kept: Kept, seam: Seam, data: bytes, at: int = 0) -> bytes:
     """Take one read of a stream that goes on, and return what to send; as `RelayMeter.observe`."""
     joined = seam.join(meter.observe(data[at:-2] if at else data))
-    kept.add(joined)
+    kept.append(joined)
+    kept.count()
     return joined

@@ -24,7 +24,7 @@ from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event,
 from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.continuation import Kept
+from penstock.router.proxy.continuation import COUNTED, Kept
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 
@@ -151,6 +151,7 @@ class RelayMeter:
     is_done: bool = False
     has_error: bool = False
     last_real_s: float = 0.0
+    _counted_at: int = 0
     _splitter: EventSplitter = field(default_factory=EventSplitter)
     _tail: bytearray = field(init=False)
     _itl: BucketCounts = field(init=False)
@@ -197,13 +198,21 @@ class RelayMeter:
                 self.tokens += count
                 self.assignment.grow(count, gap_s)
                 if self.kept is not None:
-                    self.kept.add(data[at:-2] if at else data)
+                    self.kept.append(data)
+                    if self.tokens >= self._counted_at:
+                        self._count_kept()
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
         if self.kept is not None:
-            self.kept.add(sent)
+            self.kept.append(sent)
+            self._count_kept()
         return data if sent is body else sent
+
+    def _count_kept(self) -> None:
+        self._counted_at = self.tokens + COUNTED
+        if self.kept is not None:
+            self.kept.count()
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
