@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
+from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.facts import (
     Finding,
     Object,
@@ -16,7 +17,6 @@ from penstock_operator.doctor.facts import (
     unknown,
     warning,
 )
-from penstock_operator.plan.drift import quantity
 from penstock_operator.resources.node_pool import gpu_request
 from penstock_operator.resources.pod import gpu_ceiling
 

@@ -39,6 +39,7 @@ from penstock.kube.objects.names import (
     WORKER_PORT,
     child_name,
 )
+from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.check import component_of, lease_of, scope_of
 from penstock_operator.doctor.check_pools import Requested
 from penstock_operator.doctor.facts import (
@@ -50,7 +51,6 @@ from penstock_operator.doctor.facts import (
     RightsFact,
     Unreadable,
 )
-from penstock_operator.plan.drift import quantity
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS, Right
 

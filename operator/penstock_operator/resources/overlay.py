@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.kube.objects.quantity import quantity
 from penstock_operator.resources.accelerators import GPU_RESOURCES, is_accelerator
 from penstock_operator.resources.allowances import Allowances
 from penstock_operator.resources.privileges import confined
@@ -179,8 +180,42 @@ def overlaid(
     """
     template = overlay(built, patch, path)
     _refuse_broken(template, path, counted)
+    template = _within_limits(template, built)
     template = _with_grace(template, built["spec"]["terminationGracePeriodSeconds"], path)
     return template if allowed.everything else confined(built, template, path, allowed)
+
+
+def _within_limits(template: dict[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template whose built requests are no more than limits that a patch set: the API server would refuse the pod."""
+    own = {
+        each["name"]: each.get("resources", {}).get("requests", {}) for each in built["spec"]["containers"]
+    }
+    containers = [_limited(each, own.get(each["name"], {})) for each in template["spec"]["containers"]]
+    return {**template, "spec": {**template["spec"], "containers": containers}}
+
+
+def _limited(container: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    resources = container.get("resources")
+    if not isinstance(resources, Mapping):
+        return container
+    requests, limits = resources.get("requests"), resources.get("limits")
+    if not (isinstance(requests, Mapping) and isinstance(limits, Mapping)):
+        return container
+    lowered = {
+        key: limits[key]
+        for key in requests.keys() & own.keys() & limits.keys()
+        if requests[key] == own[key] and _is_more(own[key], limits[key])
+    }
+    return (
+        {**container, "resources": {**resources, "requests": {**requests, **lowered}}}
+        if lowered
+        else container
+    )
+
+
+def _is_more(asked: object, limit: object) -> bool:
+    numbers = quantity(asked), quantity(limit)
+    return numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]
 
 
 def _with_grace(template: dict[str, Any], grace_s: int, path: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from penstock.runtimes import (
     runtime_of,
 )
 from penstock.runtimes.engine_flags import split_of
+from penstock.runtimes.protocol import OWN_REQUESTS
 from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
 from penstock_operator.resources.metadata import (
     ROUTER_SUFFIX,
@@ -197,8 +198,6 @@ def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = Fal
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
 
 
-_OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
-"""Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
 _ROUTER_LIMITS: Final = {"memory": "2Gi"}
 """Chosen: four times the bodies that a router holds, and what it makes of them; a podTemplate may raise it."""
 
@@ -362,19 +361,15 @@ def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
 
 
 def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
-    resources: dict[str, Any] = {}
-    if _is_own(graph, service):
-        resources["requests"] = dict(_OWN_REQUESTS)
-        if graph.spec.services[service].role is Role.ROUTER:
-            if not graph.spec.models_gpus:
-                resources["requests"]["cpu"] = _ROUTER_CPU
-            resources["limits"] = dict(_ROUTER_LIMITS)
-    gpus = gpu_request(graph, service)
-    if gpus is not None:
-        name, number = gpus
-        resources["requests"] = {**resources.get("requests", {}), name: str(number)}
-        resources["limits"] = {name: str(number)}
-    return resources
+    role, spec = graph.spec.services[service].role, graph.spec
+    if role is Role.ROUTER and _is_own(graph, service):
+        cpu = {} if spec.models_gpus else {"cpu": _ROUTER_CPU}
+        return {"requests": {**OWN_REQUESTS, **cpu}, "limits": dict(_ROUTER_LIMITS)}
+    requests = runtime_of(spec.runtime).pod_requests(spec, role, gpus_per_pod(graph, service))
+    asked = gpu_request(graph, service)
+    gpus = {} if asked is None else {asked[0]: str(asked[1])}
+    found = {"requests": {**requests, **gpus}, "limits": gpus}
+    return {key: value for key, value in found.items() if value}
 
 
 def _with_own_marks(

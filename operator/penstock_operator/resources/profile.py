@@ -33,6 +33,7 @@ from penstock.kube.objects.names import (
     PROFILE_LABEL,
     profile_name,
 )
+from penstock.runtimes import runtime_of
 from penstock_operator.resources.metadata import BuildContext, owned_by, recommended_labels, release_label
 from penstock_operator.resources.node_pool import (
     TEMPORARY,
@@ -270,7 +271,9 @@ def _environment(work: _Work) -> _Env:
 
 
 def _resources(work: _Work) -> dict[str, Any]:
-    requests = dict(_REQUESTS) if work.is_simulated else {}
+    spec = work.graph.spec
+    of_engine = runtime_of(spec.runtime).pod_requests(spec, Role.AGGREGATED, work.gpus)
+    requests = dict(_REQUESTS) if work.is_simulated else dict(of_engine)
     if not work.gpu_resource:
         return {"requests": requests} if requests else {}
     gpus = {work.gpu_resource: str(work.gpus)}

@@ -1,11 +1,12 @@
-"""Flags that vLLM defines and the simulated worker and Dynamo's vLLM worker share."""
+"""Flags that vLLM defines and the simulated worker and Dynamo's vLLM worker share, and what a vLLM needs of its host."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
-from penstock.api.enums import Environment, Role
+from penstock.api.enums import Environment, KvBufferDevice, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
 from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
@@ -24,6 +25,23 @@ _SPLITS = {
 LEADER_RANK = "0"
 """Of the node that answers a replica's requests."""
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+
+
+_CPU_ENGINE: Final = {"cpu": "1", "memory": "4Gi"}
+"""Measured for manifests/samples/vllm-cpu.yaml: two workers run on two cores and 8 GB."""
+_MEMORY_GIB: Final = 4
+"""Chosen: of host memory for API server and engine core, and again for each GPU's process; weights lie on the GPU."""
+
+
+def engine_requests(spec: GraphSpec, gpus: int) -> dict[str, str]:
+    """Return CPU and memory that a pod of one vLLM requests, so that no neighbour takes its cores or memory.
+
+    Source: docs.vllm.ai/en/latest/configuration/optimization, "CPU Resources for GPU Deployments": API server, engine core
+    and one process a GPU, so 2 + N cores at least.
+    """
+    if spec.engine.kv_buffer_device is KvBufferDevice.CPU:
+        return dict(_CPU_ENGINE)
+    return {"cpu": str(2 + gpus), "memory": f"{_MEMORY_GIB * (1 + gpus)}Gi"}
 
 
 def batch_flags(spec: GraphSpec) -> list[str]:

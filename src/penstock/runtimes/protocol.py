@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Final, Protocol, cast
 
 from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
@@ -43,6 +43,9 @@ LIVENESS_S = 60.0
 ENGINE_LIVENESS_S = 600.0
 """Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
 processors are short, and to kill it then loses all its requests; one that hangs for good is still replaced."""
+
+OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+"""Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
 
 MASK = "***"
 
@@ -219,6 +222,17 @@ class Runtime(Protocol):
     def pod_environment(self, role: Role) -> Mapping[str, str]:
         """Return variables that pods of a role need; ``$(POD_IP)`` is the pod's own address."""
         del role
+        return {}
+
+    def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
+        """Return CPU and memory that one pod requests beside its GPUs; none: the pod is the first to be evicted.
+
+        Args:
+            spec: Of the graph.
+            role: A worker's, or the router's where `RuntimeTraits.frontend` is given.
+            gpus: That the pod counts.
+        """
+        del spec, role, gpus
         return {}
 
     def node_args(self, spec: GraphSpec, nodes: int, rank: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
@@ -18,6 +19,7 @@ from penstock.runtimes.engine_flags import (
 from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
+    OWN_REQUESTS,
     PORT,
     Runtime,
     RuntimeContext,
@@ -54,3 +56,8 @@ class Simulated(Runtime):
         env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
         has_own_ports = events and context.environment is Environment.LOCAL
         return WorkerCommand(argv=tuple(argv), ports=(PORT, *ports) if has_own_ports else (PORT,), env=env)
+
+    def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
+        """Return an idle process's need, whatever it models."""
+        del spec, role, gpus
+        return OWN_REQUESTS

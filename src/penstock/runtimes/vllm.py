@@ -18,6 +18,7 @@ from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
     batch_flags,
     cache_variables,
+    engine_requests,
     kv_event_flags,
     kv_transfer_flags,
     node_flags,
@@ -67,6 +68,11 @@ class Vllm(Runtime):
     def pod_environment(self, role: Role) -> Mapping[str, str]:
         """Return the address at which a worker's nodes reach it."""
         return {"VLLM_HOST_IP": "$(POD_IP)"} if role.is_worker else {}
+
+    def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
+        """Return what vLLM's processes need."""
+        del role
+        return engine_requests(spec, gpus)
 
     def node_args(self, spec: GraphSpec, nodes: int, rank: str) -> list[str]:
         """Return vLLM's own rendezvous."""

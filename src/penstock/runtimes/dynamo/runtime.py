@@ -28,12 +28,14 @@ from penstock.kube.kinds import DYNAMO_WORKER_METADATA
 from penstock.runtimes.engine_flags import (
     batch_flags,
     cache_variables,
+    engine_requests,
     kv_transfer_flags,
     node_flags,
     parallel_flags,
     stream_flags,
 )
 from penstock.runtimes.protocol import (
+    OWN_REQUESTS,
     PORT,
     SIDE_CHANNEL_PORT,
     ClusterNeeds,
@@ -109,6 +111,12 @@ class Dynamo(Runtime):
         """Return the address that a pod registers."""
         del role
         return {"DYN_TCP_RPC_HOST": "$(POD_IP)"}
+
+    def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
+        """Return what vLLM needs; a mocker models it, and a frontend before real workers keeps a core busy, as our router does."""
+        if spec.engine.mocker:
+            return OWN_REQUESTS
+        return engine_requests(spec, gpus) if role.is_worker else {**OWN_REQUESTS, "cpu": "1"}
 
     def node_args(self, spec: GraphSpec, nodes: int, rank: str) -> list[str]:
         """Return vLLM's own rendezvous; a mocker knows no nodes."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import APPLIED_ANNOTATION
-from penstock_operator.plan.drift import differences, quantity, stamped
+from penstock.kube.objects.quantity import quantity
+from penstock_operator.plan.drift import differences, stamped
 
 
 def drifted(desired, live):

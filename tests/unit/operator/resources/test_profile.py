@@ -135,7 +135,10 @@ def test_the_pod_goes_where_the_graphs_workers_go(pod):
     assert found["nodeSelector"] == {"pool": "a100"}
     assert [each["key"] for each in found["tolerations"]] == ["nvidia.com/gpu"]
     [container] = found["containers"]
-    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
+    assert container["resources"] == {
+        "requests": {"cpu": "3", "memory": "8Gi", "amd.com/gpu": "1"},
+        "limits": {"amd.com/gpu": "1"},
+    }
     assert {"name": "model-cache", "mountPath": "/models"} in container["volumeMounts"]
     assert {"name": "HF_HOME", "value": "/models"} in container["env"]
     assert "nodeSelector" not in pod(graph=POOLED, nodePool="h100")
