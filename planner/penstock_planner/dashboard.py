@@ -37,7 +37,7 @@ class Dashboard:
     def __init__(self, folder: Path, config: DecideConfig) -> None:
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
-        self._drawn_s = self._kept_s = self._pictured_s = float("-inf")
+        self._drawn_s = self._pictured_s = float("-inf")
         self._figures = Figures(config, is_held=False)
         self._runs = Runs(folder)
         self._history = History()
@@ -62,6 +62,9 @@ class Dashboard:
     def tick(self, view: View) -> None:
         """Draw the newest numbers, a few times per adjustment interval."""
         self._figures.tick(view)
+        is_moment = self._history.tick(view)
+        if is_moment and view.wall_s - self._pictured_s >= PICTURE_S:
+            self._write(lambda: self._draw_pictures(view))
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
         self._drawn_s = view.at_s
@@ -74,11 +77,6 @@ class Dashboard:
         # The expected value for a time is drawn next to the actual one.
         for at_s, tokens_per_s in self._figures.due(view.at_s):
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
-        if view.at_s - self._kept_s >= self._config.adjustment_interval_s:
-            self._kept_s = view.at_s
-            self._history.add(view, found.get(("arriving", "demand/requests_per_second")))
-            if view.wall_s - self._pictured_s >= PICTURE_S:
-                self._write(lambda: self._draw_pictures(view))
 
     def decided(self, decision: Decision, view: View) -> None:
         """Write the decision as text, and the latencies of the interval before it."""

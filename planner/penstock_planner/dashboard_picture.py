@@ -10,10 +10,10 @@ import io
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Demand
 from penstock_planner.figures import View
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ HOUR_S: Final = 3_600.0
 PICTURE_S: Final = 60.0
 """Real seconds between two pictures. Chosen: one takes half a second of a processor."""
 
-MOMENTS: Final = 2_880
-"""Chosen: a day of intervals of 30 s."""
+MOMENT_S: Final = 10.0
+MOMENTS: Final = 8_640
+"""Simulated seconds between two moments, and how many are kept: a day. Chosen: a ramp of a minute is seen."""
 
 CHANGES: Final = 200
 LISTED: Final = 8
@@ -44,13 +45,15 @@ class Moment:
         at_s: Simulated seconds since the planner first started.
         ready: Replicas that serve, by role.
         gpus: Of existing workers.
-        arrivals_per_s: Requests; None: unknown.
-        oldest_wait_s: In the routers' queues; None: unknown.
+        gpu_s: GPU-seconds since the process began.
+        arrivals_per_s: Requests, mean since the moment before; None: unknown.
+        oldest_wait_s: Longest wait in the routers' queues since then; None: unknown.
     """
 
     at_s: float
     ready: dict[str, int]
     gpus: int
+    gpu_s: float
     arrivals_per_s: float | None
     oldest_wait_s: float | None
 
@@ -70,19 +73,33 @@ class History:
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS)
         self._changes: deque[Change] = deque(maxlen=CHANGES)
+        self._demands: list[Demand] = []
+        self._last: View | None = None
+        self._gpu_s = 0.0
 
-    def add(self, view: View, arrivals_per_s: float | None) -> None:
-        """Keep a moment."""
-        demand = None if view.pull is None else view.pull.demand
+    def tick(self, view: View) -> bool:
+        """Take a tick; return whether it became a moment."""
+        if self._last is not None:
+            self._gpu_s += view.gpus * max(0.0, view.at_s - self._last.at_s)
+        self._last = view
+        if view.pull is not None and view.pull.demand is not None:
+            self._demands.append(view.pull.demand)
+        at_s = view.at_s - view.origin_s
+        if not view.pools or (self._moments and at_s - self._moments[-1].at_s < MOMENT_S):
+            return False
+        demands, self._demands = self._demands, []
+        period_s = sum(each.period_s for each in demands)
         self._moments.append(
             Moment(
-                view.at_s - view.origin_s,
+                at_s,
                 {role.value: pool.ready for role, pool in view.pools.items()},
                 view.gpus,
-                arrivals_per_s,
-                None if demand is None else demand.oldest_wait_s or 0.0,
+                self._gpu_s,
+                sum(each.arrivals for each in demands) / period_s if period_s else None,
+                max((each.oldest_wait_s or 0.0 for each in demands), default=None),
             )
         )
+        return True
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep a decision that changes a number."""
@@ -123,11 +140,11 @@ def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, sl
     unit, unit_s = ("hours", HOUR_S) if moments[-1].at_s - moments[0].at_s > 2 * HOUR_S else ("minutes", 60.0)
     times = [each.at_s / unit_s for each in moments]
     _draw_replicas(upper, times, moments)
-    upper.set_title(title, loc="left", pad=16)
+    upper.set_title(title, loc="left", pad=32)
     _draw_waits(middle, times, moments, slo_s)
     lower.step(times, [each.gpus for each in moments], where="post", color="#333333")
     lower.fill_between(times, [each.gpus for each in moments], step="post", alpha=0.15, color="#333333")
-    spent = _gpu_hours(moments)
+    spent = (moments[-1].gpu_s - moments[0].gpu_s) / HOUR_S
     lower.set_ylabel("GPUs")
     lower.set_ylim(bottom=0)
     lower.set_title(f"{spent:.2f} GPU-hours", loc="right", fontsize=9)
@@ -165,17 +182,22 @@ def _draw_waits(axes: Axes, times: Sequence[float], moments: Sequence[Moment], s
     axes.set_ylim(bottom=0)
 
 
-def _gpu_hours(moments: Sequence[Moment]) -> float:
-    return sum(one.gpus * (two.at_s - one.at_s) for one, two in pairwise(moments)) / HOUR_S
-
-
 def _number(upper: Axes, lower: Axes, listed: Sequence[Change], unit_s: float) -> None:
     top = upper.get_ylim()[1]
     for number, change in enumerate(listed, start=1):
         at = change.at_s / unit_s
         for axes in (upper, lower):
             axes.axvline(at, color="#999999", linewidth=0.6, linestyle=":")
-        upper.annotate(str(number), (at, top), fontsize=8, ha="center", va="bottom")
+        # Numbers of changes that are close stand one above the other.
+        upper.annotate(
+            str(number),
+            (at, top),
+            xytext=(0, 9 * (number % 3)),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+            va="bottom",
+        )
 
 
 def _list(figure: Figure, listed: Sequence[Change]) -> None:
