@@ -38,8 +38,8 @@ from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
 from penstock.report.findings import analyse, require_plots, with_graph
-from penstock.report.findings import as_json as plain_report
 from penstock.report.page import write_report
+from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
 from penstock.workload.results import read_run

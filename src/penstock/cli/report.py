@@ -16,8 +16,8 @@ from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import flag
 from penstock.report.findings import RunReport, analyse, require_plots, with_graph
-from penstock.report.findings import as_json as plain_report
 from penstock.report.page import write_report
+from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
 from penstock.simulator.counterfactual import compare
 

@@ -23,6 +23,9 @@ from penstock_planner.decision_steps import ProfileReading
 
 _HOUR_S = 3600.0
 
+_COVERED = 0.99
+"""Chosen: the share of a run that a ledger must cover for its GPU-hours to represent the run's."""
+
 FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
 """Correction factors by their key, as people read them."""
 
@@ -52,6 +55,10 @@ class GpuUse:
     def saved_fraction(self) -> float:
         """Share of the static maximum that was not used."""
         return 1 - self.used_hours / self.static_max_hours if self.static_max_hours > 0 else 0.0
+
+    def covers(self, duration_s: float) -> bool:
+        """Return whether the span represents a run of that many seconds."""
+        return self.end_s - self.start_s >= _COVERED * duration_s
 
     def lines(self) -> list[str]:
         """Return it in one sentence."""

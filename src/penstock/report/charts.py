@@ -40,6 +40,8 @@ from penstock.workload.statistics import percentiles
 _TALL_INCHES, _TALL_PANELS = 9.0, 3
 """Height of a picture of more panels."""
 
+_RED: Final = "#A00000"
+
 _LOOKS: Final = {
     FleetKind.PLANNER: ("o", BLUE),
     FleetKind.FIXED: ("s", VERMILION),
@@ -63,18 +65,15 @@ def draw_all(report: RunReport, directory: Path) -> list[Path]:
     return save_all(pictures, directory)
 
 
-def _figure(report: RunReport, title: str, *, is_of_gaps: bool = False) -> Figure:
-    mark = ""
-    if report.lag["is_distorted"]:
-        mark = "  (DISTORTED: a process lagged behind its schedule)"
-    elif is_of_gaps and report.lag["is_itl_distorted"]:
-        mark = "  (DISTORTED: a process lagged too much for single gaps)"
-    return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
+def _measured_figure(title: str, *, is_distorted: bool) -> Figure:
+    """Return the figure of a latency; the title is red where lag has made its values wrong."""
+    mark = "  (DISTORTED: a process lagged behind its schedule)" if is_distorted else ""
+    return blank_figure(title + mark, colour=_RED if is_distorted else BLACK)
 
 
 def _over_time(report: RunReport, run: PlannerRun, picture: Picture) -> Figure:
     """Draw one of the planner's pictures, with the spans in which replicas start or drain."""
-    figure = _figure(report, picture.title)
+    figure = blank_figure(picture.title)
     if picture.panels > _TALL_PANELS:
         figure.set_size_inches(SIZE_INCHES[0], _TALL_INCHES)
     panels = list(figure.subplots(picture.panels, 1, sharex=True, squeeze=False)[:, 0])
@@ -100,7 +99,7 @@ def _over_load(report: RunReport, axes: Axes) -> None:
 
 def _fleets(report: RunReport, found: Counterfactual) -> Figure:
     """Draw every fleet whose cost is known; the measured one is a star, with lines through it to compare by."""
-    figure = _figure(report, "The same traffic on other fleets")
+    figure = _measured_figure("The same traffic on other fleets", is_distorted=report.lag["is_distorted"])
     axes = figure.subplots()
     named, served = {each.name for each in found.outcomes}, found.served
     _points(axes, [each for each in found.fixed if each.name not in named], "other fixed fleets", ".", GREY)
@@ -133,14 +132,14 @@ def _ttft(report: RunReport) -> Figure:
         if result.status is RequestStatus.OK and result.ttft_s is not None
     ]
     times, values = columns(ok)
-    figure = _figure(report, "Time to first token")
+    figure = _measured_figure("Time to first token", is_distorted=report.lag["is_distorted"])
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     over_time.scatter(times, values, s=8, color=SKY, alpha=0.6, linewidths=0, label="request")
     bad = [result.arrival_s for result in report.load.results if result.status is not RequestStatus.OK]
     if bad:
         foot = over_time.get_xaxis_transform()
         label = f"failed or rejected ({len(bad)})"
-        over_time.plot(bad, [0.02] * len(bad), "x", color="#A00000", transform=foot, label=label)
+        over_time.plot(bad, [0.02] * len(bad), "x", color=_RED, transform=foot, label=label)
     over_time.set(xlabel="arrival (simulated s)", ylabel="TTFT (simulated s)")
     _draw_cdf(spread, values, BLUE, "requests")
     spread.set_xlabel("TTFT (simulated s)")
@@ -154,7 +153,7 @@ def _itl(report: RunReport) -> Figure:
     shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
     gaps = np.maximum(gaps, shortest_s)  # shorter ones are below the client's timer resolution
     tpot = [r.tpot_s for r in report.load.results if r.status is RequestStatus.OK and r.tpot_s is not None]
-    figure = _figure(report, "Inter-token latency", is_of_gaps=True)
+    figure = _measured_figure("Inter-token latency", is_distorted=report.lag["is_itl_distorted"])
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     if shortest_s and gaps.size:
         least = f"timers tell gaps from {1000 * shortest_s:g} ms on apart"
@@ -209,7 +208,7 @@ def _draw_cdf(axes: Axes, values: series.Floats, colour: str, label: str, *, lea
 
 def _requests(report: RunReport) -> Figure:
     """Draw arrivals per second and requests in flight."""
-    figure = _figure(report, "Arrivals and requests in flight")
+    figure = blank_figure("Arrivals and requests in flight")
     arrivals, flight = figure.subplots(2, 1, sharex=True)
     times = [result.arrival_s for result in report.load.results]
     width_s = np.ceil(max(report.duration_s, 1.0) / 120)

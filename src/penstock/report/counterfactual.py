@@ -15,9 +15,6 @@ from penstock.report.analysis import GpuUse
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import describe
 
-_COVERED = 0.99
-"""Chosen: the share of a run that a ledger must cover for its GPU-hours to represent the run's."""
-
 
 class FleetKind(StrEnum):
     """Who sets the number of replicas."""
@@ -68,12 +65,14 @@ class Counterfactual:
         outcomes: What is shown, the measured one first.
         fixed: Every fixed fleet that was tried, the smallest first.
         notes: How it was made, and what it lacks.
+        equal: The cheapest fixed fleet that serves as well; None where none that was tried does.
     """
 
     slo_s: float
     outcomes: tuple[FleetOutcome, ...]
     fixed: tuple[FleetOutcome, ...]
     notes: tuple[str, ...]
+    equal: FleetOutcome | None = None
 
     @property
     def served(self) -> FleetOutcome:
@@ -94,14 +93,13 @@ def served_outcome(
         duration_s: Of the run.
     """
     ttft = [result.ttft_s for result in results if result.status is RequestStatus.OK]
-    is_covered = use is not None and use.end_s - use.start_s >= _COVERED * duration_s
     return outcome(
         np.array([each for each in ttft if each is not None], dtype=np.float64),
         name=name,
         kind=FleetKind.PLANNER,
         requests=len(results),
         slo_s=slo_s,
-        gpu_hours=use.used_hours if use is not None and is_covered else None,
+        gpu_hours=use.used_hours if use is not None and use.covers(duration_s) else None,
         is_measured=True,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ class RunReport:
         """What a reader should know in addition to the load's notes, which are in its summary."""
         if self.planner is None:
             return self.remarks
-        covered_s = 0.0 if self.use is None else self.use.end_s - self.use.start_s
         coverage: tuple[str, ...] = ()
-        if covered_s < 0.99 * self.duration_s:
+        if self.use is None or not self.use.covers(self.duration_s):
+            covered_s = 0.0 if self.use is None else self.use.end_s - self.use.start_s
             coverage = (f"the ledger covers {covered_s:.0f} s of the load run's {self.duration_s:.0f} s",)
         return (*self.planner.notes, *coverage, *self.remarks)
 
@@ -129,20 +129,3 @@ def require_plots() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib, which is not installed: pip install 'penstock[plots]'")
-
-
-def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
-    """Return the analysis as plain data."""
-    parts = {
-        "gpu_use": report.use,
-        "demand": report.demand,
-        "targets": report.targets,
-        "violations": report.violations,
-        "counterfactual": report.counterfactual,
-    }
-    found = {name: None if part is None else asdict(part) for name, part in parts.items()}
-    if report.use is not None:
-        found["gpu_use"] = {**asdict(report.use), "saved_fraction": report.use.saved_fraction}
-    decisions = [] if report.planner is None else [asdict(mark) for mark in report.planner.decisions]
-    more = {"decisions": decisions, "notes": list(report.notes), "files": [str(path) for path in files]}
-    return {"load": report.load.summary, **found, **more}

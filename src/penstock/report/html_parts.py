@@ -13,6 +13,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: .5rem 0; display: block; max-width: 100%; overflow-x: auto; }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.result { font-size: 1.2rem; font-weight: 600; }
 .mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
 .mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
 figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }

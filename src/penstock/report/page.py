@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport, require_plots
+from penstock.report.headline import headline, title
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.text import (
     Figures,
@@ -65,10 +66,11 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
 def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     """Return the page; the pictures are read and put into it."""
     summary = report.load.summary
-    name = f"{summary['trace']['name']} against {summary['settings']['model']}"
+    name = title(report)
     said = {name: [line] for name, line in load_lines(summary).items()} | facts(report)
     parts = [
-        f"<h1>Penstock report: {text(name)}</h1>",
+        f"<h1>{text(name)}</h1>",
+        f'<p class="result">{text(headline(report))}</p>',
         *(_mark(note) for note in (*notes(summary), *report.notes)),
         "<h2>Summary</h2>",
         pairs((name, [line.removeprefix(f"{name}: ") for line in lines]) for name, lines in said.items()),
@@ -105,7 +107,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
         if config.performance is not None:  # its tables are long
             shown["performance"] = f"of {config.performance.model or 'an unnamed model'}"
         parts += ["<h3>Planner</h3>", pairs(shown.items())]
-    return page("Penstock report", parts)
+    return page(f"Penstock report: {name}", parts)
 
 
 def _table(figures: Figures) -> str:

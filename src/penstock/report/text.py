@@ -12,6 +12,7 @@ from rich.text import Text
 
 from penstock.report.counterfactual import Counterfactual, sentences
 from penstock.report.findings import RunReport
+from penstock.report.headline import headline
 from penstock.report.ledger_view import DecisionMark
 
 _LATENCIES: Final = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
@@ -238,8 +239,8 @@ def counted(marks: Sequence[DecisionMark]) -> str:
 
 
 def report_text(report: RunReport) -> RenderableType:
-    """Return the complete report for a terminal: load, targets, GPU-hours, each change with its reason."""
-    parts = [load_summary(report.load.summary)]
+    """Return the complete report for a terminal: the result, load, targets, GPU-hours, each change with its reason."""
+    parts = [Text(headline(report), style="bold"), load_summary(report.load.summary)]
     parts += [Text(line) for lines in facts(report).values() for line in lines]
     if report.planner is not None:
         parts.append(Text(counted(report.planner.decisions)))

@@ -350,7 +350,19 @@ def compare(
             " was simulated, not as it was measured"
         )
     shown = (served, *tried.scaled, *_chosen_fixed(tried), *_chosen_schedule(tried))
-    return Counterfactual(setting.base.slo_s, shown, tuple(each for _, each in tried.fixed), tuple(notes))
+    return Counterfactual(
+        setting.base.slo_s,
+        shown,
+        fixed=tuple(each for _, each in tried.fixed),
+        notes=tuple(notes),
+        equal=_cheapest_equal(tried),
+    )
+
+
+def _cheapest_equal(tried: _Comparison) -> FleetOutcome | None:
+    """Return the fixed fleet of the fewest GPUs that is as good, of several the best."""
+    as_good = [each for each in tried.fixed if tried.is_as_good(each[1])]
+    return min(as_good, key=lambda each: (each[0], -each[1].in_time))[1] if as_good else None
 
 
 def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
@@ -359,9 +371,8 @@ def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
         return []
     _, best = max(tried.fixed, key=lambda each: (each[1].in_time, -each[0]))
     remarks = {best.name: ["the best fixed fleet tried; none served as well"]}
-    as_good = [each for each in tried.fixed if tried.is_as_good(each[1])]
-    if as_good:
-        _, cheapest = min(as_good, key=lambda each: (each[0], -each[1].in_time))
+    cheapest = _cheapest_equal(tried)
+    if cheapest is not None:
         remarks = {cheapest.name: ["the cheapest fixed fleet that serves as well"]}
     affordable = [each for gpus, each in tried.fixed if gpus == tried.affordable_gpus]
     if affordable:

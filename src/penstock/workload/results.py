@@ -64,11 +64,15 @@ _SHAPE: Final[Mapping[str, Any]] = {
         "speed": float,
         **dict.fromkeys(("concurrency", "max_input_tokens"), int | None),
     },
-    "trace": {
-        "name": str,
-        "skipped_rows": list[str],
-        **dict.fromkeys(("truncated_prompts", "dropped_prompts"), int),
-    },
+    "trace": _model(
+        "trace",
+        {
+            "name": str,
+            "skipped_rows": list[str],
+            **dict.fromkeys(("truncated_prompts", "dropped_prompts"), int),
+        },
+        title=str,
+    ),
 }
 """The parts of ``summary.json`` that its readers rely on. Keys beside these are kept and shown as they are."""
 

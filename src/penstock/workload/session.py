@@ -314,6 +314,7 @@ def _trace(plan: LoadPlan) -> dict[str, Any]:
     rate = mean_rate(requests)
     return {
         "name": plan.trace.name,
+        "title": plan.trace.title or f"Trace {Path(plan.trace.name).name}",
         "format": plan.trace.format.value,
         "has_block_ids": any(request.block_ids is not None for request in requests),
         "sha256": plan.trace.sha256,

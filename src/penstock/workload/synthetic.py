@@ -219,6 +219,22 @@ class Process(StrEnum):
     TENANTS = "tenants"
 
 
+_TITLES: Final = {
+    Process.POISSON: "Random arrivals at a steady rate",
+    Process.GAMMA: "Arrivals in clusters at a steady rate",
+    Process.SINE: "A rate that swings",
+    Process.STEP: "A step in the rate",
+    Process.CONSTANT: "Evenly spaced arrivals",
+    Process.RAMP: "A rising rate",
+    Process.REGIMES: "A rate that jumps at random",
+    Process.DAY: "Days and nights",
+    Process.SAWTOOTH: "A rate that climbs and falls at once",
+    Process.WEEK: "Weeks of work days, nights and a holiday",
+    Process.BURSTS: "Bursts",
+    Process.TENANTS: "Tenants that come and go",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SyntheticSpec:
     """One made-up workload; lengths are tokens, those of STEP and RAMP begin at ``step_s``."""
@@ -312,6 +328,11 @@ class SyntheticSpec:
         ]
         return " ".join(("synthetic", self.process.value, *described))
 
+    @property
+    def title(self) -> str:
+        """What it is in words, without figures: a load may be stretched."""
+        return _TITLES[self.process] + (f" with the requests of {self.requests}" if self.requests else "")
+
 
 def parse_synthetic(text: str) -> SyntheticSpec | None:
     """Return the spec that ``poisson:rate=4,count=1000`` stands for, or None if it names no process."""
@@ -353,7 +374,7 @@ def read_source(
         return load_trace(source, on_bad_row=on_bad_row, block_tokens=block_tokens)
     requests = tuple(synthesise(synthetic, np.random.default_rng([seed, 1])))
     digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
-    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {})
+    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, {}, title=synthetic.title)
 
 
 def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceRequest]:

@@ -76,6 +76,7 @@ class Trace:
     Attributes:
         skipped: Why a row was left out, by 1-based line.
         hash_tokens: Tokens that one of the file's own hash ids stands for.
+        title: What it is in words, for headings; empty: a file, which its name says.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Trace:
     requests: tuple[TraceRequest, ...] = field(hash=False)
     skipped: Mapping[int, str] = field(hash=False)
     hash_tokens: int = BLOCK_TOKENS
+    title: str = ""
 
     @property
     def is_batched(self) -> bool:
