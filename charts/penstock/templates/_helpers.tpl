@@ -18,13 +18,24 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels of every object; takes (dict "root" $ "component" NAME). */}}
+{{/* Labels of every object; takes (dict "root" $ "component" NAME), and as "labels" those of its kind. */}}
 {{- define "penstock.labels" -}}
+{{- with merge (dict) (default (dict) .labels) .root.Values.commonLabels -}}
+{{ toYaml . }}
+{{ end -}}
 {{ include "penstock.selectorLabels" . }}
 app.kubernetes.io/part-of: penstock
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Labels of every pod; takes the same. */}}
+{{- define "penstock.podLabels" -}}
+{{- with merge (dict) (default (dict) .labels) .root.Values.commonLabels -}}
+{{ toYaml . }}
+{{ end -}}
+{{ include "penstock.selectorLabels" . }}
 {{- end -}}
 
 {{- define "penstock.image" -}}
