@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from test_chart import CHART, KUBE_VERSION, of_kind, rendered, run_helm
 
 from penstock.api import GraphDeployment
+
+sys.path.append(str(Path(__file__).parent))
+from test_chart import CHART, KUBE_VERSION, of_kind, rendered, run_helm
 
 
 def test_every_object_and_pod_carries_the_common_labels():
