@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +34,7 @@ from penstock.core.http.loop import run
 from penstock.local.build import UpOptions
 from penstock.local.down import down
 from penstock.local.ports import unused_port
+from penstock.local.relay_rate import affordable_speed, machine_rate, needed_rate
 from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
@@ -88,7 +89,7 @@ class DemoOptions:
         gt=0,
         unset="the trace's",
     )
-    speed: float = time_scale(9.0)
+    speed: float = time_scale(9.0, more=", lowered before the start where this machine would not keep up")
     as_json: bool = flag(
         "Print the report as JSON, as `penstock report --json` does; progress goes to stderr.",
         name="--json",
@@ -109,6 +110,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     console = Terminal(stderr=options.as_json)
     began_s = time.monotonic()
     clear(options.output_dir)
+    options = await _at_affordable_speed(options, console)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
     async with _graph(options, console, stop) as started:
@@ -135,6 +137,23 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     if not found.load.summary["requests"]["ok"] and not stop.is_set():
         raise PenstockError("no request succeeded; the logs are in " + str(options.output_dir / "log"))
     return not stop.is_set()
+
+
+async def _at_affordable_speed(options: DemoOptions, console: Terminal) -> DemoOptions:
+    """Return the options with a speed that this machine keeps up with, and say so if it is lower than requested."""
+    rate = await machine_rate()
+    if rate is None:
+        console.print(f"could not measure this machine; speed {options.speed:g} may be too fast for it")
+        return options
+    speed = affordable_speed(options.speed, rate)
+    if speed < options.speed:
+        console.print(
+            f"this machine relays {rate:,.0f} events/s, and speed {options.speed:g} takes"
+            f" {needed_rate(options.speed):,.0f}: speed {speed:g} instead, which takes {options.speed / speed:.1f} times"
+            " as long",
+            soft_wrap=True,
+        )
+    return replace(options, speed=speed)
 
 
 def _has_results(run_dir: Path) -> bool:
