@@ -202,28 +202,43 @@ class StatusListener:
                 PlannerReason.TARGET_UNAVAILABLE,
                 "the cluster cannot be watched: nothing is decided, everything stays as it is",
             )
-        if (held := self._held(view)) is not None:
-            return held
+        reason, message = self._acting(view, unknown)
+        held = self._held(view)
+        if not held:
+            return reason, message
+        roles = {role for found, _, _ in held for role in found}
+        others = [role.value for role in view.desired if role not in roles and role not in self._external]
+        words = [each for _, _, each in held]
+        if others:
+            words.append(f"{' and '.join(others)}: {message}")
+        return held[0][1], "; ".join(words)
+
+    def _acting(self, view: View, unknown: str) -> tuple[PlannerReason, str]:
+        """Return what the planner does with the roles that it may scale."""
         if view.phase is PlannerPhase.ADJUSTING:
             return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
         if unknown:
             return PlannerReason.METRICS_MISSING, unknown
         reason, message = self._calm
-        external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
+        external = [
+            f"{role.value} is scaled by {who}" for role, who in view.left_to.items() if role in self._external
+        ]
         return reason, "; ".join(filter(None, (message, *external, self._limits)))
 
-    def _held(self, view: View) -> tuple[PlannerReason, str] | None:
-        """Return why the planner does not act on a role that it owns; None where it does."""
+    def _held(self, view: View) -> list[tuple[frozenset[Role], PlannerReason, str]]:
+        """Return the roles that the planner owns and does not act on, with the reason and its sentence."""
+        found = []
         left = {role: who for role, who in view.left_to.items() if role not in self._external}
         if left:
             words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
             advice = "the planner leaves it alone for now; set scaling.managedBy: external, or remove the other writer"
-            return PlannerReason.SCALED_BY, f"{words}: {advice}"
-        if self._failed:
-            words = "; ".join(f"{role.value}: {why}" for role, why in self._failed.items())
+            found.append((frozenset(left), PlannerReason.SCALED_BY, f"{words}: {advice}"))
+        failed = {role: why for role, why in self._failed.items() if role not in left}
+        if failed:
+            words = "; ".join(f"{role.value}: {why}" for role, why in failed.items())
             pause = f"tried again after pauses that double, at most {self._longest_s:g} s"
-            return PlannerReason.BACKING_OFF, f"{words}; {pause}"
-        return None
+            found.append((frozenset(failed), PlannerReason.BACKING_OFF, f"{words}; {pause}"))
+        return found
 
 
 class StatusWriter:

@@ -259,6 +259,7 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     await world.run_until(65)
     assert said[-1].reason is PlannerReason.BACKING_OFF
     assert said[-1].message.startswith("decode: exited with code 1 five times: no CUDA device; tried again")
+    assert said[-1].message.endswith("; prefill: decides every 30 s")
     before = said[-1].decision_id
     await world.run_until(75)
     assert said[-1].reason is PlannerReason.SCALED_BY
@@ -268,6 +269,20 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     assert said[-1].decision_id > before
     assert said[-1].last_decision.startswith("decode 3: KV ")
     assert seconds(said[-1].decision_time) == 1.7e9 + 1100
+
+
+async def test_each_role_has_its_own_reason(world):
+    """Prefill belongs to another writer, decode's pods are refused: neither hides the other."""
+    said = []
+    world.watch(StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append))
+    world.backend.never_ready, world.backend.gives_up_s = frozenset({D}), 5.0
+    world.load.kv = lambda now, _workers: 0.95
+    world.edit_at(63.0, Role.PREFILL, 2)
+    await world.run_until(65)
+    both = [each.message for each in said if each.reason is PlannerReason.SCALED_BY]
+    assert both[-1].startswith("prefill is scaled by another writer: the planner leaves it alone")
+    assert "; decode: exited with code 1 five times: no CUDA device; tried again" in both[-1]
+    assert "decides every" not in both[-1]
 
 
 async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
