@@ -30,7 +30,7 @@ from penstock_operator.loads import MetricsReader
 from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.observed import ObservedGraph
-from penstock_operator.plan.agreement import rollout_order
+from penstock_operator.plan.agreement import RolloutOrder, rollout_order
 from penstock_operator.plan.budget import blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import WorkerPool, bounded, held
@@ -51,6 +51,7 @@ from penstock_operator.plan.rollout import rollout_view, unavailable
 from penstock_operator.plan.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Reporter
+from penstock_operator.resources.accelerators import uncounted_devices
 from penstock_operator.resources.children import BuildContext, adapter, children
 from penstock_operator.resources.metadata import inherit
 from penstock_operator.router_secret import RouterSecrets
@@ -383,9 +384,8 @@ class Reconciler:
                     changed.add(name)
         views = [each.rollout for each in seen.services.values() if each.rollout is not None]
         order = rollout_order(wanted, live, workloads, views, changed=changed)
-        if order.lost is not None:
-            lost = EventMessage("RequestsRefused", order.lost, "Apply", is_warning=True)
-            await self._parts.recorder.emit(graph.raw, lost)
+        is_new = any((each["kind"], each["metadata"]["name"]) not in live for each in workloads.values())
+        await self._warn(graph, order, of_devices=is_new or bool(changed))
         now = [each for each in wanted if each not in order.later]
         owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
         secret = await self._secrets.make(graph, wanted, seen.refusals)
@@ -402,6 +402,17 @@ class Reconciler:
         for name, state in seen.services.items():
             state.held, state.running = order.waiting.get(name, ""), state.number
         return applied
+
+    async def _warn(self, graph: ObservedGraph, order: RolloutOrder, *, of_devices: bool) -> None:
+        """Say what an edit costs: requests that its rollout refuses, and devices that escape the budget."""
+        words = [] if order.lost is None else [("RequestsRefused", order.lost)]
+        if of_devices:
+            found = uncounted_devices(graph.model, graph.context.gpu_resources)
+            words += [("DeviceNotCounted", f"{each.path}: {each.message}") for each in found]
+        for reason, message in words:
+            await self._parts.recorder.emit(
+                graph.raw, EventMessage(reason, message, "Apply", is_warning=True)
+            )
 
     async def _prune(self, graph: ObservedGraph, seen: ReconcileState, wanted: list[Object]) -> bool:
         """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""

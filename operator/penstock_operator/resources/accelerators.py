@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
+
+from penstock.api import GraphDeployment
+from penstock.core.errors import Problem
 
 GPU_RESOURCES: Final = (
     "*/gpu",
@@ -18,6 +22,47 @@ GPU_RESOURCES: Final = (
 ``operator.gpuResources`` replaces them."""
 
 
+_NETWORK: Final = ("*/efa", "rdma/*")
+"""What device plugins offer for the way of KV between nodes: no accelerators."""
+_OF_KUBERNETES: Final = "kubernetes.io"
+
+
 def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> bool:
     """Return whether a resource is one of the known accelerators."""
     return any(fnmatchcase(resource, pattern) for pattern in known)
+
+
+def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES) -> Iterator[Problem]:
+    """Yield the device plugins' resources in podTemplates that may be accelerators and that the budget does not count."""
+    for name, service in graph.spec.services.items():
+        pool = graph.spec.node_pools.get(service.node_pool or "")
+        counted = {pool.gpu_resource_name} if pool is not None else set()
+        path = f"spec.services.{name}.podTemplate.spec"
+        for place, resource in dict.fromkeys(_devices(service.pod_template.get("spec"))):
+            if resource not in counted and not is_accelerator(resource, (*known, *_NETWORK)):
+                message = (
+                    f"{resource} is a device that no budget counts; if it is an accelerator, add it to the chart's "
+                    "operator.gpuResources, and set the node pool's gpuResourceName"
+                )
+                yield Problem(path=f"{path}.{place}", message=message)
+
+
+def _devices(spec: object) -> Iterator[tuple[str, str]]:
+    """Yield each extended resource of a patch of a pod with its container's place; a patch may be of any form."""
+    for kind in ("containers", "initContainers"):
+        for container in _list(_map(spec).get(kind)):
+            resources = _map(_map(container).get("resources"))
+            for each in ("limits", "requests"):
+                for resource, asked in _map(resources.get(each)).items():
+                    vendor, slash, _ = resource.partition("/")
+                    is_device = bool(slash) and not f".{vendor}".endswith(f".{_OF_KUBERNETES}")
+                    if is_device and str(asked) not in {"0", "None"}:
+                        yield f"{kind}[{_map(container).get('name')}].resources", resource
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -29,6 +29,7 @@ from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 from penstock.runtimes.dynamo.importer import import_dgd
 from penstock_operator.resources import Allowances, BuildContext, adapter, allowances_of, children
+from penstock_operator.resources.accelerators import uncounted_devices
 from penstock_operator.resources.profile import profile_objects
 
 _EXIT_INVALID = 2
@@ -63,6 +64,8 @@ def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
         found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
         warned += warnings_of(manifests.graphs, file)
+        devices = (each for graph in manifests.graphs for each in uncounted_devices(graph))
+        warned += (replace(each, file=str(file)) for each in devices)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]

@@ -60,6 +60,21 @@ def test_keys_of_another_mode_are_reported(run, tmp_path):
     ]
 
 
+def test_a_device_that_no_budget_counts_is_reported(run, tmp_path):
+    """As the operator's Event says it; the file stays valid."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    main = {"name": "main", "resources": {"limits": {"acme.io/npu": 1}}}
+    graph["spec"]["services"]["decode"]["podTemplate"] = {"spec": {"containers": [main]}}
+    file.write_text(yaml.safe_dump(graph))
+    status, out, err = run("validate", file)
+    assert (status, out) == (0, f"{file}: valid (GraphDeployment llama)\n")
+    place = "spec.services.decode.podTemplate.spec.containers[main].resources"
+    assert err.startswith(
+        f"warning: {file}: {place}: acme.io/npu is a device that no budget counts; if it is"
+    )
+
+
 def test_no_sample_holds_a_key_that_does_nothing(run):
     """Every manifest that ships validates without a warning."""
     status, _, err = run("validate", *sorted(SAMPLES.glob("*.yaml")))

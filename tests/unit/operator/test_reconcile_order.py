@@ -105,3 +105,29 @@ async def test_a_changed_served_name_is_told_before_it_refuses_requests(api, nam
     ]
     assert bool(notes) is is_told
     assert all("from tiny to other" in each and "second graph" in each for each in notes)
+
+
+async def test_a_device_that_no_budget_counts_is_told_when_its_pods_are_made(api):
+    """Once for each change of the pods, not at rest."""
+    pod = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"acme.io/npu": 1}}}]}}
+
+    def notes():
+        return [
+            (each["message"], each.get("count", 1))
+            for key, each in api.objects.items()
+            if key[0] == "Event" and each["reason"] == "DeviceNotCounted"
+        ]
+
+    async with operator(api) as made:
+        await at_rest(api, made)
+        assert notes() == []
+        services = copy.deepcopy(api.at("GraphDeployment", "g")["spec"]["services"])
+        services["decode"]["podTemplate"] = pod
+        edit(api, "GraphDeployment", "g", services=services)
+        await look(api, made)
+        [(message, _)] = told_then = notes()
+        assert message.startswith(
+            "spec.services.decode.podTemplate.spec.containers[main].resources: acme.io/npu "
+        )
+        await look(api, made)
+        assert notes() == told_then
