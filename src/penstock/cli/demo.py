@@ -38,7 +38,7 @@ from penstock.local.relay_rate import affordable_speed, machine_rate, needed_rat
 from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
-from penstock.report.findings import analyse, require_plots, with_graph
+from penstock.report.findings import analyse, has_plots, with_graph
 from penstock.report.page import write_report
 from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
@@ -53,6 +53,7 @@ _SETTLE_S = 45.0
 more than it began with, having learnt what a slow start costs."""
 _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
+_NO_PICTURES = "the report has no pictures, because matplotlib is not installed: pip install 'penstock[demo]'"
 _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL_CPU_S = 30.0
 """Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
@@ -125,7 +126,9 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     if not stop.is_set():
         # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL_CPU_S, console)
-    files = write_report(found, options.output_dir / "report")
+    if not has_plots():
+        found = replace(found, remarks=(*found.remarks, _NO_PICTURES))
+    files = write_report(found, options.output_dir / "report", with_pictures=has_plots())
     if options.as_json:
         say_json(plain_report(found, files))
     else:
@@ -323,7 +326,6 @@ def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
     Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
     graph and reports what was measured so far; a second one leaves the report out.
     """
-    require_plots()
     own_manifest = resources.files("penstock.cli") / "data" / "demo.yaml"
     with resources.as_file(own_manifest) as packaged, tempfile.TemporaryDirectory() as folder:
         chosen = manifest or packaged

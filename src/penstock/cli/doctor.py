@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli import doctor_local, fields, option
+from penstock.cli import doctor_install, doctor_local, fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.say import say, say_json
 from penstock.core.errors import ConfigError
@@ -45,6 +45,9 @@ class DoctorOptions:
         le=300,
     )
     connection: Connection = field(default_factory=Connection)
+    install: bool = flag(
+        "Check whether this machine is ready: packages, ports, limits, shared memory.", default=False
+    )
     local: bool = flag("Check this machine and its graphs in place of a cluster.", default=False)
 
 
@@ -54,19 +57,25 @@ class DoctorOptions:
 def doctor(*, as_json: bool, **given: Any) -> None:
     """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
 
-    Or, with --local, what `penstock up` needs and started, and what its clients meet. Only reads. Every finding says
+    Or, with --install, whether this machine is ready for Penstock; with --local, what `penstock up` needs and started, and
+    what its clients meet. Only reads. Every finding says
     what to do about it. Exits 0 if nothing is broken (there may be warnings and things that could not be read), 1 if
     there is a problem.
     """
     said = fields.take(DoctorOptions, given)
     if said.all_namespaces and said.namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
-    if not said.local:
+    if said.install and (said.local or said.namespace is not None):
+        raise ConfigError("--install: checks no graph; remove --local and --namespace")
+    if not (said.local or said.install):
         findings = _of_cluster(said)
     elif said.all_namespaces or said.graph or said.connection != Connection():
         raise ConfigError(
-            "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
+            f"{'--local' if said.local else '--install'}: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and"
+            " --context"
         )
+    elif said.install:
+        findings = list(doctor_install.install_findings(doctor_install.install_facts()))
     else:
         findings = asyncio.run(doctor_local.diagnose(said.namespace))
     if as_json:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from penstock.cli.doctor_install import (
+    disk_findings,
+    limit_findings,
+    missing_packages,
+    nearest,
+    program_findings,
+    state_findings,
+)
 from penstock.core.errors import PenstockError
-from penstock.core.local_state import EntryState, full_disk, state_dir
+from penstock.core.local_state import EntryState, state_dir
 from penstock.core.overload import is_overloaded
 from penstock.local import liveness
 from penstock.local.probes import Probes
@@ -30,7 +36,7 @@ from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
 from penstock.local.troubles import troubles
 from penstock.runtimes import PLANNER_ROLE
-from penstock_operator.doctor.facts import Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.facts import Finding, ok, problem, warning
 from penstock_planner.core.state import PlannerPhase
 
 _COMMAND_CHARACTERS: Final = 120
@@ -117,19 +123,6 @@ async def hung(state: StateFile) -> list[Finding]:
     ]
 
 
-EXTRAS: Final = {
-    "grpcio": "gateway: penstock router pick",
-    "kopf": "kubernetes: the operator",
-    "kubernetes": "kubernetes: cluster, planner and doctor",
-    "matplotlib": "plots: penstock report",
-    "prometheus-api-client": "prometheus: the planner's source prometheus",
-    "tensorboard": "tensorboard: viewing the planner's dashboard",
-}
-"""Optional packages: which extra brings each, and what needs it."""
-
-FILES: Final = 4096
-"""Chosen: open files that a router with 2,000 streams needs, two sockets each."""
-
 FOREIGN_MIB: Final = 1024
 """Chosen: memory of an idle GPU's driver is below it, a process that computes takes more."""
 
@@ -157,7 +150,7 @@ Graphs = dict[str, LocalGraphStatus | str]
 async def diagnose(only: str | None) -> list[Finding]:
     """Look at this machine, and at the graph of one namespace or at all of them."""
     folder = state_dir()
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    existing = nearest(folder)
     graphs: Graphs = {}
     hanging: list[Finding] = []
     for namespace in namespaces() if only is None else [only]:
@@ -166,12 +159,9 @@ async def diagnose(only: str | None) -> list[Finding]:
             state = StateStore.of(namespace).running()
             hanging += [] if state is None else await hung(state)
     return [
-        *machine_findings(
-            [each for each in EXTRAS if not _is_installed(each)],
-            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-            folder=folder,
-            is_writable=os.access(existing, os.W_OK | os.X_OK),
-        ),
+        *program_findings(missing_packages()),
+        *state_findings(folder, is_writable=os.access(existing, os.W_OK | os.X_OK)),
+        *limit_findings(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         *disk_findings(existing),
         *gpu_findings(_gpus(), graphs),
         *graph_findings(graphs, folder),
@@ -192,13 +182,6 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         index, name, total, used = (part.strip() for part in line.split(","))
         found.append(Gpu(int(index), name, int(total), int(used)))
     return tuple(found)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def _gpus() -> tuple[Gpu, ...] | str | None:
@@ -225,35 +208,6 @@ async def _graph(namespace: str) -> LocalGraphStatus | str:
         return str(exc)
 
 
-def machine_findings(
-    absent: Iterable[str], *, open_files: int, folder: Path, is_writable: bool
-) -> Iterator[Finding]:
-    """Judge the programs and this user's rights.
-
-    Args:
-        absent: Those of `EXTRAS` that are not installed.
-        open_files: Most files that a process here may open; -1: any number.
-        folder: Of the local state.
-        is_writable: Whether the folder can be written, or made.
-    """
-    yield ok("programs", f"Penstock {version('penstock')} on Python {platform.python_version()}")
-    for package in absent:
-        extra, _, use = EXTRAS[package].partition(": ")
-        yield unknown(
-            "programs", f"{package} is not installed; {use} needs it", f"pip install 'penstock[{extra}]'"
-        )
-    if is_writable:
-        yield ok("state", f"{folder} can be written")
-    else:
-        remedy = "give yourself the right, or set PENSTOCK_LOCAL_STATE_DIR to another folder"
-        yield problem("state", f"{folder} cannot be written", remedy)
-    if 0 <= open_files < FILES:
-        message = f"a process may open {open_files} files; a busy router needs {FILES}"
-        yield warning(
-            "open files", message, f"ulimit -Hn {FILES}, or raise nofile in /etc/security/limits.conf"
-        )
-
-
 def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator[Finding]:
     """Judge the machine's GPUs: None without nvidia-smi, a text if that failed."""
     if gpus is None:
@@ -276,10 +230,6 @@ def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator
             yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
 
 
-LOW_BYTES: Final = 256 * 1024 * 1024
-"""Chosen: what eight processes' logs take at most."""
-
-
 def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
     """Report what the processes of running graphs warn of again and again: someone should read it."""
     now = datetime.now()  # noqa: DTZ005 - as the logs have it
@@ -291,18 +241,6 @@ def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
             for each in recurring(tail(path, TAIL_BYTES).splitlines(), now):
                 message = f"{name} has said {each.times} times in {each.over_s:,.0f} s: {each.text}"
                 yield (problem if each.is_error else warning)(f"graph {namespace}", message, f"tail {path}")
-
-
-def disk_findings(folder: Path) -> Iterator[Finding]:
-    """Say whether the state folder's disk is full, or soon will be."""
-    full, free = full_disk(folder), shutil.disk_usage(folder).free
-    if full is not None:
-        yield problem("state", full, "free some room; until then no graph can be started or changed")
-    elif free < LOW_BYTES:
-        message = (
-            f"{free / 2**20:,.0f} MiB are free on the disk of {folder}; state, logs and ledger need them"
-        )
-        yield warning("state", message, "free some room")
 
 
 def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:

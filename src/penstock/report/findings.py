@@ -121,11 +121,16 @@ def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
     )
 
 
+def has_plots() -> bool:
+    """Return whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def require_plots() -> None:
     """Say early what a report needs.
 
     Raises:
         ConfigError: matplotlib is not installed; the message names the extra.
     """
-    if importlib.util.find_spec("matplotlib") is None:
+    if not has_plots():
         raise ConfigError("pictures need matplotlib, which is not installed: pip install 'penstock[plots]'")

@@ -40,27 +40,32 @@ _CAPTIONS = {
 }
 
 
-def write_report(report: RunReport, output: Path) -> list[Path]:
+def write_report(report: RunReport, output: Path, *, with_pictures: bool = True) -> list[Path]:
     """Write the pictures and the page, and return their paths.
 
     Raises:
-        ConfigError: matplotlib is missing, or the directory cannot be written to.
+        ConfigError: matplotlib is needed and missing, or the directory cannot be written to.
         PenstockError: the disk is full or gone.
     """
-    require_plots()
-    from penstock.report.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
-
+    if with_pictures:
+        require_plots()
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(unwritable(f"--output {output}", exc)) from exc
     file = output / PAGE_FILE
     try:
-        pictures = draw_all(report, output)
+        pictures = _draw(report, output) if with_pictures else []
         file.write_text(render_page(report, pictures), encoding="utf-8")
     except OSError as exc:
         raise PenstockError(unwritable(f"--output {output}", exc)) from exc
     return [*pictures, file]
+
+
+def _draw(report: RunReport, output: Path) -> list[Path]:
+    from penstock.report.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
+
+    return draw_all(report, output)
 
 
 def render_page(report: RunReport, pictures: Sequence[Path]) -> str:

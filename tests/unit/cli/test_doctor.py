@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
+from penstock.cli.doctor_install import disk_findings, limit_findings, program_findings, state_findings
 from penstock.cli.doctor_local import (
     Gpu,
-    disk_findings,
     gpu_findings,
     graph_findings,
-    machine_findings,
     parse_gpus,
     warnings_of_logs,
 )
@@ -80,11 +79,12 @@ def with_worker(state="ready", **changes):
 GPUS = (Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 4))
 
 
-def findings(*, absent=(), open_files=1_048_576, is_writable=True, gpus=GPUS, graphs=None):
+def findings(*, absent=None, open_files=1_048_576, is_writable=True, gpus=GPUS, graphs=None):
     """All findings of a machine that is well, but for the changes."""
     folder = Path("/state")
     graphs = {"llama": graph()} if graphs is None else graphs
-    machine = machine_findings(absent, open_files=open_files, folder=folder, is_writable=is_writable)
+    machine = [*program_findings(absent or {}), *state_findings(folder, is_writable=is_writable)]
+    machine += limit_findings(open_files)
     return [*machine, *gpu_findings(gpus, graphs), *graph_findings(graphs, folder)]
 
 
@@ -122,10 +122,10 @@ def test_a_machine_that_is_well(changes):
     ("changes", "severity", "subject", "message"),
     [
         (
-            {"absent": ("tensorboard",)},
+            {"absent": {"tensorboard": ["tensorboard", "setuptools"], "plots": []}},
             Severity.UNKNOWN,
             "programs",
-            "tensorboard is not installed; viewing the planner's dashboard needs it",
+            "tensorboard, setuptools are not installed; needed for viewing the planner's dashboard",
         ),
         ({"is_writable": False}, PROBLEM, "state", "/state cannot be written"),
         (
