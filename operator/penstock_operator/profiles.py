@@ -106,7 +106,8 @@ class Profiles:
         if graph is None:
             return waiting
         owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
-        context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
+        allowed = await self._parts.allowances.of(key[0])
+        context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0], allowed=allowed)
         try:
             *before, job = map(stamped, profile_objects(request, graph, context))
         except InvalidSpecError as exc:

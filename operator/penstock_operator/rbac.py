@@ -18,6 +18,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     # The routers' secret, which is made once and never read.
     ("", "secrets"): frozenset({"create"}),
     ("", "events"): frozenset({"create", "patch"}),
+    # The label by which a profile of podTemplates is chosen.
+    ("", "namespaces"): frozenset({"get"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
@@ -46,6 +48,9 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io", "nvidia.com")
 """Groups that the chart grants only where the cluster knows them."""
 
+_OF_SETTINGS: Final = (("", "namespaces"),)
+"""Granted only with the value that needs them: the chart's podTemplates.profiles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Right:
@@ -64,7 +69,7 @@ class Right:
 OPERATOR_RIGHTS: Final = tuple(
     Right(group, resource, verb)
     for (group, resource), verbs in RULES.items()
-    if group not in _OF_OTHERS
+    if group not in _OF_OTHERS and (group, resource) not in _OF_SETTINGS
     for verb in sorted(verbs)
 )
 

@@ -29,6 +29,7 @@ from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.agreement import RolloutOrder, rollout_order
 from penstock_operator.plan.budget import blocked, blocked_on_budget
@@ -97,6 +98,7 @@ class Dependencies:
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext
+    allowances: NamespaceAllowances
     operator_class: str
 
 
@@ -229,6 +231,7 @@ class Reconciler:
             inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
+            allowed=await self._parts.allowances.of(key[0]),
             kinds=frozenset(kinds),
         )
         return ObservedGraph(

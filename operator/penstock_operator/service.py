@@ -23,10 +23,11 @@ from penstock_operator.apply import Applier
 from penstock_operator.cluster import Cluster
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.profiles import Profiles
 from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock_operator.reconcile import Dependencies, Reconciler
-from penstock_operator.resources.allowances import allowances_of
+from penstock_operator.resources.allowances import allowances_of, profiles_of
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.trim import Object
@@ -65,7 +66,6 @@ class Operator:
             operator_namespace=_own_namespace(client),
             penstock_image=settings.penstock_image,
             image_pull_policy=settings.image_pull_policy,
-            allowed=allowances_of(settings.allow_pod_templates),
             gpu_resources=tuple(settings.gpu_resources.split(",")),
         )
         parts = Dependencies(
@@ -76,6 +76,11 @@ class Operator:
             recorder=recorder,
             metrics=metrics,
             context=context,
+            allowances=NamespaceAllowances(
+                client,
+                everywhere=allowances_of(settings.allow_pod_templates),
+                profiles=profiles_of(settings.pod_template_profiles),
+            ),
             operator_class=settings.operator_class,
         )
         self.reconciler = Reconciler(parts)

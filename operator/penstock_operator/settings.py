@@ -11,7 +11,7 @@ from penstock.api.runtimes import PENSTOCK_IMAGE
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock_operator.resources.accelerators import GPU_RESOURCES
-from penstock_operator.resources.allowances import allowances_of
+from penstock_operator.resources.allowances import allowances_of, profiles_of
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
 _Seconds = Annotated[float, Field(gt=0)]
@@ -51,6 +51,11 @@ class OperatorSettings(BaseModel):
         description="What podTemplates may have beyond the restricted standard, the chart's podTemplates.allow: "
         "hostIPC,capabilities=IPC_LOCK and so on, or everything.",
     )
+    pod_template_profiles: str = Field(
+        "",
+        description="What podTemplates of namespaces labelled penstock.dev/pod-templates may have besides, the chart's "
+        "podTemplates.profiles: rdma:hostIPC,capabilities=IPC_LOCK and so on, with semicolons between them.",
+    )
     gpu_resources: Annotated[str, Field(min_length=1)] = Field(
         ",".join(GPU_RESOURCES),
         description="Resources of nodes that are GPUs, names or patterns: a podTemplate may ask for no others than counted.",
@@ -68,6 +73,15 @@ class OperatorSettings(BaseModel):
     def _check_allowances(cls, text: str) -> str:
         try:
             allowances_of(text)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+        return text
+
+    @field_validator("pod_template_profiles")
+    @classmethod
+    def _check_profiles(cls, text: str) -> str:
+        try:
+            profiles_of(text)
         except ConfigError as exc:
             raise ValueError(str(exc)) from exc
         return text

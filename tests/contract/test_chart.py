@@ -67,7 +67,16 @@ SETTINGS = {
         "planner": {"enabled": False},
         "operator": {"serviceAccount": {"create": False, "name": "mine"}},
     },
-    "all kinds": {"rbac": {"leaderWorkerSets": True, "inferencePools": True, "dynamo": True}},
+    "all rights": {
+        "rbac": {"leaderWorkerSets": True, "inferencePools": True, "dynamo": True},
+        "podTemplates": {
+            "allow": {"hostNetwork": True},
+            "profiles": {
+                "rdma": {"hostIPC": True, "capabilities": ["IPC_LOCK"]},
+                "local": {"hostPaths": ["/mnt/*"], "serviceAccounts": ["weights-*"]},
+            },
+        },
+    },
     "fewest rights": {
         "rbac": {
             "leaderWorkerSets": False,
@@ -256,7 +265,7 @@ def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
 def test_the_operator_gets_exactly_what_it_calls():
     """The chart's rules are the operator's own table, and writing its own Lease."""
     granted = {}
-    for group, resource, verb in rules_of(rendered("all kinds"))["operator"]:
+    for group, resource, verb in rules_of(rendered("all rights"))["operator"]:
         granted.setdefault((group, resource), set()).add(verb)
 
     leases = granted.pop(("coordination.k8s.io", "leases"))

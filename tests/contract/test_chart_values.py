@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
+from penstock_operator.resources.allowances import allowances_of, profiles_of
 
 sys.path.append(str(Path(__file__).parent))
 from test_chart import CHART, KUBE_VERSION, of_kind, rendered, run_helm
@@ -36,6 +37,27 @@ def test_every_object_and_pod_carries_the_common_labels():
     }
     for name, each in plain.items():
         assert deployments[name]["spec"]["selector"] == each["spec"]["selector"]
+
+
+def test_profiles_of_podtemplates_reach_the_operator_and_what_admits_graphs():
+    """The operator takes them as one text; the API server refuses only what no namespace may have."""
+    objects = rendered("all rights")
+    [container] = of_kind(objects, "Deployment")["penstock-operator"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    [text] = [each for each in container["args"] if each.startswith("--pod-template-profiles=")]
+    found = profiles_of(text.partition("=")[2])
+    assert sorted(found) == ["local", "rdma"]
+    assert found["rdma"] == allowances_of("hostIPC,capabilities=IPC_LOCK")
+    assert found["local"] == allowances_of("hostPaths=/mnt/*,serviceAccounts=weights-*")
+
+    def refused(setting):
+        [policy] = of_kind(rendered(setting), "ValidatingAdmissionPolicy").values()
+        expressions = [each["expression"] for each in policy["spec"]["validations"]]
+        return [each for each in expressions if not each.endswith("|| true")]
+
+    assert len(refused("default")) == 4
+    assert refused("all rights") == ["size(variables.hostPID) == 0"]
 
 
 def test_more_volumes_are_mounted():
@@ -83,6 +105,8 @@ def test_the_notes_hold_without_a_clone(tmp_path, values):
         ({"image": {"tag": 20261127}}, "/image/tag"),
         ({"tensorboard": {"image": {"tag": 1.0}}}, "/tensorboard/image/tag"),
         ({"commonLabels": {"app.kubernetes.io/instance": "other"}}, "invalid propertyName"),
+        ({"podTemplates": {"profiles": {"rdma": {"hostIpc": True}}}}, "'hostIpc' not allowed"),
+        ({"podTemplates": {"profiles": {"a;b": {}}}}, "invalid propertyName"),
         ({"operator": {"extraVolumeMounts": [{"name": "ca"}]}}, "mountPath"),
         ({"planner": {"logs": {"size": "5 GB"}}}, "/planner/logs/size"),
         ({"tensorboard": {"enabled": True}}, "set planner.logs.size"),

@@ -46,10 +46,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* What podTemplates may have, as --allow-pod-templates takes it; empty where it is the default. */}}
+{{/* What podTemplates may have, as --allow-pod-templates takes it; empty where it is the default; takes podTemplates.allow or a profile. */}}
 {{- define "penstock.allowances" -}}
 {{- $entries := list -}}
-{{- range $key, $value := .Values.podTemplates.allow -}}
+{{- range $key, $value := . -}}
 {{- if kindIs "slice" $value -}}
 {{- if not (and (eq $key "secrets") (eq (toJson $value) "[\"*\"]")) -}}
 {{- range $value }}{{ $entries = append $entries (printf "%s=%s" $key .) }}{{ end -}}
@@ -59,6 +59,23 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 {{- join "," $entries -}}
+{{- end -}}
+
+{{/* Profiles of podTemplates, as --pod-template-profiles takes them. */}}
+{{- define "penstock.profiles" -}}
+{{- $profiles := list -}}
+{{- range $name, $allow := .Values.podTemplates.profiles -}}
+{{- $profiles = append $profiles (printf "%s:%s" $name (include "penstock.allowances" $allow)) -}}
+{{- end -}}
+{{- join ";" $profiles -}}
+{{- end -}}
+
+{{/* Whether everywhere or in any profile podTemplates may have this; takes (dict "root" $ "key" KEY). */}}
+{{- define "penstock.anywhere" -}}
+{{- $key := .key -}}
+{{- range append (values .root.Values.podTemplates.profiles) .root.Values.podTemplates.allow -}}
+{{- if or .everything (index . $key) }}true{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "penstock.tensorboardImage" -}}

@@ -16,6 +16,11 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+{{- if .Values.podTemplates.profiles }}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [delete, list, patch, watch]

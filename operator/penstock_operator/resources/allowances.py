@@ -53,6 +53,12 @@ class Allowances:
             patterns = list(DEFAULT_SECRETS)
         return self.everything or any(fnmatchcase(name, pattern) for pattern in patterns)
 
+    def with_profile(self, profile: Allowances) -> Allowances:
+        """Return what these allow together; a profile that names Secrets takes away none of them."""
+        has_secrets = any(key == "secrets" for key, _ in self.names)
+        more = [each for each in profile.names if has_secrets or each[0] != "secrets"]
+        return Allowances(self.switches | profile.switches, tuple(dict.fromkeys((*self.names, *more))))
+
 
 NOTHING: Final = Allowances()
 
@@ -78,6 +84,21 @@ def allowances_of(text: str) -> Allowances:
                 "several with commas between them"
             )
     return Allowances(frozenset(switches), tuple(names))
+
+
+def profiles_of(text: str) -> dict[str, Allowances]:
+    """Return profiles by name, of a text such as ``rdma:hostIPC,capabilities=IPC_LOCK;cloud:projectedTokens``.
+
+    Raises:
+        ConfigError: a profile has no name, or allows something unknown.
+    """
+    found = {}
+    for each in filter(None, text.split(";")):
+        name, colon, entries = each.partition(":")
+        if not (name and colon):
+            raise ConfigError(f"{each!r}: write NAME:ENTRIES, several with semicolons between them")
+        found[name] = allowances_of(entries)
+    return found
 
 
 def chart_entry(key: str, names: Iterable[str] = ()) -> str:

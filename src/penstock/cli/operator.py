@@ -25,6 +25,7 @@ _METAVARS = {
     "penstock_image": "IMAGE",
     "resync_interval": "SECONDS",
     "allow_pod_templates": "LIST",
+    "pod_template_profiles": "LIST",
     "gpu_resources": "LIST",
 }
 

@@ -165,9 +165,9 @@ class Kopf:
 
 
 @asynccontextmanager
-async def operator(api, loads=None):
+async def operator(api, loads=None, **options):
     """Give an operator whose watches run, without its queue."""
-    settings = OperatorSettings(namespace="ns", leader_election=False)
+    settings = OperatorSettings(namespace="ns", leader_election=False, **options)
     made = Operator(api, settings, loads=loads or Loads(), metrics=OperatorMetrics())
     tasks = [asyncio.create_task(made.cluster.run())]
     await made.cluster.synced()

@@ -34,6 +34,7 @@ def test_a_flag_beats_the_environment_and_that_the_default():
         (["--namespace", "Not A Label"], "--namespace"),
         (["--metrics-port", "70000"], "--metrics-port"),
         (["--resync-interval", "0"], "--resync-interval"),
+        (["--pod-template-profiles", "rdma"], "--pod-template-profiles.*write NAME:ENTRIES"),
     ],
 )
 def test_wrong_options_are_refused_by_their_flag(arguments, message):

@@ -64,6 +64,8 @@ CLASS_LABEL: Final = f"{DOMAIN}/operator-class"
 OPERATOR_CLASS: Final = "penstock"
 """Class of graphs and installations that name none."""
 
+POD_TEMPLATES_LABEL: Final = f"{DOMAIN}/pod-templates"
+"""On a namespace: the chart's ``podTemplates.profiles`` that its podTemplates may have."""
 METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 """On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
 

@@ -1,0 +1,71 @@
+"""What a namespace's podTemplates may have: the installation's allowances, and those of the profile that its label names.
+
+Read by GET, which a Role of the namespace grants; without profiles nothing is read. Called by the reconcilers of graphs and
+of ProfileRequests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.core.errors import ClusterError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import NAMESPACE
+from penstock.kube.objects.names import POD_TEMPLATES_LABEL
+from penstock_operator.memory import LruCache
+from penstock_operator.resources.allowances import Allowances
+
+FRESH_S: Final = 60.0
+"""Real seconds for which a label that was read counts. Chosen: a label changes by hand, a graph in bursts."""
+
+NAMESPACES: Final = 4096
+"""Chosen: some 100 bytes each."""
+
+log = get_logger(__name__)
+
+
+class NamespaceAllowances:
+    """The allowances of each namespace."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        everywhere: Allowances,
+        profiles: Mapping[str, Allowances],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._everywhere = everywhere
+        self._profiles = profiles
+        self._now_s = now_s
+        self._read: LruCache[str, tuple[float, Allowances]] = LruCache(NAMESPACES)
+
+    async def of(self, namespace: str) -> Allowances:
+        """Return what podTemplates of a namespace may have; where its label cannot be read, what was read last."""
+        if not self._profiles:
+            return self._everywhere
+        known = self._read.get(namespace)
+        if known is not None and self._now_s() - known[0] < FRESH_S:
+            return known[1]
+        found = self._everywhere if known is None else known[1]
+        try:
+            labels = (await self._client.get(NAMESPACE, namespace))["metadata"].get("labels") or {}
+        except ClusterError as exc:
+            log.warning("namespace not read", namespace=namespace, error=str(exc))
+        else:
+            found = self._allowed(namespace, labels.get(POD_TEMPLATES_LABEL, ""))
+        self._read.put(namespace, (self._now_s(), found))
+        return found
+
+    def _allowed(self, namespace: str, name: str) -> Allowances:
+        if not name:
+            return self._everywhere
+        if name not in self._profiles:
+            known = ", ".join(sorted(self._profiles))
+            log.warning("unknown profile of podTemplates", namespace=namespace, profile=name, known=known)
+            return self._everywhere
+        return self._everywhere.with_profile(self._profiles[name])
