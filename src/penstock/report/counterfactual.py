@@ -66,6 +66,7 @@ class Counterfactual:
         fixed: Every fixed fleet that was tried, the smallest first.
         notes: How it was made, and what it lacks.
         equal: The cheapest fixed fleet that serves as well; None where none that was tried does.
+        is_complete: Whether every fleet that could be as good was tried; else the time was used up.
     """
 
     slo_s: float
@@ -73,6 +74,7 @@ class Counterfactual:
     fixed: tuple[FleetOutcome, ...]
     notes: tuple[str, ...]
     equal: FleetOutcome | None = None
+    is_complete: bool = True
 
     @property
     def served(self) -> FleetOutcome:

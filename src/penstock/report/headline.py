@@ -53,12 +53,11 @@ def _cost(report: RunReport) -> str:
     # A distorted run is compared as it was simulated, to which the measured hours do not belong.
     if compared is not None and compared.fixed and not report.lag["is_distorted"]:
         equal = compared.equal
-        if equal is None:
+        if equal is not None and equal.gpu_hours:
+            beside = _beside(use.used_hours, equal.gpu_hours)
+            return f"{spent}, {beside} the cheapest fixed fleet that serves as well ({equal.name})"
+        if equal is None and compared.is_complete:
             return f"{spent}; no fixed fleet that was tried serves as well"
-        if not equal.gpu_hours:
-            return spent
-        beside = _beside(use.used_hours, equal.gpu_hours)
-        return f"{spent}, {beside} the cheapest fixed fleet that serves as well ({equal.name})"
     if use.budget_gpus is not None and use.static_max_hours > 0:
         beside = _beside(use.used_hours, use.static_max_hours)
         return f"{spent}, {beside} all {use.budget_gpus} GPUs all the time"

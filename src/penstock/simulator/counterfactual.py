@@ -337,9 +337,11 @@ def compare(
         duration_s=duration_s,
     )
     tried, notes = _Comparison(traffic, cpu_s, on_fleet or (lambda _name: None), served), list(setting.notes)
+    is_complete = True
     try:
         tried.simulate(setting, duration_s, is_distorted=report.load.summary["lag"]["is_distorted"])
     except _SpentError:
+        is_complete = False
         notes.append(
             f"the search was ended after {cpu_s:g} s of processor time;"
             f" {len(tried.fixed)} fixed fleets were tried, and cheaper or better ones may exist"
@@ -356,6 +358,7 @@ def compare(
         fixed=tuple(each for _, each in tried.fixed),
         notes=tuple(notes),
         equal=_cheapest_equal(tried),
+        is_complete=is_complete,
     )
 
 

@@ -145,6 +145,7 @@ def test_the_cheapest_fixed_fleet_is_as_good_and_nothing_smaller_is(compared):
 
     assert min(chosen.in_time, oracle.in_time) >= compared.served.in_time
     assert oracle.gpu_hours <= chosen.gpu_hours
+    assert (compared.equal.name, compared.is_complete) == (chosen.name, True)
     assert smaller
     assert all(each.in_time < compared.served.in_time for each in smaller)
 
@@ -158,6 +159,7 @@ def test_where_no_fleet_serves_as_well_the_best_is_shown_as_such():
 
     shown = [each for each in found.outcomes if each.name[0].isdigit()]
     assert [each.remark for each in shown] == ["the best fixed fleet tried; none served as well"]
+    assert found.equal is None
     assert shown[0].in_time == max(each.in_time for each in found.fixed)
 
 
@@ -191,6 +193,7 @@ def test_the_work_is_bounded_and_says_so():
     found = compare(report_of(results_of(30)), GRAPH, cpu_s=1e-9)
 
     assert any(note.startswith("the search was ended after 1e-09 s") for note in found.notes)
+    assert not found.is_complete
     assert [each.source for each in found.outcomes] == ["measured"]
     assert found.fixed == ()
 
