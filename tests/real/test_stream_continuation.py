@@ -1,0 +1,124 @@
+"""A stream of real vLLM that breaks off goes on, and says what an undisturbed one says: at temperature 0, byte for byte."""
+
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TOKENS = 32
+PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 4
+
+
+class Cutter:
+    """Passes everything on to a worker, but cuts the next stream off behind so many events as ``cuts`` say."""
+
+    def __init__(self, url, cuts):
+        self._cuts = cuts
+        self._address = urlsplit(url).netloc
+        cutter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                cutter.forward(self, b"")
+
+            def do_POST(self):
+                cutter.forward(self, self.rfile.read(int(self.headers["content-length"])))
+
+            def log_message(self, *_): ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def forward(self, handler, body):
+        """Answer one request by the worker's answer."""
+        is_stream = handler.command == "POST" and b'"stream":true' in body.replace(b" ", b"")
+        cut = self._cuts.pop(0) if is_stream and self._cuts else None
+        connection = http.client.HTTPConnection(self._address)
+        kept = {key: value for key, value in handler.headers.items() if key.lower() != "host"}
+        connection.request(handler.command, handler.path, body or None, kept)
+        answer = connection.getresponse()
+        handler.send_response(answer.status)
+        handler.send_header("content-type", answer.headers.get("content-type", "text/plain"))
+        handler.send_header("connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        for line in answer:
+            if cut is not None and line.startswith(b"data:"):
+                if not cut:
+                    handler.wfile.write(line[:20])
+                    break
+                cut -= 1
+            handler.wfile.write(line)
+            handler.wfile.flush()
+        connection.close()
+
+    def close(self):
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def cut(deployment, workers):
+    """A router before two ways to the same worker, and the list of what is cut: whichever is asked next takes it."""
+    cuts = []
+    cutters = [Cutter(workers["aggregated"].url, cuts) for _ in range(2)]
+    more = [word for each in cutters for word in ("--worker", f"aggregated={each.url}")]
+    yield deployment.router("router-cut", *more), cuts
+    for each in cutters:
+        each.close()
+
+
+def _completion(client):
+    stream = client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    return stream, lambda choice: choice.text
+
+
+def _chat(client):
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    return stream, lambda choice: choice.delta.content or ""
+
+
+@pytest.mark.parametrize("ask", [_completion, _chat])
+def test_a_stream_that_is_cut_says_the_same(cut, ask):
+    """At several places; one id, and the counts of the whole."""
+    router, cuts = cut
+    client = router.client()
+
+    def read():
+        stream, text_of = ask(client)
+        events = list(stream)
+        (usage,) = (event.usage for event in events if event.usage)
+        text = "".join(text_of(choice) for event in events for choice in event.choices)
+        reasons = [each.finish_reason for event in events for each in event.choices if each.finish_reason]
+        return text, len({event.id for event in events}), reasons, usage.completion_tokens
+
+    expected = read()
+    assert expected[1:] == (1, ["length"], TOKENS)
+    for events in (3, 9, 17, 26):
+        cuts[:] = [events]
+        assert read() == expected, events
+        assert cuts == []
