@@ -373,6 +373,7 @@ NOT_SIMULATED: Final = (
     "limits",
     "health",
     "gateway",
+    "retries.maxContinuations",
     "admission.retryAfterSeconds",
     "tiers.header",
     "tiers.models",
@@ -381,7 +382,7 @@ NOT_SIMULATED: Final = (
     "tiers.maxTenantShare",
 )
 """Keys of a router section that change nothing in a simulation: requests of a trace have no session, tenant, text, key or
-connection, rejected ones do not come back, and workers' metrics are read each second."""
+connection, rejected ones do not come back, workers' metrics are read each second, and a stream ends with its worker."""
 
 
 def unsimulated(config: RouterConfig) -> list[str]:
