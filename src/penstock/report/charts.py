@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,10 +45,11 @@ _RED: Final = "#A00000"
 
 _LOOKS: Final = {
     FleetKind.PLANNER: ("o", BLUE),
-    FleetKind.FIXED: ("s", VERMILION),
+    FleetKind.FIXED: ("sP", VERMILION),
     FleetKind.AUTOSCALER: ("^", PURPLE),
     FleetKind.ORACLE: ("D", GREEN),
 }
+"""Markers of the fleets of one kind in turn, so that the two fixed ones differ, and their colour."""
 
 
 def draw_all(report: RunReport, directory: Path) -> list[Path]:
@@ -103,8 +105,11 @@ def _fleets(report: RunReport, found: Counterfactual) -> Figure:
     axes = figure.subplots()
     named, served = {each.name for each in found.outcomes}, found.served
     _points(axes, [each for each in found.fixed if each.name not in named], "other fixed fleets", ".", GREY)
+    seen: Counter[FleetKind] = Counter()
     for each in found.outcomes:
-        marker, colour = ("*", BLACK) if each.is_measured else _LOOKS[each.kind]
+        markers, colour = ("*", BLACK) if each.is_measured else _LOOKS[each.kind]
+        marker = markers[seen[each.kind] % len(markers)]
+        seen[each.kind] += not each.is_measured
         _points(axes, [each], f"{each.name}, {each.source}", marker, colour)
     axes.axhline(served.in_time, color=BLACK, linestyle=":", linewidth=1.0)
     if served.gpu_hours is not None:

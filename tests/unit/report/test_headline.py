@@ -130,6 +130,19 @@ def test_page_text_and_json_begin_with_the_result(make_run, tmp_path):
     assert page.index(f'<p class="result">{found["headline"]}</p>') < page.index("<h2>")
 
 
+def _drawn(report, monkeypatch, folder):
+    """Return the figures of a report's pictures by name; none is written."""
+    drawn = {}
+
+    def keep(pictures, directory):
+        drawn.update({name: draw() for name, draw in pictures})
+        return [directory / name for name in drawn]
+
+    monkeypatch.setattr(charts, "save_all", keep)
+    charts.draw_all(report, folder)
+    return drawn
+
+
 @pytest.mark.parametrize(
     ("marks", "red"),
     [
@@ -142,15 +155,23 @@ def test_only_pictures_whose_figures_are_wrong_have_a_red_title(make_run, monkey
     """Lag makes latencies wrong; what was sent and when, and what the planner did, stays true."""
     report = analyse(make_run())
     report.load.summary["lag"].update(marks)
-    drawn = {}
-
-    def keep(pictures, directory):
-        drawn.update({name: draw() for name, draw in pictures})
-        return [directory / name for name in drawn]
-
-    monkeypatch.setattr(charts, "save_all", keep)
-    charts.draw_all(report, tmp_path)
+    drawn = _drawn(report, monkeypatch, tmp_path)
 
     titles = {name: figure.texts[0] for name, figure in drawn.items()}
     assert {name for name, each in titles.items() if each.get_color() != "#000000"} == red
     assert {name for name, each in titles.items() if "DISTORTED" in each.get_text()} == red
+
+
+def test_each_named_fleet_has_a_mark_of_its_own(make_run, monkeypatch, tmp_path):
+    """Two fixed fleets share the colour of their kind, so their markers differ."""
+    compared = _compared(0.97, equal_hours=3.0)
+    second = replace(compared.equal, name="2P+2D", gpu_hours=2.0)
+    report = replace(
+        analyse(make_run()), counterfactual=replace(compared, outcomes=(*compared.outcomes, second))
+    )
+    axes = _drawn(report, monkeypatch, tmp_path)["counterfactual.png"].axes[0]
+
+    looks = {line.get_label(): (line.get_marker(), line.get_color()) for line in axes.get_lines()}
+    named = {label: look for label, look in looks.items() if ", " in label}
+    assert set(named) == {"adaptive, measured", "4P+2D, simulated", "2P+2D, simulated"}
+    assert len(set(named.values())) == 3
