@@ -80,11 +80,11 @@ def test_a_paragraph_of_the_docs_has_at_most_600_characters() -> None:
     assert long == []
 
 
-def test_the_docs_stay_within_30_000_written_words() -> None:
+def test_the_docs_stay_within_32_000_written_words() -> None:
     """What a user needs fits; measurements belong to bench/, records are for contributors, the manifest's page is generated."""
     pages = [page for page in ROOT.glob("docs/*.md") if page.name != "manifest.md"]
 
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 30_000
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 32_000
 
 
 def test_the_example_of_a_decision_is_what_the_command_prints() -> None:
