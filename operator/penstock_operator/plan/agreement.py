@@ -2,7 +2,9 @@
 
 Pure. A worker refuses a request's priority unless it schedules by priority, and has no use for a request without one
 either way. So tiers are switched on at workers first and off at routers first, and the other side's pods keep their
-template meanwhile. A served name has no such order: a request carries one name, and each worker answers to one.
+template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
+others, so a longer lease is granted first and a shorter one counted with first. A served name has no such order: a
+request carries one name, and each worker answers to one.
 """
 
 from __future__ import annotations
@@ -13,10 +15,17 @@ from typing import Any, Final
 
 import yaml
 
+from penstock.api import LeaseConfig, Role
 from penstock.kube.kinds import CONFIG_MAP
+from penstock.runtimes.engine_flags import granted_lease_s
 from penstock_operator.plan.rollout import RolloutView, held_rollouts
 
 TIERS: Final = "spec.router.tiers.enabled"
+LEASE: Final = "lease.durationSeconds"
+_OPPOSED: Final = (
+    f"{TIERS} and {LEASE} change at once, one for workers first and one for routers first: KV may be read after its lease "
+    "while they roll; change one after the other"
+)
 _PRIORITY: Final = "--scheduling-policy"
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -58,17 +67,26 @@ def rollout_order(
     there = None if file is None else live.get((file["kind"], file["metadata"]["name"]))
     if file is None or there is None or not (changed or there.get("data") != file["data"]):
         return RolloutOrder(waiting, [workloads[name] for name in waiting])
-    prioritised = {
-        name
-        for name, want in workloads.items()
-        if _schedules_by_priority(live.get((want["kind"], want["metadata"]["name"]), {}))
-    }
+    prioritised = {name for name, want in workloads.items() if _schedules_by_priority(_live(want, live))}
     held = held_by_agreement(file, there, views, changed=changed, prioritised=prioritised)
+    prefill = next((view.service for view in views if view.role is Role.PREFILL), "")
+    granted_s = _granted_s(_live(workloads.get(prefill), live))
+    by_lease = held_by_lease(file, there, views, changed=changed, granted_s=granted_s)
+    routers = {view.service for view in views if not view.role.is_worker}
+    is_opposed = bool(held and by_lease) and routers.isdisjoint(held) != routers.isdisjoint(by_lease)
+    held |= {} if is_opposed else by_lease
     waiting |= held
+    holds_routers = not routers.isdisjoint(held)
+    lost = _OPPOSED if is_opposed else None if holds_routers else _lost_name(file, there)
     later = [workloads[name] for name in waiting if name in workloads]
-    if any(not view.role.is_worker for view in views if view.service in held):
-        return RolloutOrder(waiting, [*later, file])
-    return RolloutOrder(waiting, later, _lost_name(file, there))
+    return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
+
+
+def _live(
+    want: Mapping[str, Any] | None, live: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return what there is of a wanted object; empty: nothing."""
+    return {} if want is None else live.get((want["kind"], want["metadata"]["name"]), {})
 
 
 def held_by_agreement(
@@ -103,6 +121,43 @@ def held_by_agreement(
     return {}
 
 
+def held_by_lease(
+    wanted: Mapping[str, Any],
+    live: Mapping[str, Any],
+    views: Iterable[RolloutView],
+    *,
+    changed: Collection[str],
+    granted_s: float | None,
+) -> dict[str, str]:
+    """Return the services whose new pod template waits until the other side knows the new lease, and why.
+
+    Args:
+        wanted: The routers' ConfigMap as it is to be.
+        live: As it is.
+        views: Where every service's workload stands.
+        changed: Services whose pod template is about to change.
+        granted_s: The lease that the prefill workload grants now; None: not known.
+    """
+    wants_s, has_s = _counted_s(wanted), _counted_s(live)
+    if wants_s is None or has_s is None:
+        return {}
+    moving = {
+        role: [
+            each.service for each in views if each.role is role and (each.service in changed or each.rolling)
+        ]
+        for role in (Role.PREFILL, Role.ROUTER)
+    }
+    if wants_s > has_s and moving[Role.PREFILL]:
+        reason = f"waits until prefill grants {wants_s:g} s: a longer {LEASE} is for workers first"
+        return {each.service: reason for each in views if each.role is Role.ROUTER}
+    if granted_s is not None and granted_s > wants_s and (has_s > wants_s or moving[Role.ROUTER]):
+        reason = f"waits until routers count with {wants_s:g} s: a shorter {LEASE} is for routers first"
+        return {
+            each.service: reason for each in views if each.role is Role.PREFILL and each.service in changed
+        }
+    return {}
+
+
 def _lost_name(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     """Return what a changed served name costs, in words; None where it stays."""
     old, new = _served_name(live), _served_name(wanted)
@@ -116,10 +171,27 @@ def _lost_name(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None
 
 def _schedules_by_priority(workload: Mapping[str, Any]) -> bool:
     """Return whether the pods of a live Deployment or LeaderWorkerSet do."""
+    return any(_PRIORITY in each for each in _arguments(workload))
+
+
+def _granted_s(workload: Mapping[str, Any]) -> float | None:
+    """Return the lease that the pods of a live Deployment or LeaderWorkerSet grant; None: not known."""
+    return next(filter(None, map(granted_lease_s, _arguments(workload))), None)
+
+
+def _arguments(workload: Mapping[str, Any]) -> list[Sequence[str]]:
+    """Return each container's."""
     spec = workload.get("spec") or {}
     template = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or {}
     containers = (template.get("spec") or {}).get("containers") or ()
-    return any(_PRIORITY in (each.get("args") or ()) for each in containers)
+    return [each.get("args") or () for each in containers]
+
+
+def _counted_s(config_map: Mapping[str, Any]) -> float | None:
+    """Return the lease that routers count with; None where a hand made something else of the file."""
+    spec = _graph_spec(config_map)
+    found = (spec.get("lease") or {}).get("durationSeconds", LeaseConfig().duration_seconds)
+    return found if spec and isinstance(found, int | float) else None
 
 
 def _has_tiers(config_map: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
 
 _KV_EVENTS = "--kv-events-config"
 _KV_TRANSFER = "--kv-transfer-config"
+_LEASE = "kv_lease_duration"
 _LAST_PORT = 65535
 _RENDEZVOUS_PORT = "29501"
 """vLLM's default of --master-port."""
@@ -205,7 +206,7 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
         return []
-    extra = {"kv_lease_duration": lease.duration_seconds}
+    extra = {_LEASE: lease.duration_seconds}
     if role is Role.DECODE:
         extra["decoder_kv_blocks_ttl"] = lease.decoder_blocks_ttl_seconds
     config: dict[str, object] = {
@@ -216,3 +217,13 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
     return [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]
+
+
+def granted_lease_s(argv: Sequence[str]) -> float | None:
+    """Return the lease, in seconds, that a command made by `kv_transfer_flags` grants; None: it names none that can be read."""
+    given = [argv[at + 1] for at, word in enumerate(argv[:-1]) if word == _KV_TRANSFER]
+    try:
+        found = json.loads(given[-1])["kv_connector_extra_config"][_LEASE]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, int | float) else None

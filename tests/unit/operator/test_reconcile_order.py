@@ -8,6 +8,8 @@ import pytest
 import yaml
 from graph_harness import KEY, edit, operator, to_rest, told
 
+from penstock.runtimes.engine_flags import granted_lease_s
+
 WORKERS = ("g-decode", "g-prefill")
 
 
@@ -89,6 +91,71 @@ async def test_tiers_are_switched_off_at_routers_first(api):
         roll_out(api, "g-decode")
         await look(api, made)
         assert not with_tiers(api, "g-prefill")
+
+
+def counted_s(api):
+    """Return the lease that routers count with."""
+    [text] = api.at("ConfigMap", "g-router")["data"].values()
+    return yaml.safe_load(text)["spec"].get("lease", {}).get("durationSeconds", 30)
+
+
+def granted_s(api):
+    """Return the lease that prefill is to grant."""
+    template = api.at("Deployment", "g-prefill")["spec"]["template"]["spec"]
+    return granted_lease_s(template["containers"][0]["args"])
+
+
+async def test_a_longer_lease_is_granted_before_routers_count_with_it(api):
+    """A router that counts with too much would trust blocks that hold another prompt by then."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit(api, "GraphDeployment", "g", lease={"durationSeconds": 60})
+        for name in WORKERS:  # decode rolls before prefill
+            await look(api, made)
+            assert counted_s(api) == 30
+            roll_out(api, name, done=False)
+            await look(api, made)
+            assert counted_s(api) == 30
+            roll_out(api, name)
+        assert granted_s(api) == 60
+        await look(api, made)
+        assert counted_s(api) == 60
+
+
+async def test_a_shorter_lease_is_counted_with_before_it_is_granted(api):
+    """Prefill keeps its pods until every router runs with the shorter one."""
+    api.at("GraphDeployment", "g")["spec"]["lease"] = {"durationSeconds": 60}
+    async with operator(api) as made:
+        await at_rest(api, made)
+        assert (counted_s(api), granted_s(api)) == (60, 60)
+        edit(api, "GraphDeployment", "g", lease={"durationSeconds": 40})
+        await look(api, made)
+        roll_out(api, "g-decode")
+        await look(api, made)
+        assert (counted_s(api), granted_s(api)) == (40, 60)
+        roll_out(api, "g-frontend", done=False)
+        await look(api, made)
+        assert granted_s(api) == 60
+        roll_out(api, "g-frontend")
+        await look(api, made)
+        assert granted_s(api) == 40
+
+
+async def test_two_settings_of_opposite_orders_are_told(api):
+    """Both wait for nobody: the tiers' order holds, and the Event says what to do instead."""
+    api.at("GraphDeployment", "g")["spec"]["lease"] = {"durationSeconds": 60}
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit(api, "GraphDeployment", "g", lease={"durationSeconds": 40}, router={"tiers": {"enabled": True}})
+        for name in WORKERS:
+            await look(api, made)
+            assert not routers_tiers(api)
+            roll_out(api, name)
+        await look(api, made)
+    assert routers_tiers(api)
+    assert (counted_s(api), granted_s(api)) == (40, 40)
+    notes = [each["message"] for key, each in api.objects.items() if key[0] == "Event"]
+    assert any("change one after the other" in each for each in notes)
 
 
 @pytest.mark.parametrize(("name", "is_told"), [("other", True), ("tiny", False)])
