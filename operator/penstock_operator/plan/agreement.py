@@ -26,6 +26,7 @@ _OPPOSED: Final = (
     f"{TIERS} and {LEASE} change at once, one for workers first and one for routers first: KV may be read after its lease "
     "while they roll; change one after the other"
 )
+_SECOND_GRAPH: Final = "apply a second graph with {} and delete this one once its clients have moved"
 _PRIORITY: Final = "--scheduling-policy"
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -77,7 +78,7 @@ def rollout_order(
     held |= {} if is_opposed else by_lease
     waiting |= held
     holds_routers = not routers.isdisjoint(held)
-    lost = _OPPOSED if is_opposed else None if holds_routers else _lost_name(file, there)
+    lost = _OPPOSED if is_opposed else None if holds_routers else _lost_requests(file, there)
     later = [workloads[name] for name in waiting if name in workloads]
     return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
 
@@ -158,15 +159,30 @@ def held_by_lease(
     return {}
 
 
-def _lost_name(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Return what a changed served name costs, in words; None where it stays."""
-    old, new = _served_name(live), _served_name(wanted)
-    if old is None or new is None or old == new:
+def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
+    """Return what a change costs for which no order exists, in words; None where there is none."""
+    if (change := _changed(_served_name(live), _served_name(wanted))) is not None:
+        cost = f"the model's served name {change}: requests are refused while routers and workers roll"
+        return f"{cost}; to lose none, {_SECOND_GRAPH.format('the new name')}"
+    old, new = _graph_spec(live), _graph_spec(wanted)
+    if not _hands_kv_over(new):
         return None
-    return (
-        f"the model's served name changes from {old} to {new}: requests are refused while routers and workers roll; "
-        "to lose none, apply a second graph with the new name and delete this one once its clients have moved"
-    )
+    for key, values in (
+        ("model.name", [(each.get("model") or {}).get("name") for each in (old, new)]),
+        ("runtime", [each.get("runtime") for each in (old, new)]),
+    ):
+        if (change := _changed(*values)) is not None:
+            cost = f"{key} {change}: prefill and decode of both run at once and cannot use each other's KV"
+            return f"{cost}, so requests may fail while they roll; to lose none, {_SECOND_GRAPH.format('it')}"
+    return None
+
+
+def _changed(old: object, new: object) -> str | None:
+    return None if old is None or new is None or old == new else f"changes from {old} to {new}"
+
+
+def _hands_kv_over(spec: Mapping[str, Any]) -> bool:
+    return any(each.get("role") == Role.PREFILL.value for each in (spec.get("services") or {}).values())
 
 
 def _schedules_by_priority(workload: Mapping[str, Any]) -> bool:
