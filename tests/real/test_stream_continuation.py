@@ -1,6 +1,11 @@
-"""A stream of real vLLM that breaks off goes on, and says what an undisturbed one says: at temperature 0, byte for byte."""
+"""A stream of real vLLM that breaks off goes on as one stream, and says what vLLM says to a prompt with its beginning.
+
+The model's weights are random, so its text, tokenised again, is not the tokens that it came from: an undisturbed stream may
+say something else behind the seam, which a trained model seldom does.
+"""
 
 import http.client
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -16,8 +21,8 @@ PROMPT = "The gate lets through what the turbine can use, and the rest flows ove
 class Cutter:
     """Passes everything on to a worker, but cuts the next stream off behind so many events as ``cuts`` say."""
 
-    def __init__(self, url, cuts):
-        self._cuts = cuts
+    def __init__(self, url, cuts, seen):
+        self._cuts, self._seen = cuts, seen
         self._address = urlsplit(url).netloc
         cutter = self
 
@@ -40,6 +45,8 @@ class Cutter:
         """Answer one request by the worker's answer."""
         is_stream = handler.command == "POST" and b'"stream":true' in body.replace(b" ", b"")
         cut = self._cuts.pop(0) if is_stream and self._cuts else None
+        if is_stream:
+            self._seen.append((handler.path, json.loads(body)))
         connection = http.client.HTTPConnection(self._address)
         kept = {key: value for key, value in handler.headers.items() if key.lower() != "host"}
         connection.request(handler.command, handler.path, body or None, kept)
@@ -67,11 +74,11 @@ class Cutter:
 
 @pytest.fixture
 def cut(deployment, workers):
-    """A router before two ways to the same worker, and the list of what is cut: whichever is asked next takes it."""
-    cuts = []
-    cutters = [Cutter(workers["aggregated"].url, cuts) for _ in range(2)]
+    """A router before two ways to the same worker, what is cut by whichever is asked next, and what was asked."""
+    cuts, seen = [], []
+    cutters = [Cutter(workers["aggregated"].url, cuts, seen) for _ in range(2)]
     more = [word for each in cutters for word in ("--worker", f"aggregated={each.url}")]
-    yield deployment.router("router-cut", *more), cuts
+    yield deployment.router("router-cut", *more), cuts, seen
     for each in cutters:
         each.close()
 
@@ -103,9 +110,9 @@ def _chat(client):
 
 
 @pytest.mark.parametrize("ask", [_completion, _chat])
-def test_a_stream_that_is_cut_says_the_same(cut, ask):
-    """At several places; one id, and the counts of the whole."""
-    router, cuts = cut
+def test_a_stream_that_is_cut_goes_on_as_one(cut, workers, ask):
+    """At several places: one id, one end, the counts of the whole, and behind the beginning what the worker says to it."""
+    router, cuts, seen = cut
     client = router.client()
 
     def read():
@@ -114,11 +121,19 @@ def test_a_stream_that_is_cut_says_the_same(cut, ask):
         (usage,) = (event.usage for event in events if event.usage)
         text = "".join(text_of(choice) for event in events for choice in event.choices)
         reasons = [each.finish_reason for event in events for each in event.choices if each.finish_reason]
-        return text, len({event.id for event in events}), reasons, usage.completion_tokens
+        return text, (len({event.id for event in events}), reasons, usage.completion_tokens)
 
-    expected = read()
-    assert expected[1:] == (1, ["length"], TOKENS)
-    for events in (3, 9, 17, 26):
+    whole, shape = read()
+    assert shape == (1, ["length"], TOKENS)
+    for events in (3, 6, 10):
         cuts[:] = [events]
-        assert read() == expected, events
-        assert cuts == []
+        seen.clear()
+        text, cut_shape = read()
+        assert cut_shape == shape, events
+        (path, _), (_, rest) = seen
+        said = rest["messages"][-1]["content"] if "messages" in rest else rest["prompt"][len(PROMPT) :]
+        assert said
+        assert whole.startswith(said)
+        asked = {key: value for key, value in rest.items() if key not in {"stream", "stream_options"}}
+        (choice,) = workers["aggregated"].post(path, **asked)["choices"]
+        assert text == said + (choice["text"] if "text" in choice else choice["message"]["content"]), events
