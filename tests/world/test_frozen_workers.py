@@ -59,12 +59,11 @@ async def _clients(world, stream, frozen, *, tokens):
     return done
 
 
-async def test_streams_at_a_frozen_decode_worker_end_in_time_and_others_go_on(world, fleet, stream):
-    """Those that had begun end with an error event, nobody waits longer than allowed, and all else is served."""
+async def test_streams_at_a_frozen_decode_worker_go_on_elsewhere_in_time(world, fleet, stream):
+    """None of those that had begun is lost, nobody waits longer than allowed, and all else is served."""
     streams = await _clients(world, stream, fleet["decode-0"], tokens=300)
-    failed = [each for each in streams if not each.is_complete]
-    assert 1 <= len(failed) <= 12, [each.problem for each in failed]
-    assert all(each.text and "broke off" in each.problem for each in failed), [e.problem for e in failed]
+    assert [each.problem for each in streams if not each.is_complete] == []
+    assert 1 <= sum(world.samples("penstock_router_stream_continuations_total").values()) <= 12
     assert max(each.longest_gap_s for each in streams) < BOUND_S + SLACK_S
     assert world.workers()["decode-0"]["state"] == "unhealthy"
     fleet["decode-0"].send_signal(signal.SIGCONT)
