@@ -96,6 +96,8 @@ class StreamRests:
             call.responder.write(ending(begun.request, said, tokens, counted))
             return False
         call.request, call.transfer = rest, None
+        # The rest has the retries of a request of its own, whatever came before the first token.
+        call.tries.retries = 0
         begun.seam = Seam(said.head, tokens)
         return True
 
@@ -105,8 +107,6 @@ class StreamRests:
         assert begun is not None  # noqa: S101 - prepared
         assert begun.seam is not None  # noqa: S101 - likewise
         begun.continuations += 1
-        # A leg has the retries of a request of its own.
-        call.tries.retries = 0
         self._metrics.continuations[reason] += 1
         log.info("stream goes on elsewhere", reason=reason, left=call.worker, tokens=begun.seam.tokens)
 
