@@ -249,3 +249,19 @@ async def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(crds, kwok, 
         await until(is_replaced, "new workers", timeout_s=120)
         assert await running_by_service() == before
     assert watch.most == 6
+
+
+async def test_routers_spread_over_nodes_without_zones(crds, make_node, client, namespace):
+    """Six routers, six nodes that carry no zone's label: one each, where chance alone would give that once in 65 runs."""
+    for _ in range(6):
+        make_node(gpus=1)
+    made = graph(namespace)
+    made["spec"]["services"]["frontend"]["replicas"] = 6
+    await client.create(made, field_manager="test")
+    async with running(client, namespace):
+
+        async def nodes():
+            pods = (await client.list(POD, namespace=namespace, labels="penstock.dev/role=router")).items
+            return len({each["spec"]["nodeName"] for each in pods if each["spec"].get("nodeName")}) == 6
+
+        await until(nodes, "a router on each node", timeout_s=90)

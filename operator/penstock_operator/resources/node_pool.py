@@ -57,7 +57,8 @@ def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
     spec = on_nodes(pool_of(graph, service))
     role = graph.spec.services[service].role
     if role is Role.ROUTER:
-        spec["topologySpreadConstraints"] = [_spread(graph, service, topology) for topology in (_HOST, _ZONE)]
+        spec["topologySpreadConstraints"] = [_spread_over_nodes(graph, service)]
+        spec["affinity"] = _apart_in_zones(graph, service)
     elif role is not Role.AGGREGATED:
         spec["affinity"] = _same_zone(graph)
     return spec
@@ -73,14 +74,25 @@ def on_nodes(pool: NodePool | None) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value}
 
 
-def _spread(graph: GraphDeployment, service: str, topology: str) -> dict[str, Any]:
-    """A preference, no demand: one node that is left must be able to run all routers."""
+def _spread_over_nodes(graph: GraphDeployment, service: str) -> dict[str, Any]:
+    """A preference, no demand: one node that is left must be able to run all routers.
+
+    Over nodes alone: the scheduler gives no score to a node that lacks the label of any constraint, so on nodes without
+    zones a second one would end the spreading.
+    """
     return {
         "maxSkew": 1,
-        "topologyKey": topology,
+        "topologyKey": _HOST,
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": selector(graph, service)},
     }
+
+
+def _apart_in_zones(graph: GraphDeployment, service: str) -> dict[str, Any]:
+    """A lost zone should leave routers; nodes without zones are all alike to this preference."""
+    term = {"labelSelector": {"matchLabels": selector(graph, service)}, "topologyKey": _ZONE}
+    preference = {"weight": 100, "podAffinityTerm": term}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
 
 
 def _same_zone(graph: GraphDeployment) -> dict[str, Any]:

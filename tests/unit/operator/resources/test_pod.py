@@ -262,12 +262,17 @@ def test_prefill_and_decode_prefer_one_zone(template):
 
 
 def test_routers_spread_over_hosts_and_zones(template):
-    """So that one node's end leaves a router."""
-    spread = template("frontend")["spec"]["topologySpreadConstraints"]
-    assert [(each["topologyKey"], each["whenUnsatisfiable"]) for each in spread] == [
-        ("kubernetes.io/hostname", "ScheduleAnyway"),
-        ("topology.kubernetes.io/zone", "ScheduleAnyway"),
-    ]
+    """So that one node's end leaves a router. Zones are no second constraint: that would end the first one without zones."""
+    spec = template("frontend")["spec"]
+    (spread,) = spec["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    (preferred,) = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = preferred["podAffinityTerm"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+    assert term["labelSelector"] == spread["labelSelector"]
 
 
 def overlaid(template, patch, service="decode", **changes):
