@@ -3,7 +3,9 @@
 Standard library alone, so that the product's image can run it. Says when every client has had its first token and
 prints one JSON object at the end; the file STOP ends it after the streams under way.
 
-    python client.py URL MODEL CONCURRENCY MAX_TOKENS
+    python client.py URL MODEL CONCURRENCY MAX_TOKENS SILENCE_S
+
+A stream that says nothing for SILENCE_S counts as lost.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 STOP = Path("/tmp/stop")
@@ -49,10 +52,12 @@ class Results:
                 print(f"lost: {problem} after {tokens} tokens, began {at}", file=sys.stderr, flush=True)
 
 
-def ask(url: str, body: dict[str, object], on_event: Callable[[], None]) -> tuple[str | None, int]:
+def ask(
+    url: str, body: dict[str, object], silence_s: float, on_event: Callable[[], None]
+) -> tuple[str | None, int]:
     """Stream one completion; return its problem, if any, and the tokens that came."""
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=300)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=silence_s)
     tokens, finish = 0, None
     try:
         headers = {"content-type": "application/json"}
@@ -80,27 +85,35 @@ def ask(url: str, body: dict[str, object], on_event: Callable[[], None]) -> tupl
     return None, tokens
 
 
-def work(number: int, url: str, model: str, max_tokens: int, results: Results) -> None:
+class Settings(NamedTuple):
+    """What every client asks, and of which router."""
+
+    url: str
+    model: str
+    max_tokens: int
+    silence_s: float
+
+
+def work(number: int, settings: Settings, results: Results) -> None:
     """Ask again and again until the file STOP is there."""
     turn = 0
     while not STOP.exists():
         turn += 1
         prompt = f"{number} {turn} " + "word " * 200
-        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+        body = {"model": settings.model, "prompt": prompt, "max_tokens": settings.max_tokens, "stream": True}
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
         began_s = time.time()
-        problem, tokens = ask(url, body, lambda: results.streams(number))
+        problem, tokens = ask(settings.url, body, settings.silence_s, lambda: results.streams(number))
         results.add(number, problem, tokens, began_s)
         if problem is not None:
             time.sleep(0.5)
 
 
-def main(url: str, model: str, concurrency: int, max_tokens: int) -> None:
+def main(settings: Settings, concurrency: int) -> None:
     """Run the clients and print their results."""
     results = Results(concurrency)
     threads = [
-        threading.Thread(target=work, args=(number, url, model, max_tokens, results))
-        for number in range(concurrency)
+        threading.Thread(target=work, args=(number, settings, results)) for number in range(concurrency)
     ]
     for thread in threads:
         thread.start()
@@ -110,4 +123,5 @@ def main(url: str, model: str, concurrency: int, max_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    url, model, clients, tokens, silence = sys.argv[1:]
+    main(Settings(url, model, int(tokens), float(silence)), int(clients))

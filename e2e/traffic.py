@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kube import Graph, wait_for
+from kube import Graph, say, wait_for
 from openai import OpenAI
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -39,7 +39,15 @@ class Load:
     """Clients in a pod that stream until stopped."""
 
     def __init__(
-        self, graph: Graph, name: str, *, concurrency: int, max_tokens: int, host: str | None = None
+        self,
+        graph: Graph,
+        name: str,
+        *,
+        concurrency: int,
+        max_tokens: int,
+        host: str | None = None,
+        node: str | None = None,
+        silence_s: float = 300.0,
     ) -> None:
         """Start the pod and wait until every client has had its first token.
 
@@ -49,6 +57,8 @@ class Load:
             concurrency: Clients, each with one stream at a time.
             max_tokens: Of each stream.
             host: One router's address; None: the routers' Service.
+            node: Where the pod runs; None: wherever there is room.
+            silence_s: After which a client gives a stream up.
         """
         name = f"{name}-{uuid.uuid4().hex[:4]}"
         self.graph, self.name = graph, name
@@ -65,7 +75,13 @@ class Load:
             "name": "client",
             "image": IMAGE,
             "imagePullPolicy": "Never",
-            "command": ["python", "/client/client.py", url, model, str(concurrency), str(max_tokens)],
+            "command": [
+                "python",
+                "/client/client.py",
+                url,
+                model,
+                *map(str, (concurrency, max_tokens, silence_s)),
+            ],
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "volumeMounts": [{"name": "client", "mountPath": "/client"}],
@@ -76,6 +92,7 @@ class Load:
             "metadata": {"name": name},
             "spec": {
                 "restartPolicy": "Never",
+                "nodeSelector": {} if node is None else {"kubernetes.io/hostname": node},
                 "terminationGracePeriodSeconds": 1,
                 "automountServiceAccountToken": False,
                 "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -106,4 +123,6 @@ class Load:
         wait_for(f"load {self.name} ends", lambda: self._phase() in {"Succeeded", "Failed"}, timeout_s)
         log = kube.kubectl("logs", *scope, self.name)
         outcome = json.loads(log.strip().splitlines()[-1])
-        return Outcome(outcome["answered"], outcome["lost"])
+        answered, lost = outcome["answered"], outcome["lost"]
+        say(f"{self.name}: {len(lost)} of {answered + len(lost)} streams lost {lost or ''}")
+        return Outcome(answered, lost)
