@@ -98,6 +98,7 @@ class Reason(StrEnum):
     ITL_ABOVE_TARGET = "itl_above_target"
     BACKLOG_ABOVE_SLO = "backlog_above_slo"
     REQUESTS_REJECTED = "requests_rejected"
+    SERVED_LATE = "served_late"
     SPARE_CAPACITY = "spare_capacity"
     WITHIN_CAPACITY = "within_capacity"
     ONE_FEWER_TOO_FEW = "one_fewer_too_few"

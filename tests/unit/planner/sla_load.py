@@ -53,7 +53,9 @@ CONFIG = DecideConfig(
 )
 
 
-def pull_of(at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s=None, kv=0.1, **demand):
+def pull_of(
+    at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s=None, kv=0.1, inside=0.0, **demand
+):
     """Return one second's pull: ``rate`` requests/s of ``isl`` and 100 tokens, served as the profile says."""
     busy = min(prefill, rate * isl / SPEED / speed)
     running = demand.pop("running", rate * 100 * 0.012)
@@ -76,7 +78,7 @@ def pull_of(at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s
         }
     )
     usage = {f"d{i}": assess(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
-    waits = {name: assess(0.0, age_s=0, max_age_s=10, source="t") for name in usage}
+    waits = {name: assess(inside, age_s=0, max_age_s=10, source="t") for name in usage}
     pools = {Role.PREFILL: PoolCounts(prefill, gpus=1), Role.DECODE: PoolCounts(decode, gpus=1)}
     queue = assess(seen.waiting, age_s=0, max_age_s=10, source="t")
     return summarise(at_s, pools, kv=usage, queue=queue, demand=seen, worker_waiting=waits)

@@ -13,6 +13,7 @@ from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import KvLoad, Trend, Work
+from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
@@ -109,6 +110,7 @@ class AdaptiveMemory:
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
         served: How right the shadow fleets' model is.
+        trials: What was late for no reason that it knows, by role.
         learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
     """
 
@@ -120,6 +122,7 @@ class AdaptiveMemory:
     quiet_since_s: float | None = None
     unserved_s: float | None = None
     served: Served = field(default_factory=Served)
+    trials: Mapping[Role, Trial] = field(default_factory=dict)
     learnt_from: str = ""
 
     @classmethod

@@ -20,6 +20,7 @@ from penstock_planner.decide.adaptive.signals import (
     WorkView,
     light_of,
 )
+from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step
 from penstock_planner.decide.observation import PoolCounts
 
@@ -82,6 +83,9 @@ class Case:
         workers: What they are taken to be able to do.
         hindsight: Which floor would have been best; None where the mode does not ask for it.
         served: What first tokens say of that; None for roles that requests do not reach first.
+        trial: What is late for no reason that the model knows; None where the mode does not ask for it.
+        allowed: Share of requests that may be late.
+        price_gpu_s: GPU-seconds that one late request may cost.
     """
 
     role: Role
@@ -98,6 +102,9 @@ class Case:
     workers: ObservedWorkers
     hindsight: Hindsight | None = None
     served: Served | None = None
+    trial: Trial | None = None
+    allowed: float = 0.01
+    price_gpu_s: float = 0.0
 
     @property
     def is_early(self) -> bool:
@@ -119,7 +126,9 @@ def lacks(case: Case) -> list[RoleFinding]:
     if case.gaps is not None:
         found.append(_itl(case.gaps, case.pool.replicas))
     found.append(_rejected(case))
-    return found if case.hindsight is None else [*found, _floor(case, case.hindsight)]
+    if case.hindsight is not None:
+        found.append(_floor(case, case.hindsight))
+    return found if case.trial is None else [*found, _served_late(case, case.trial)]
 
 
 def missing(case: Case, most: int) -> int:
@@ -137,6 +146,8 @@ def missing(case: Case, most: int) -> int:
 def spares(case: Case) -> list[RoleFinding]:
     """Return every condition for shrinking by one; all must apply."""
     found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
+    if case.trial is not None:
+        found.append(_trial_after(case, case.trial))
     if case.work is not None:
         found.append(_work_after(case, case.work))
     if case.kv is not None:
@@ -212,6 +223,36 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": case.hold_s}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
     return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
+
+
+def _served_late(case: Case, trial: Trial) -> RoleFinding:
+    """Grow by one, whatever the model says, where what it does not explain is dearer than a replica; not while one starts."""
+    gpus = case.pool.gpus or 1
+    is_dear = trial.late * case.price_gpu_s > gpus * trial.seen_s
+    is_late = trial.is_late(case.allowed) and is_dear
+    inputs: dict[str, float | int | str | None] = {
+        "requests": trial.first,
+        "late_unexplained": trial.share,
+        "late_price_gpu_s": case.price_gpu_s,
+        "tried": trial.tried,
+        "helped": {None: "unknown", True: "yes", False: "no"}[trial.helped],
+    }
+    applies = is_late and trial.is_over and not case.pool.starting
+    in_vain = "; one more has just been seen not to help" if is_late and trial.helped is False else ""
+    step = Step("served", inputs, case.allowed, grows(applies) + in_vain)
+    detail = (
+        f"{trial.share:.1%} of the last {trial.first:.0f} requests were late for no reason that the model knows, allowed are"
+        f" {case.allowed:.1%}: one more is tried"
+    )
+    return RoleFinding(Reason.SERVED_LATE, detail, step)
+
+
+def _trial_after(case: Case, trial: Trial) -> RoleFinding:
+    """Keep a replica that was tried, until it is known whether it helps, and where it does."""
+    workers = case.pool.replicas
+    applies = workers > trial.floor
+    step = Step("tried", {"workers": workers}, trial.floor, "shrink" if applies else "hold")
+    return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} are enough for what is served in time", step)
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:

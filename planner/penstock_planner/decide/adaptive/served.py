@@ -45,6 +45,7 @@ class Served:
         told_late: Those of them that the shadow of the real fleet served late, decayed alike.
         calm: First tokens that came while nothing waited and a worker was idle, decayed alike.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
+        unexplained: Requests of the newest window that were late beyond what the model says; below 0 where fewer were.
     """
 
     share: float | None = None
@@ -55,6 +56,7 @@ class Served:
     told_late: float = 0.0
     calm: float = 0.0
     calm_late: float = 0.0
+    unexplained: float = 0.0
 
     def share_of(self, role: Role) -> float:
         """Return the share of its throughput that a shadow worker of the role does."""
@@ -96,8 +98,8 @@ class Served:
         kept = math.exp(-load.dt_s / SERVED_TAU_S)
         is_calm = load.served_at_once_by is not None
         share = self.share_of(role)
+        wrong = late - self._always * first - told_late
         if is_entry_late:
-            wrong = late - self._always * first - told_late
             share = min(1.0, max(SHARE_LEAST, share - wrong / TRUST_REQUESTS))
         return replace(
             self,
@@ -109,6 +111,7 @@ class Served:
             told_late=self.told_late * kept + told_late,
             calm=self.calm * kept + (first if is_calm else 0.0),
             calm_late=self.calm_late * kept + (late if is_calm else 0.0),
+            unexplained=wrong,
         )
 
     def in_words(self) -> str:

@@ -1,0 +1,153 @@
+"""What each window teaches: the shadow fleets of every floor serve it, and what was served is held against them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive import hindsight, rules, signals
+from penstock_planner.decide.adaptive.hindsight import Hindsight, Load, Objective
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.adaptive.served import Served
+from penstock_planner.decide.adaptive.trial import LATE_TAU_S, Lateness, Trial
+from penstock_planner.decide.bounds import existing_gpus
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
+
+
+def looked_back(
+    cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
+) -> AdaptiveMemory:
+    """Return the memory after every role's fleets of all floors have served the window, and with the floors that follow."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    if not demands:
+        return memory
+    found, served = dict(memory.hindsight), memory.served
+    ables = {role: _able(case, served) for role, case in cases.items()}
+    work_gpu_s = _work_gpu_s(cases, demands, ables, config)
+    # Of a full budget each role has what the other lacks: how it was split says little of the need.
+    has_room = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
+    is_evidence = has_room and config.scale_to_zero_after_s is None
+    for role, case in cases.items():
+        grows_at = rules.grows_at(case)
+        if grows_at is None:
+            continue
+        known = found.get(role, Hindsight())
+        load = replace(
+            _load(case, demands, config, able=ables[role], grows_at=grows_at),
+            work_gpu_s=work_gpu_s,
+            is_in_time_first=memory.work.serves_in_time_first,
+            given=case.pool.replicas if is_evidence else 0,
+        )
+        if load.work_s is not None:
+            served = _compared(served, load, case, window)
+        known = hindsight.followed(known, load)
+        gpus, price = max(1, config.engine_gpus(role, case.pool.gpus)), late_price_gpu_s(known, config)
+        unused_s = max(load.startup_s, memory.change_startup_s(role)) + load.hold_s
+        known = hindsight.chosen(known, Objective(config.in_time, price, gpus, unused_s))
+        found[role] = known
+    memory = replace(memory, hindsight=found)
+    return (
+        memory if served is memory.served else _tried(cases, window, replace(memory, served=served), config)
+    )
+
+
+def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
+    """Return the GPU-seconds that one late request may cost: by those that requests keep busy, whatever is held."""
+    return config.gpu_percent_per_point * known.work_gpu_s / max(1.0, known.arrivals)
+
+
+def _tried(
+    cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
+) -> AdaptiveMemory:
+    """Return the memory after each role's trial has seen the window: what was late for want of it beyond what the model says."""
+    pull = window.pulls[-1]
+    demands = [each.demand for each in window.pulls if each.demand is not None]
+    dt_s = sum(each.period_s for each in demands)
+    first = sum(each.ttft_count + each.refused + each.timed_out for each in demands)
+    cause = kv_role(pull.pools) if _waits_inside(window) else entry_role(pull.pools)
+    # Who had to wait for the first worker of a role is late whatever the others do.
+    if memory.unserved_s is not None and pull.at_s - memory.unserved_s < LATE_TAU_S:
+        first = 0.0
+    trials = dict(memory.trials)
+    for role, case in cases.items():
+        late = memory.served.unexplained if first and role is cause else 0.0
+        seen = Lateness(dt_s, first, late)
+        trials[role] = memory.trials.get(role, Trial()).followed(case.pool, seen, 1.0 - config.in_time)
+    return replace(memory, trials=trials)
+
+
+def _waits_inside(window: Window) -> bool:
+    """Return whether requests wait in decode workers: what is late then says nothing of prefill."""
+    inside = window.pulls[-1].worker_waiting
+    return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
+
+
+def _compared(served: Served, load: Load, case: rules.Case, window: Window) -> Served:
+    """Return it after the window's first tokens; where a pull does not know which were late, the model stays as it is."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    lates = [each.ttft_late for each in demands if each.ttft_late is not None]
+    if len(lates) < len(demands):
+        return served
+    away = sum(each.refused + each.timed_out for each in demands)
+    return served.followed(
+        load,
+        case.role,
+        ready=case.pool.ready,
+        first=sum(each.ttft_count for each in demands) + away,
+        late=sum(lates) + away,
+        is_entry_late=not _waits_inside(window),
+    )
+
+
+def _able(case: rules.Case, served: Served) -> float | None:
+    """Return the prompt tokens/s that a worker of a shadow fleet computes; None: not known, or not its work."""
+    speed = case.work.tokens_per_s if case.work is not None else None
+    return speed and speed * served.share_of(case.role)
+
+
+def _work_gpu_s(
+    cases: Mapping[Role, rules.Case],
+    demands: Sequence[Demand],
+    ables: Mapping[Role, float | None],
+    config: DecideConfig,
+) -> float:
+    """Return the GPU-seconds that the window's requests kept busy, whatever is held; work of unknown length counts as none."""
+    dt_s, tokens = sum(each.period_s for each in demands), sum(each.uncached_tokens for each in demands)
+    total = 0.0
+    for role, case in cases.items():
+        able = ables[role]
+        busy_s = tokens / able if able else rules.held(case) * dt_s
+        total += max(1, config.engine_gpus(role, case.pool.gpus)) * busy_s
+    return hindsight.counted(total)
+
+
+def _load(
+    case: rules.Case, demands: Sequence[Demand], config: DecideConfig, *, able: float | None, grows_at: float
+) -> Load:
+    tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
+    speed = case.work.tokens_per_s if case.work is not None else None
+    slack_s = signals.may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
+    gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
+    most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
+    if config.max_gpu_budget is not None:
+        most = min(most, config.max_gpu_budget // gpus)
+    # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
+    is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
+    return Load(
+        dt_s=hindsight.counted(sum(each.period_s for each in demands)),
+        arrivals=sum(each.arrivals for each in demands),
+        work_gpu_s=0.0,
+        work_s=hindsight.counted(tokens / able) if able else None,
+        may_wait_s=hindsight.counted(slack_s),
+        held=rules.held(case),
+        grows_at=grows_at,
+        shrinks_at=max(grows_at, rules.shrinks_at(case)),
+        startup_s=math.ceil(case.horizon_s),
+        hold_s=math.ceil(case.hold_s),
+        sizes=max(1, most),
+        least=config.floor(case.role, gpus),
+        served_at_once_by=case.pool.ready if is_idle_somewhere and not newest.waiting_tokens else None,
+    )

@@ -1,0 +1,138 @@
+"""One replica more where requests are late and the model sees no reason: asked for, watched, and believed or not. Pure.
+
+Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for it. After enough requests the
+share that is late says whether it helped: where it did, the role keeps it for `HOLDS_S`; where it did not, the role asks for no more
+for as long, and twice as long after each further one in vain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from penstock_planner.decide.observation import PoolCounts
+
+LATE_TAU_S = 300.0
+"""Chosen: five minutes of requests tell a fault that lasts from a moment's; with ten drifting-prompts was 95.9% in time, with five
+97.8%."""
+
+ENOUGH = 100.0
+"""Chosen: of fewer requests a share of late ones means nothing."""
+
+NOISE_SIGMAS = 3.0
+"""Chosen: late requests come together; so many standard errors of the share allowed are no reason yet."""
+
+HELPS_TO = 0.75
+"""Chosen: a replica that leaves more than this of the late share did not help."""
+
+HOLDS_S = 3600.0
+"""Chosen: for an hour what a trial found is taken to hold, as for fleets that never grow."""
+
+VAIN_MOST = 5
+"""Chosen: after this many in vain, 32 hours, the pause gets no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What one role served in one window.
+
+    Attributes:
+        dt_s: Its length, > 0.
+        first: Requests.
+        late: Those of them that were late for want of this role, beyond what the model says; may be below 0.
+    """
+
+    dt_s: float
+    first: float
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One role's.
+
+    Attributes:
+        first: Requests, decayed over `LATE_TAU_S`; since the replica on trial is ready, while one is.
+        late: Late ones that the model does not explain, decayed alike.
+        seen_s: Seconds of them, decayed alike.
+        lately: Requests, decayed alike, whatever is on trial.
+        replicas: Before the newest window; None before the first.
+        tried: Replicas with the one on trial; 0: none is.
+        before: Share that was late before it.
+        helped: What was found; None: not yet.
+        vain: Trials in a row that did not help.
+        age_s: Since the trial began, or since its result.
+    """
+
+    first: float = 0.0
+    late: float = 0.0
+    seen_s: float = 0.0
+    lately: float = 0.0
+    replicas: int | None = None
+    tried: int = 0
+    before: float = 0.0
+    helped: bool | None = None
+    vain: int = 0
+    age_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Return the share that is late for no reason that the model knows."""
+        return max(0.0, self.late / self.first) if self.first > 0 else 0.0
+
+    @property
+    def floor(self) -> int:
+        """Return how many replicas the role keeps: those of a trial that helped, or is not over."""
+        return 0 if self.helped is False else self.tried
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the role may ask for another: none is on trial, and none was so in vain of late."""
+        return not self.tried or self.helped is True
+
+    def is_late(self, allowed: float) -> bool:
+        """Return whether so many are late that chance does not explain it, where a share may be."""
+        expected = allowed * self.first
+        return self.first >= ENOUGH and self.late > expected + NOISE_SIGMAS * math.sqrt(expected)
+
+    def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
+        """Return it after one window with ``pool`` at its end; a share of ``allowed`` may be late."""
+        known = self._aged(seen.dt_s)
+        begins = self.replicas is not None and pool.replicas > self.replicas and known.is_over
+        if begins and known.is_late(allowed):
+            known = replace(blank(known), tried=pool.replicas, before=known.share, helped=None, age_s=0.0)
+        if known.helped is not False and pool.replicas < known.tried:
+            known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
+        kept = math.exp(-seen.dt_s / LATE_TAU_S)
+        known = replace(known, replicas=pool.replicas, lately=known.lately * kept + seen.first)
+        if known.helped is not False and known.lately < ENOUGH:
+            known = replace(known, tried=0, helped=None)  # too few come to tell
+        if known.tried and known.helped is None and pool.ready < known.tried:
+            return blank(known)
+        known = replace(
+            known,
+            first=known.first * kept + seen.first,
+            late=known.late * kept + seen.late,
+            seen_s=known.seen_s * kept + seen.dt_s,
+        )
+        return known.judged()
+
+    def _aged(self, dt_s: float) -> Trial:
+        """Return it so much later; what was found is forgotten after its time, a trial of which nothing comes as well."""
+        age_s = self.age_s + dt_s
+        holds_s = HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1)
+        if self.tried and age_s > holds_s:
+            return replace(self, tried=0, helped=None, age_s=0.0)
+        return replace(self, age_s=age_s)
+
+    def judged(self) -> Trial:
+        """Return it with what was found, once enough requests have been served with the replica on trial."""
+        if not self.tried or self.helped is not None or self.first < ENOUGH:
+            return self
+        helped = self.share <= HELPS_TO * self.before
+        return replace(self, helped=helped, vain=0 if helped else self.vain + 1, age_s=0.0)
+
+
+def blank(known: Trial) -> Trial:
+    """Return it as if no request had been served yet."""
+    return replace(known, first=0.0, late=0.0, seen_s=0.0)

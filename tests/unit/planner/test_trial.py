@@ -1,0 +1,165 @@
+"""Where requests are late and the model sees no reason, one replica more is tried, and believed only if it helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sla_load import decided_after, step_of
+
+from penstock.api import Role
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.adaptive.trial import ENOUGH, HOLDS_S, Lateness, Trial
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.decide.observation import PoolCounts
+
+P, D = Role.PREFILL, Role.DECODE
+CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0, max_gpu_budget=8, ttft_slo_s=5.0)
+_after = partial(decided_after, config=CONFIG)
+
+LATE = {
+    "rate": 0.8,
+    "isl": 2000.0,
+    "prefill": 2,
+    "decode": 1,
+    "prefilling_workers": 1.0,
+    "prefilled_tokens": 1600.0,
+    "ttft_sum_s": 0.8 * 9.0,
+    "ttft_late": 0.8,
+    "waiting": 7.0,
+    "waiting_tokens": 14_000.0,
+    "oldest_wait_s": 9.0,
+    "in_flight": {P: 1.0, D: 4.0},
+    "in_flight_tokens": 2000.0,
+}
+"""A TTFT of 9 s, seven waiting and one of two workers idle: nothing that a fluid explains."""
+
+
+GOOD = {
+    **LATE,
+    "ttft_sum_s": 0.4,
+    "ttft_late": 0.0,
+    "waiting": 0.0,
+    "waiting_tokens": 0.0,
+    "oldest_wait_s": None,
+}
+"""The same load, served at once."""
+
+
+def _warm():
+    """Return the state after two minutes of that, in which the workers' throughput was seen."""
+    _, state = _after(120, **GOOD)
+    return state
+
+
+def _grown(seconds, state, *, start_s=0, config=CONFIG, **load):
+    """Decide until a role grows; return the decision by role, the state and the time; None: none did."""
+    for at_s in range(start_s, start_s + seconds, 5):
+        found, state = decided_after(5, state, start_s=at_s, config=config, **load)
+        if any(each.action is Action.UP for each in found.values()):
+            return found, state, at_s + 5
+    return None, state, start_s + seconds
+
+
+def test_late_requests_that_nothing_explains_grow_the_role_they_waited_for():
+    """24 minutes with a TTFT of 9 s: prefill is tried with one more, and says why, instead of "supply fits demand"."""
+    found, _, at_s = _grown(24 * 60, _warm(), start_s=120, **LATE)
+    assert at_s < 10 * 60
+    prefill = found[P]
+    assert (prefill.action, prefill.reason, prefill.desired) == (Action.UP, Reason.SERVED_LATE, 3)
+    assert (
+        "were late for no reason that the model knows, allowed are 1.0%: one more is tried"
+        in prefill.sentence
+    )
+    assert found[D].action is Action.HOLD
+    assert step_of(prefill, "served").inputs["late_unexplained"] > 0.3
+
+
+def test_nothing_is_tried_where_what_is_late_is_within_the_share_allowed():
+    """A request in two hundred late: the objective allows it."""
+    calm = {**GOOD, "ttft_late": 0.004}
+    found, _, _ = _grown(24 * 60, _warm(), start_s=120, **calm)
+    assert found is None
+
+
+def test_what_waits_in_decode_workers_is_tried_with_decode():
+    """The same first tokens, while requests wait in the decode workers: prefill would not help."""
+    state = _warm()
+    for start in range(120, 1560, 5):
+        found, state = _after(5, state, start_s=start, inside=3.0, **LATE)
+        if found[D].reason is Reason.SERVED_LATE:
+            break
+    assert found[D].action is Action.UP
+    assert found[P].reason is not Reason.SERVED_LATE
+
+
+def test_a_replica_that_does_not_help_is_not_asked_for_again_within_the_hour():
+    """Three serve as late as two did: no fourth for an hour, and the third may go as demand allows."""
+    _, state, at_s = _grown(24 * 60, _warm(), start_s=120, **LATE)
+    more = {**LATE, "prefill": 3}
+    found, state, _ = _grown(int(HOLDS_S) - 60, state, start_s=at_s, **more)
+    assert found is None
+    assert AdaptiveMemory.read(state.memory).trials[P].helped is False
+
+
+def test_a_replica_that_helps_is_kept_for_an_hour_though_the_model_has_no_use_for_it():
+    """With three nothing is late: none goes for half an hour, and one does in the second hour."""
+    _, state, at_s = _grown(24 * 60, _warm(), start_s=120, **LATE)
+    good = {**GOOD, "prefill": 3}
+    downs = []
+    for start in range(at_s, at_s + 9000, 5):
+        found, state = _after(5, state, start_s=start, **good)
+        if found[P].action is Action.DOWN:
+            downs.append(start - at_s)
+    assert 1800 < min(downs) < 7200
+
+
+def _watched(trial, seconds, *, ready, starting=0, late=0.0):
+    for _ in range(int(seconds / 10)):
+        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, 10.0, late), 0.01)
+    return trial
+
+
+def test_a_start_that_is_rolled_back_is_no_trial():
+    """What never served says nothing: another may be asked for."""
+    late = _watched(Trial(), 300, ready=2, late=5.0)
+    begun = _watched(late, 10, ready=2, starting=1, late=5.0)
+    assert (begun.tried, begun.is_over) == (3, False)
+    assert _watched(begun, 10, ready=2, late=5.0).is_over
+
+
+def test_each_trial_in_vain_doubles_the_pause():
+    """An hour after the first, two after the second."""
+    trial, pauses = Trial(), []
+    for _ in range(2):
+        late = _watched(trial, 900, ready=2, late=5.0)
+        trial = _watched(late, 900, ready=3, late=5.0)
+        assert trial.helped is False
+        waited = 0
+        while not trial.is_over:
+            trial, waited = _watched(trial, 10, ready=2, late=5.0), waited + 10
+        pauses.append(waited)
+    assert abs(pauses[0] - HOLDS_S) < 1000
+    assert abs(pauses[1] - 2 * HOLDS_S) < 1000
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 3), st.floats(0.0, 50.0), st.floats(-50.0, 50.0)),
+        max_size=60,
+    )
+)
+def test_whatever_is_seen_one_trial_goes_on_at_a_time(windows):
+    """A trial is of one replica count, and asks for no further one before its result."""
+    trial = Trial()
+    for ready, starting, first, late in windows:
+        before = trial
+        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, first, min(first, late)), 0.01)
+        if not before.is_over and trial.tried > before.tried:
+            raise AssertionError("a second trial began")
+        assert trial.floor in {0, trial.tried}
+        assert 0.0 <= trial.share <= 1.0 or trial.first == 0.0
+        assert replace(trial, first=min(trial.first, ENOUGH - 1)).is_late(0.01) is False
