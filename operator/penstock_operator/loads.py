@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.api import Role
+from penstock.api.runtimes import request_gauges
 from penstock.core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import (
-    DYNAMO_WORKER_INFLIGHT,
     ROUTER_DECODE_QUEUE_REQUESTS,
     ROUTER_QUEUE_REQUESTS,
     ROUTER_WORKER_INFLIGHT_REQUESTS,
@@ -35,7 +35,7 @@ PARALLEL: Final = 32
 TIMEOUTS: Final = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
 """Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the entire graph."""
 
-_SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, DYNAMO_WORKER_INFLIGHT)
+_SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE)
 _OF_ROUTERS: Final = (ROUTER_QUEUE_REQUESTS, ROUTER_DECODE_QUEUE_REQUESTS, ROUTER_WORKER_INFLIGHT_REQUESTS)
 
 FORGET_S: Final = 60.0
@@ -43,7 +43,7 @@ FORGET_S: Final = 60.0
 
 
 class MetricsReader:
-    """Reads vLLM's gauges, and Dynamo's, from the pods' own port and remembers since when each pod is idle."""
+    """Reads vLLM's gauges, and those of runtimes that count requests themselves, from the pods' own port and remembers since when each pod is idle."""
 
     def __init__(self, pool: ConnectionPool, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
@@ -88,11 +88,11 @@ class MetricsReader:
 def _load_of(page: str, *, is_router: bool = False) -> Load | None:
     """Return the load on a pod's page, summed over engines, and the fullest KV cache; None where absent.
 
-    A Dynamo worker counts its requests itself, including those that its engine has not seen yet. Where it does, vLLM's
-    gauges may be absent: Dynamo's mocker has none for prefill.
+    Some runtimes' workers count their requests themselves, including those that the engine has not seen yet. Where one
+    does, vLLM's gauges may be absent: a program that models workers may have none for prefill.
     """
     try:
-        wanted = _OF_ROUTERS if is_router else _SERIES
+        wanted = _OF_ROUTERS if is_router else (*_SERIES, *request_gauges())
         samples = parse_samples(page, wanted)
     except ObservationError:
         return None
@@ -105,8 +105,9 @@ def _load_of(page: str, *, is_router: bool = False) -> Load | None:
         return Load(running, waiting, None) if found[ROUTER_QUEUE_REQUESTS] else None
     running, waiting = int(sum(found[VLLM_RUNNING])), int(sum(found[VLLM_WAITING]))
     kv_usage_fraction = max(found[VLLM_KV_USAGE], default=None)
-    if found[DYNAMO_WORKER_INFLIGHT]:
-        running = max(running, int(sum(found[DYNAMO_WORKER_INFLIGHT])) - waiting)
+    counted = [value for gauge in request_gauges() for value in found[gauge]]
+    if counted:
+        running = max(running, int(sum(counted)) - waiting)
     elif not (found[VLLM_RUNNING] and found[VLLM_WAITING] and found[VLLM_KV_USAGE]):
         return None
     return Load(running=running, waiting=waiting, kv_usage_fraction=kv_usage_fraction)

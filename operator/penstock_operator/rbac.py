@@ -28,8 +28,6 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
-    # So too: Dynamo's workers register themselves there.
-    ("nvidia.com", "dynamoworkermetadatas"): frozenset({"create", "get", "list", "patch", "watch"}),
     ("penstock.dev", "graphdeployments"): frozenset({"get", "list", "patch", "watch"}),
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),
@@ -43,9 +41,9 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("rbac.authorization.k8s.io", "rolebindings"): _CHILD,
     ("rbac.authorization.k8s.io", "roles"): _CHILD,
 }
-"""Verbs by API group and resource."""
+"""Verbs by API group and resource, without those that a runtime's processes need, which are its `ClusterNeeds.verbs`."""
 
-_OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io", "nvidia.com")
+_OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
 """Groups that the chart grants only where the cluster knows them."""
 
 _OF_SETTINGS: Final = (("", "namespaces"),)

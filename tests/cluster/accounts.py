@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.runtimes import runtime_of
 from penstock_operator.rbac import PLANNER_RIGHTS, RULES
 
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -28,8 +29,9 @@ def account(plane, namespace, name, rules, *, cluster_wide=False):
 
 
 def operators_rules():
-    """Return the rules that the table of the operator's rights makes."""
-    return [_rule(group, resource, *sorted(verbs)) for (group, resource), verbs in RULES.items()]
+    """Return the rules that the operator's rights make, and those that it grants to Dynamo's processes."""
+    rights = {**RULES, **runtime_of("dynamo").cluster.verbs}
+    return [_rule(group, resource, *sorted(verbs)) for (group, resource), verbs in rights.items()]
 
 
 def _rule(group, resource, *verbs):

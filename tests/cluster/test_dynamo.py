@@ -10,7 +10,8 @@ from operating import condition, graph, names, running, until
 
 from penstock.core.errors import ForbiddenError
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import CONFIG_MAP, DYNAMO_WORKER_METADATA
+from penstock.kube.kinds import CONFIG_MAP
+from penstock_dynamo.runtime import WORKER_METADATA
 
 pytestmark = pytest.mark.cluster
 
@@ -22,7 +23,7 @@ DYNAMO = {"runtime": "dynamo", "engine": {"mocker": True}, "router": {"policy": 
 def registration(name):
     """Return an object as a worker of Dynamo 1.6 applies it, with keys that no schema names."""
     data = {"endpoints": {"ns/backend/generate/1": {"instance_id": 2**52}}, "model_cards": {}}
-    return DYNAMO_WORKER_METADATA.of({"name": name, "namespace": NAMESPACE}, spec={"data": data})
+    return WORKER_METADATA.of({"name": name, "namespace": NAMESPACE}, spec={"data": data})
 
 
 async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alone(own):
@@ -51,4 +52,4 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
                 await theirs.list(CONFIG_MAP, namespace=NAMESPACE)
         finally:
             await theirs.close()
-    assert await names(client, DYNAMO_WORKER_METADATA.kind, NAMESPACE) == {"g-worker", "g-router"}
+    assert await names(client, WORKER_METADATA.kind, NAMESPACE) == {"g-worker", "g-router"}

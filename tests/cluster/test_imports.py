@@ -10,7 +10,7 @@ import yaml
 from penstock.api import GraphDeployment
 from penstock.cli.graph import as_yaml, objects_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.runtimes.dynamo.importer import import_dgd
+from penstock_dynamo.importer import import_dgd
 from penstock_operator.resources import Allowances
 
 pytestmark = pytest.mark.cluster

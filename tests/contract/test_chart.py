@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.api.runtimes import SHIPPED
 from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
+from penstock.runtimes import runtime_of
 from penstock_operator.doctor.check import component_of, scope_of
 from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, RULES
 
@@ -263,14 +265,17 @@ def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
 
 
 def test_the_operator_gets_exactly_what_it_calls():
-    """The chart's rules are the operator's own table, and writing its own Lease."""
+    """The chart's rules are the operator's own table, what processes of shipped runtimes may do, and writing its own Lease."""
     granted = {}
     for group, resource, verb in rules_of(rendered("all rights"))["operator"]:
         granted.setdefault((group, resource), set()).add(verb)
 
     leases = granted.pop(("coordination.k8s.io", "leases"))
     assert leases == {"create", "get", "patch", "update"}
-    assert granted == RULES
+    of_runtimes = {
+        resource: set(verbs) for name in SHIPPED for resource, verbs in runtime_of(name).cluster.verbs.items()
+    }
+    assert granted == RULES | of_runtimes
 
 
 @pytest.mark.parametrize(

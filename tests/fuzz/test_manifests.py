@@ -4,7 +4,7 @@ import yaml
 
 from penstock.api.manifests import load_graph, parse_manifests
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.runtimes.dynamo.importer import import_dgd
+from penstock_dynamo.importer import import_dgd
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = [path.read_text() for path in sorted((ROOT / "manifests/samples").glob("*.yaml"))]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -149,14 +150,10 @@ def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[s
 SETTLE_S = 5
 """Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
 
-_REQUEST_SERIES = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "dynamo_component_inflight_requests",
-)
-"""All zero: nothing runs or waits."""
+_REQUEST_SERIES = (VLLM_RUNNING, VLLM_WAITING)
+"""All zero, and the runtime's own gauge where it has one: nothing runs or waits."""
 
-_LEASE_SERIES = "vllm:kv_cache_usage_perc"
+_LEASE_SERIES = VLLM_KV_USAGE
 """Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
 
 _WAIT_UNTIL_IDLE = f"""\
@@ -182,7 +179,9 @@ Runs in images that bring Python but not Penstock; the pod's grace period bounds
 """
 
 
-def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = False) -> dict[str, Any]:
+def lifecycle(
+    *, finishes_requests: bool, grace_s: int, keeps_leases: bool = False, request_gauge: str | None = None
+) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
     Args:
@@ -190,9 +189,11 @@ def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = Fal
         grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
         keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
             a cache, which is not waited for.
+        request_gauge: Gauge in which the runtime's workers count their requests; None: vLLM's alone.
     """
     if not finishes_requests:
-        series = (*_REQUEST_SERIES, _LEASE_SERIES) if keeps_leases else _REQUEST_SERIES
+        own = () if request_gauge is None else (request_gauge,)
+        series = (*_REQUEST_SERIES, *own, *((_LEASE_SERIES,) if keeps_leases else ()))
         return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
@@ -226,7 +227,7 @@ def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, Proces
         python="python",
         graph_file=GRAPH_FILE,
         discovery="kubernetes",
-        namespace=f"{context.namespace}-{graph.name}",  # Dynamo's namespace, one per graph
+        namespace=f"{context.namespace}-{graph.name}",  # a runtime's own namespace, one per graph
         host="0.0.0.0",  # noqa: S104 - a pod is reached at its address
         peer_host="$(POD_IP)",
         environment=Environment.KUBERNETES,
@@ -265,7 +266,7 @@ def pod_template(
             "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
             "volumes": [volume for volume, _ in volumes(graph, spec.service)],
             "serviceAccountName": child_name(graph.name, WORKER_SUFFIX if is_worker else ROUTER_SUFFIX),
-            # Routers watch EndpointSlices; workers of some runtimes, such as Dynamo's, register themselves as well.
+            # Routers watch EndpointSlices; workers of some runtimes register themselves as well.
             "automountServiceAccountToken": not is_worker
             or bool(runtime_of(graph.spec.runtime).cluster.verbs),
             "terminationGracePeriodSeconds": service.termination_grace_period_seconds,
@@ -329,6 +330,7 @@ def _container(
             finishes_requests=is_own or not service.role.is_worker,
             grace_s=grace_s,
             keeps_leases=service.role is Role.PREFILL,
+            request_gauge=graph.spec.traits.request_gauge,
         )
     return {key: value for key, value in container.items() if value}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from penstock.api.rule import Rule
@@ -52,6 +53,8 @@ class RuntimeTraits:
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
         metric_names: Its workers' own name by vLLM's, where they differ, as on the page:
             ``{"vllm:kv_cache_usage_perc": "acme:kv_usage"}``. The units are vLLM's.
+        request_gauge: Gauge in which a worker counts all its requests itself; where a page has it, vLLM's may be absent, so
+            that a worker can drain by it alone.
         rules: Further rules of ``spec``, for a runtime that does not ship with Penstock.
     """
 
@@ -64,6 +67,7 @@ class RuntimeTraits:
     pairs_by_version: bool = False
     metric_source: str = "router"
     metric_names: Mapping[str, str] = field(default_factory=dict)
+    request_gauge: str | None = None
     rules: tuple[Rule[Any], ...] = ()
 
 
@@ -86,6 +90,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         has_request_limit=True,
         frontend=DYNAMO_FRONTEND,
         metric_source="dynamo",
+        request_gauge="dynamo_component_inflight_requests",
     ),
     "simulated": RuntimeTraits(
         image=PENSTOCK_IMAGE, is_simulated=True, has_request_limit=True, stall_real_s=STALL_REAL_S
@@ -118,6 +123,13 @@ def is_known(runtime: str) -> bool:
 def known_runtimes() -> tuple[str, ...]:
     """Return the names of every installed runtime, those that ship first."""
     return tuple(dict.fromkeys((*SHIPPED, *registered(GROUP))))
+
+
+@cache
+def request_gauges() -> tuple[str, ...]:
+    """Return the gauges in which workers of the installed runtimes count their requests."""
+    found = (traits_of(name).request_gauge for name in known_runtimes())
+    return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 class RuntimesWith:

@@ -16,6 +16,7 @@ import yaml
 
 from penstock.api import GraphDeployment, ProfileRequest
 from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests, read_text
+from penstock.api.manifests.importing import import_graph
 from penstock.api.manifests.validation import template_of
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import parameter_problems, print_warnings, warnings_of
@@ -27,7 +28,6 @@ from penstock.core.printable import printable_json
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
-from penstock.runtimes.dynamo.importer import import_dgd
 from penstock_operator.resources import Allowances, BuildContext, adapter, allowances_of, children
 from penstock_operator.resources.accelerators import uncounted_devices
 from penstock_operator.resources.profile import profile_objects
@@ -259,7 +259,7 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
     FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
     what it does not carry to stderr. What no graph can run is refused, with exit status 2.
     """
-    result = import_dgd(read_text(file), str(file), name=name)
+    result = import_graph(read_text(file), str(file), name=name)
     manifest = result.graph.to_manifest()
     if as_json:
         report = {"manifest": manifest, "unconverted": [asdict(each) for each in result.unconverted]}

@@ -53,7 +53,6 @@ PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profil
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
-DYNAMO_WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
 JOB: Final = Kind("batch/v1", "Job", "jobs")
 POD: Final = Kind("v1", "Pod", "pods")
 SERVICE: Final = Kind("v1", "Service", "services")

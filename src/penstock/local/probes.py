@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from pydantic import TypeAdapter
 
+from penstock.api.runtimes import request_gauges
 from penstock.core.errors import (
     ConfigError,
     ObservationError,
@@ -27,7 +28,7 @@ from penstock.core.errors import (
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
 from penstock.core.kv_transfers import KvTransferCounts
-from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.plugins import plugin
 from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine
 from penstock.local.statefile import ProcessEntry, StateFile
@@ -156,7 +157,7 @@ class Probes:
 
     async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
         """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown."""
-        names = (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE)
+        names = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, *request_gauges())
         samples = await self.samples(worker_url, names)
         if isinstance(samples, NoAnswer):
             return None

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.dynamo.importer import import_dgd
-from penstock.runtimes.dynamo.importer.command import parse_command
+from penstock_dynamo.importer import import_dgd
+from penstock_dynamo.importer.command import parse_command
 
 HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 

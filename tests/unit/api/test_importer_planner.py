@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from penstock.runtimes.dynamo.importer import import_dgd
+from penstock_dynamo.importer import import_dgd
 
 
 def converted(planner, gpus=1):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from penstock.runtimes.dynamo.importer.command import NOT_RUN, parse_command
+from penstock_dynamo.importer.command import NOT_RUN, parse_command
 
 BASH = shutil.which("bash")
 ENV = {"A": "env", "B": "e 2"}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.dynamo.importer import import_dgd
-from penstock.runtimes.dynamo.importer.command import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN, parse_command
+from penstock_dynamo.importer import import_dgd
+from penstock_dynamo.importer.command import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN, parse_command
 
 FOLDER = Path(__file__).parents[3] / "manifests/import"
 EXAMPLES = [next(yaml.safe_load_all(each.read_text())) for each in sorted(FOLDER.glob("*.yaml"))]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.dynamo.importer import import_dgd
+from penstock_dynamo.importer import import_dgd
 
 HEAD = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment", "metadata": {"name": "chat"}}
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}

@@ -10,10 +10,10 @@ from states import serving
 from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
 from penstock.core.local_state import EntryState
-from penstock.local.dynamo_frontend import DynamoFrontend
 from penstock.local.probes import NoAnswer, Probes
 from penstock.local.store import StateStore
 from penstock.runtimes import RuntimeContext, runtime_of
+from penstock_dynamo.frontend import DynamoFrontend
 
 WORKER, OTHER = 0x7AF62B357CF8BFFF, 0xBEC3E3A012ED7E68
 PAGE = """\

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
+from penstock.api.manifests.importing import is_importable
 from penstock.api.manifests.nodes import Document, read_documents, read_text
 from penstock.api.manifests.validation import shown, template_of, validate
 from penstock.api.profile_request import ProfileRequest
@@ -110,8 +111,8 @@ def _validate(document: Document) -> tuple[list[_Finding], _Kind | None]:
     if model_type is None:
         if kind is None:
             message = "missing; add kind: GraphDeployment"
-        elif kind == "DynamoGraphDeployment":
-            message = f"{kind} is NVIDIA's; convert it with `penstock import`"
+        elif is_importable(kind):
+            message = f"{kind} is no kind of Penstock's; convert it with `penstock import`"
         else:
             message = f"{shown(kind)} is not one of {', '.join(_KINDS)}; correct it"
         return [(("kind",), message)], None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.api import GraphSpec, Role
-from penstock.kube.kinds import DYNAMO_WORKER_METADATA, INFERENCE_POOL, LEADER_WORKER_SET
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
+from penstock_dynamo.runtime import WORKER_METADATA
 from penstock_operator.plan.facts import (
     Replicas,
     ServiceFacts,
@@ -96,11 +97,11 @@ BEHIND_A_GATEWAY = spec("vllm", gateway={"enabled": True})
     [
         (spec("vllm"), set(), None),
         (spec("vllm", nodes=2), {LEADER_WORKER_SET}, None),
-        (spec("vllm", nodes=2), {DYNAMO_WORKER_METADATA}, SEVERAL_NODES),
-        (spec("dynamo"), {DYNAMO_WORKER_METADATA}, None),
+        (spec("vllm", nodes=2), {WORKER_METADATA}, SEVERAL_NODES),
+        (spec("dynamo"), {WORKER_METADATA}, None),
         (spec("dynamo"), {LEADER_WORKER_SET}, "DynamoWorkerMetadata"),
-        (spec("dynamo", nodes=2), {DYNAMO_WORKER_METADATA}, SEVERAL_NODES),
-        (spec("dynamo", nodes=2), {DYNAMO_WORKER_METADATA, LEADER_WORKER_SET}, None),
+        (spec("dynamo", nodes=2), {WORKER_METADATA}, SEVERAL_NODES),
+        (spec("dynamo", nodes=2), {WORKER_METADATA, LEADER_WORKER_SET}, None),
         (BEHIND_A_GATEWAY, set(), POOL),
         (BEHIND_A_GATEWAY, {INFERENCE_POOL}, None),
     ],

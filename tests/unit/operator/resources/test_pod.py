@@ -404,7 +404,12 @@ def looks(monkeypatch):
     """Run the hook's program on a row of answers; return how many it used and how long it slept in all."""
 
     def run(*answers, keeps_leases=True):
-        found = lifecycle(finishes_requests=False, grace_s=900, keeps_leases=keeps_leases)
+        found = lifecycle(
+            finishes_requests=False,
+            grace_s=900,
+            keeps_leases=keeps_leases,
+            request_gauge="dynamo_component_inflight_requests",
+        )
         (_, _, program) = found["preStop"]["exec"]["command"]
         rest = list(answers)
         slept = []
@@ -451,3 +456,11 @@ def test_own_processes_only_settle(grace_s, expected):
     """They finish their requests at SIGTERM, so the hook waits for routers alone, within the grace period."""
     found = lifecycle(finishes_requests=True, grace_s=grace_s)
     assert found == {"preStop": {"sleep": {"seconds": expected}}}
+
+
+@pytest.mark.parametrize(("gauge", "is_waited_for"), [(None, False), ("acme_requests", True)])
+def test_a_worker_leaves_by_the_gauge_of_its_own_runtime(gauge, is_waited_for):
+    """One of another distribution may count its requests by any name."""
+    found = lifecycle(finishes_requests=False, grace_s=900, request_gauge=gauge)
+
+    assert ("acme_requests" in found["preStop"]["exec"]["command"][2]) is is_waited_for

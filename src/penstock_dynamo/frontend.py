@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.core import metric_names as names
 from penstock.core.exposition import Sample
+from penstock.core.metric_names import VLLM_KV_USAGE
 from penstock.local.probes import NoAnswer, Probes, RouterView, WorkerView
 from penstock.local.statefile import ArbiterInfo, ProcessEntry
+from penstock_dynamo.metric_names import WORKER_INFLIGHT
 
 _COMPONENTS: Final = {Role.PREFILL: "prefill", Role.DECODE: "backend", Role.AGGREGATED: "backend"}
 _ENDPOINT: Final = "generate"
 _BUCKETS: Final = ("instances", "mdc")
 """Of Dynamo's store of files: who listens where, and the model's card, by which the frontend finds a model's workers."""
-_WANTED: Final = (names.DYNAMO_WORKER_INFLIGHT, names.VLLM_KV_USAGE)
+_WANTED: Final = (WORKER_INFLIGHT, VLLM_KV_USAGE)
 _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
@@ -120,11 +121,11 @@ def deregister(folder: Path, worker_id: int) -> None:
 
 def worker_page(samples: list[Sample]) -> WorkerPage | None:
     """Return the values of a worker's page; None if it does not name the worker's number."""
-    usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
+    usage = [sample.value for sample in samples if sample.name == VLLM_KV_USAGE]
     for sample in samples:
         number = sample.labels.get("worker_id", "")
         if (
-            sample.name == names.DYNAMO_WORKER_INFLIGHT
+            sample.name == WORKER_INFLIGHT
             and sample.labels.get("dynamo_endpoint") == _ENDPOINT
             and _HEX.fullmatch(number)
             and 0 <= sample.value < float("inf")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
+from penstock.api.manifests.importing import ImportResult, Unconverted
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import shown, validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.runtimes.dynamo.importer.component import (
+from penstock_dynamo.importer.component import (
     ALPHA,
     BETA,
     GROUP,
@@ -29,16 +29,16 @@ from penstock.runtimes.dynamo.importer.component import (
     refuse_what_no_graph_runs,
     why_left_out,
 )
-from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
-from penstock.runtimes.dynamo.importer.planner import read_planner
-from penstock.runtimes.dynamo.importer.pods import (
+from penstock_dynamo.importer.flags import read_router_flags, read_worker_flags
+from penstock_dynamo.importer.planner import read_planner
+from penstock_dynamo.importer.pods import (
     PROBE_REMEDY,
     drop_foreign_marks,
     is_owned_variable,
     read_env,
     read_pod,
 )
-from penstock.runtimes.dynamo.importer.source import ManifestSource, Unconverted, leaves
+from penstock_dynamo.importer.source import ManifestSource, leaves
 
 FOREIGN_KIND = "DynamoGraphDeployment"
 DEFAULT_BUDGET = 8
@@ -69,14 +69,6 @@ _DYNAMO_IMAGE = re.compile(r"(?:dynamo|/vllm-runtime)[^:@]*:v?(\d+)\.(\d+)")
 """Dynamo's images, and own ones that are named after it, with the version in their tag."""
 
 _PLACEHOLDER = re.compile(r"\$\{[A-Za-z_]\w*\}")
-
-
-@dataclass(frozen=True, slots=True)
-class ImportResult:
-    """A converted graph, valid by the API's rules, and what it does not carry, in the order of lines."""
-
-    graph: GraphDeployment
-    unconverted: tuple[Unconverted, ...]
 
 
 def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -> ImportResult:

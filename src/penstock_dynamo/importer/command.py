@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.runtimes.dynamo.importer.shell import NAME, Word, assigned, split_words
+from penstock_dynamo.importer.shell import NAME, Word, assigned, split_words
 
 _JOINED = re.compile(r"\\\n\s*|\s\d*>&\d")
 """Lines that go on, and outputs that are joined."""

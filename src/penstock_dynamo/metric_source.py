@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.api import Role
-from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
+from penstock_dynamo import metric_names as names
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.reading import Reading, assess
 from penstock_planner.sources.base import (
@@ -34,32 +34,32 @@ from penstock_planner.sources.router import CounterMeter, PageCounts
 from penstock_planner.sources.scrape import MetricsPages, ScrapeSource, unknown_queue
 
 _HISTOGRAMS: Final = {
-    "input": names.DYNAMO_INPUT_TOKENS,
-    "cached": names.DYNAMO_CACHED_TOKENS,
-    "output": names.DYNAMO_OUTPUT_TOKENS,
-    "ttft": names.DYNAMO_TTFT,
-    "itl": names.DYNAMO_ITL,
+    "input": names.INPUT_TOKENS,
+    "cached": names.CACHED_TOKENS,
+    "output": names.OUTPUT_TOKENS,
+    "ttft": names.TTFT,
+    "itl": names.ITL,
 }
 _COUNTERS: Final = {
-    "started": names.DYNAMO_STARTED,
-    "finished": names.DYNAMO_FINISHED,
-    "rejected": names.DYNAMO_REJECTED,
+    "started": names.STARTED,
+    "finished": names.FINISHED,
+    "rejected": names.REJECTED,
     **{f"{key}_sum": f"{name}_sum" for key, name in _HISTOGRAMS.items()},
     **{f"{key}_count": f"{name}_count" for key, name in _HISTOGRAMS.items()},
 }
 _GAUGES: Final = {
-    "inflight": names.DYNAMO_INFLIGHT,
-    "unanswered": names.DYNAMO_UNANSWERED,
-    "queued": names.DYNAMO_QUEUE_REQUESTS,
-    "queued_tokens": names.DYNAMO_QUEUE_TOKENS,
+    "inflight": names.INFLIGHT,
+    "unanswered": names.UNANSWERED,
+    "queued": names.QUEUE_REQUESTS,
+    "queued_tokens": names.QUEUE_TOKENS,
 }
 FRONTEND_NAMES: Final = frozenset(
     {
         *_COUNTERS.values(),
         *_GAUGES.values(),
-        names.DYNAMO_STAGE_REQUESTS,
-        names.DYNAMO_PENDING_TOKENS,
-        names.DYNAMO_BATCH_TOKENS,
+        names.STAGE_REQUESTS,
+        names.PENDING_TOKENS,
+        names.BATCH_TOKENS,
     }
 )
 _SUCCESS: Final = "success"
@@ -102,25 +102,25 @@ def read_frontend(samples: Sequence[Sample]) -> Frontend | None:
     for sample in samples:
         if not math.isfinite(sample.value):
             return None
-        if sample.name == names.DYNAMO_FINISHED and sample.labels.get("status") != _SUCCESS:
+        if sample.name == names.FINISHED and sample.labels.get("status") != _SUCCESS:
             continue
-        if sample.name == names.DYNAMO_STAGE_REQUESTS:
+        if sample.name == names.STAGE_REQUESTS:
             if sample.labels.get("phase") == _PREFILL:
                 prefilling = (prefilling or 0.0) + sample.value
-        elif sample.name == names.DYNAMO_PENDING_TOKENS:
+        elif sample.name == names.PENDING_TOKENS:
             of_type = pending.setdefault(sample.labels.get("worker_type", ""), {})
             worker = sample.labels.get("worker_id", "")
             of_type[worker] = of_type.get(worker, 0.0) + sample.value  # one series per data-parallel rank
         else:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    if names.DYNAMO_INFLIGHT not in totals:
+    if names.INFLIGHT not in totals:
         return None
     return Frontend(
         {key: totals.get(name, 0.0) for key, name in _COUNTERS.items()},
         {key: totals.get(name, 0.0) for key, name in _GAUGES.items()},
         prefilling,
         pending.get(_PREFILL) or next(iter(pending.values()), None),
-        totals.get(names.DYNAMO_BATCH_TOKENS),
+        totals.get(names.BATCH_TOKENS),
     )
 
 
@@ -216,7 +216,7 @@ def _in_flight(now: Mapping[str, float], in_prefill: float, first: Role) -> Mapp
     return {first: in_prefill, Role.DECODE: max(0.0, assigned - in_prefill)}
 
 
-_LATENCIES: Final = {TTFT: names.DYNAMO_TTFT, ITL: names.DYNAMO_ITL}
+_LATENCIES: Final = {TTFT: names.TTFT, ITL: names.ITL}
 _WANTED: Final = FRONTEND_NAMES | {f"{name}_bucket" for name in _LATENCIES.values()}
 
 

@@ -24,7 +24,7 @@ from penstock.api.router import AdmissionConfig
 from penstock.api.runtimes import DYNAMO_FRONTEND, SHIPPED
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.kube.kinds import DYNAMO_WORKER_METADATA
+from penstock.kube.kinds import Kind
 from penstock.runtimes.engine_flags import (
     batch_flags,
     cache_variables,
@@ -51,6 +51,9 @@ _FIND: Final = "import sys, importlib.util as u; sys.exit(u.find_spec('dynamo.fr
 FRONTEND_HEALTH_PATH = "/live"
 """Answers 200 while the process lives; so does its /health, with or without workers."""
 
+WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
+"""In which workers register in a cluster."""
+
 _MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 _REGISTERED_IS_HEALTHY = {"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]'}
@@ -70,7 +73,7 @@ class Dynamo(Runtime):
         },
         # Each pod applies its own object, server-side, and watches those of the others; its owner's end removes it.
         verbs={("nvidia.com", "dynamoworkermetadatas"): ("create", "get", "list", "patch", "watch")},
-        kind=DYNAMO_WORKER_METADATA,
+        kind=WORKER_METADATA,
         kind_source="in which workers register, and this cluster does not know it; install Dynamo's "
         "CustomResourceDefinitions, or create manifests/dynamo-discovery.yaml",
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from penstock.runtimes.dynamo.importer.command import Command, parse_command
-from penstock.runtimes.dynamo.importer.component import Component
-from penstock.runtimes.dynamo.importer.source import ManifestSource
+from penstock_dynamo.importer.command import Command, parse_command
+from penstock_dynamo.importer.component import Component
+from penstock_dynamo.importer.source import ManifestSource
 
 _SAME = (
     "max_gpu_budget",

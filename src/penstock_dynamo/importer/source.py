@@ -6,33 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from penstock.api.manifests.importing import Unconverted
 from penstock.api.manifests.nodes import Document
 from penstock.api.manifests.validation import shown
 from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import Problem
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Unconverted:
-    """A value that the conversion could not carry, or not as it stood.
-
-    Attributes:
-        path: Key path in the foreign manifest.
-        value: The value, shortened.
-        why: The reason, and what to do about it.
-        line: 1-based, or None when unknown.
-    """
-
-    path: str
-    value: str
-    why: str
-    line: int | None = None
-
-    def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line is not None else ""
-        return f"{place}{self.path}: {self.value}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

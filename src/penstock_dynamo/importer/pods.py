@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.runtimes.dynamo.importer.component import GPU_RESOURCE, MAIN, Component
-from penstock.runtimes.dynamo.importer.source import ManifestSource
+from penstock_dynamo.importer.component import GPU_RESOURCE, MAIN, Component
+from penstock_dynamo.importer.source import ManifestSource
 
 _OWNED_VARIABLES = frozenset(
     {
@@ -31,7 +31,7 @@ _OWNED_VARIABLES = frozenset(
         "VLLM_NIXL_SIDE_CHANNEL_PORT",
     }
 )
-"""Of `penstock.runtimes.dynamo`, and of how a process is found; a service's variable would win over the runtime's."""
+"""Of `penstock_dynamo`, and of how a process is found; a service's variable would win over the runtime's."""
 
 PROBE_REMEDY = "is set by the runtime; put another into podTemplate"
 _LEFT_OUT = {

@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.api.enums import Role
 from penstock.api.manifests.validation import shown
-from penstock.runtimes.dynamo.importer.command import SCRIPT_AT, SHELLS, Command, parse_command
-from penstock.runtimes.dynamo.importer.source import ManifestSource
+from penstock_dynamo.importer.command import SCRIPT_AT, SHELLS, Command, parse_command
+from penstock_dynamo.importer.source import ManifestSource
 
 GROUP = "nvidia.com/"
 """API group of Dynamo's operator, before a version."""

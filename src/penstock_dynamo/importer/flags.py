@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.api.enums import KvBufferDevice, Role
 from penstock.api.runtimes import DYNAMO_FRONTEND
-from penstock.runtimes.dynamo.importer.command import CONNECTOR_FLAG, Command
-from penstock.runtimes.dynamo.importer.component import MOCKER_MODULE, Component, number_of
-from penstock.runtimes.dynamo.importer.source import ManifestSource
+from penstock_dynamo.importer.command import CONNECTOR_FLAG, Command
+from penstock_dynamo.importer.component import MOCKER_MODULE, Component, number_of
+from penstock_dynamo.importer.source import ManifestSource
 
 _OWNED = (
     "--discovery-backend",

@@ -1,1 +1,0 @@
-"""Runtime ``dynamo``: its processes (`runtime`), and the import of its own manifests (`importer`). Pure."""
