@@ -76,3 +76,39 @@ def test_every_key_of_the_spec_is_described():
         schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         assert list(undescribed(schema["properties"]["spec"], "spec")) == []
         assert list(undescribed(schema["properties"]["status"], "status")) == []
+
+
+METAV1_CONDITION = {
+    "type": {
+        "type": "string",
+        "maxLength": 316,
+        "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+    },
+    "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+    "observedGeneration": {"type": "integer", "minimum": 0},
+    "lastTransitionTime": {"type": "string", "format": "date-time"},
+    "reason": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 1024,
+        "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+    },
+    "message": {"type": "string", "maxLength": 32768},
+}
+"""As controller-gen writes metav1.Condition, but for the words; int64 is what an integer is without a format."""
+
+
+def test_conditions_are_metav1s():
+    """Tools that wait for, show or sum up conditions find every key within its bounds, one entry for each type."""
+    for each in definitions().values():
+        status = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+        found = status["properties"]["conditions"]
+        assert found["x-kubernetes-list-type"] == "map"
+        assert found["x-kubernetes-list-map-keys"] == ["type"]
+        item = found["items"]
+        assert set(item["required"]) == METAV1_CONDITION.keys() - {"observedGeneration"}
+        keys = {
+            name: {key: value for key, value in schema.items() if key != "description"}
+            for name, schema in item["properties"].items()
+        }
+        assert keys == METAV1_CONDITION

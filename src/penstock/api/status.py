@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 from pydantic import Field
 
 from penstock.api.base import Integer, SpecModel, entry
 from penstock.api.enums import GraphPhase
 
+_TYPE: Final = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+)
+_REASON: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+"""Patterns of metav1.Condition, https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1#Condition."""
+
 
 class Condition(SpecModel):
-    """A Kubernetes condition."""
+    """A Kubernetes condition, with the bounds of metav1.Condition."""
 
     type: str = Field(
-        description="Ready, Progressing, Degraded, PlannerActive, BudgetRespected or Schedulable."
+        max_length=316,
+        pattern=_TYPE,
+        description="Ready, Progressing, Degraded, PlannerActive, BudgetRespected or Schedulable.",
     )
-    status: str = Field(description="True, False or Unknown.")
-    reason: str = entry("", "One word for a program to read.")
-    message: str = entry("", "One sentence for a person to read.")
-    last_transition_time: str | None = entry(None, "When status last changed; RFC 3339.")
-    observed_generation: Integer | None = entry(None, "Generation that the condition is about.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    reason: str = Field(
+        min_length=1, max_length=1024, pattern=_REASON, description="One word for a program to read."
+    )
+    message: str = Field(max_length=32768, description="One sentence for a person to read.")
+    last_transition_time: str = Field(
+        description="When status last changed; RFC 3339.", json_schema_extra={"format": "date-time"}
+    )
+    observed_generation: Integer = entry(0, "Generation that the condition is about.", ge=0)
 
 
 class ServiceStatus(SpecModel):

@@ -261,10 +261,15 @@ def test_what_the_api_server_returns_is_valid(build):
     manifest["status"] = {
         "observedGeneration": 3,
         "phase": "Ready",
-        "conditions": [{"type": "Ready", "status": "True", "reason": "AllReady"}],
+        "conditions": [
+            {
+                "type": "Ready", "status": "True", "reason": "Serving", "message": "a request is served",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 3,
+            }
+        ],
         "services": {"decode": {"replicas": 2, "ready": 2, "gpus": 2}},
         "planner": {"lastDecision": "hold", "gpus": 3, "budget": 8},
-    }
+    }  # fmt: skip
     assert parse_manifests(yaml.safe_dump(manifest))[1] == []
     unquoted = yaml.safe_dump(manifest).replace("'2026-01-01T00:00:00Z'", "2026-01-01T00:00:00Z")
     assert parse_manifests(unquoted)[1] == []
