@@ -141,3 +141,20 @@ def test_the_release_pushes_the_images_that_chart_and_manifests_pull():
     pushed = re.findall(r"tags: \"\$\{\{ steps\.names\.outputs\.(\w+) \}\}\"", release)
     assert sorted(pushed) == sorted(names)
     assert release.count('tags: "') == len(pushed)
+
+
+def test_workflows_run_nothing_that_can_move() -> None:
+    """A step beside the release's rights is one commit, its version in a comment; no program is fetched as `latest`."""
+    movable = []
+    for path in sorted((_ROOT / ".github/workflows").glob("*.yml")):
+        text = path.read_text()
+        used = re.findall(r"uses: (\S+)(.*)", text)
+        assert used, path.name
+        movable += [
+            f"{path.name}: {name}"
+            for name, comment in used
+            if not name.startswith("./")
+            and not (re.search(r"@[0-9a-f]{40}$", name) and re.match(r" # v\d+\.\d+", comment))
+        ]
+        movable += [f"{path.name}: {each}" for each in re.findall(r"\S+@latest", text)]
+    assert movable == []
