@@ -116,7 +116,7 @@ def install(kube: Kube) -> Callable[..., None]:
     # The tag stays when the image changes; pods of a kept cluster must change all the same.
     built = {"podAnnotations": {"penstock.dev/image": image}}
 
-    def run(namespace: str = SYSTEM, **values: Any) -> None:
+    def run(namespace: str = SYSTEM, chart: Path = CHART, **values: Any) -> None:
         chosen = {**RELEASE, **values}
         for component in ("operator", "planner"):
             chosen[component] = {**RELEASE[component], **chosen[component], **built}
@@ -124,7 +124,7 @@ def install(kube: Kube) -> Callable[..., None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(chosen))
         kube.helm(
-            "upgrade", "penstock", str(CHART), "--install", "--namespace", namespace, "--create-namespace",
+            "upgrade", "penstock", str(chart), "--install", "--namespace", namespace, "--create-namespace",
             "--values", str(path), "--wait", "--timeout", "180s",
         )  # fmt: skip
 
