@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConflictError
 from penstock.core.logs import get_logger
 
@@ -129,9 +130,9 @@ class WorkQueue:
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
         """End the work on ``key`` without success; return the wait, no shorter than the server's Retry-After."""
-        failures = min(self._failures.get(key, 0) + 1, 32)
+        failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
-        wait_s = min(self.limits.first_backoff_s * 2.0 ** (failures - 1), self.limits.max_backoff_s)
+        wait_s = Backoff(self.limits.first_backoff_s, self.limits.max_backoff_s).pause_s(failures)
         wait_s = max(wait_s * self._random.uniform(1 - self.limits.jitter, 1), retry_after_s or 0.0)
         self._end(key, wait_s=wait_s, requeue_after_s=wait_s)
         return wait_s

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
 from penstock.api.manifests.validation import validate
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.kube.objects.names import paused_by
@@ -82,8 +83,7 @@ def why_disabled(graph: GraphDeployment) -> str:
     return ""
 
 
-FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 60.0
+PAUSES: Final = Backoff(first_s=1.0, limit_s=60.0)
 """Real seconds before a graph's planner that failed is started again, doubling. Chosen: a ledger that the last
 leader still holds is free within seconds; a bug should not fill the log."""
 
@@ -151,7 +151,7 @@ class Fleet:
 
     async def _tend(self, key: Key) -> None:
         bind_task(namespace=key[0], graph=key[1])
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         loop = asyncio.get_running_loop()
         try:
             while (live := self._graphs.graph(key)) is not None:
@@ -160,9 +160,8 @@ class Fleet:
                 is_over = await self._attempt(key, live)
                 if is_over:
                     continue
-                pause_s = FIRST_PAUSE_S if loop.time() - started_s >= STEADY_S else pause_s
-                await self._changed_within(key, pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                failures = 1 if loop.time() - started_s >= STEADY_S else failures + 1
+                await self._changed_within(key, PAUSES.pause_s(failures))
         finally:
             self._changed.pop(key, None)
             self._forget(key)

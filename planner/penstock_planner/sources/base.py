@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from penstock.api import Role
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ObservationError, PenstockError
 from penstock.core.exposition import Sample
 from penstock.core.histogram import share_within
@@ -28,8 +29,7 @@ Urls = Callable[[], Sequence[str]]
 Buckets = tuple[tuple[float, float], ...]
 """Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 30.0
+PAUSES = Backoff(first_s=1.0, limit_s=30.0)
 """Real seconds without asking what failed, doubling. Chosen: what hangs costs its time-out once per pause
 instead of once per pull, and one that is back is noticed within half a minute."""
 
@@ -109,7 +109,7 @@ class PullBackoff:
     def failed(self, why: str, now_s: float) -> None:
         """Count a failure and begin the next pause."""
         self.failures += 1
-        self.retry_at_s = now_s + min(FIRST_PAUSE_S * 2 ** min(self.failures - 1, 16), LONGEST_PAUSE_S)
+        self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
 
     def succeeded(self) -> None:

@@ -14,7 +14,7 @@ from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeou
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.worker_metrics import NOT_ON_PAGE, WAITING_NAMES, waiting_by_engine, worker_samples
 from penstock_planner.decide.reading import Reading, assess, missing
-from penstock_planner.sources.base import LONGEST_PAUSE_S, PullBackoff, Query, Readings, in_short, total_of
+from penstock_planner.sources.base import PAUSES, PullBackoff, Query, Readings, in_short, total_of
 from penstock_planner.targets.base import Endpoint
 
 PageT = TypeVar("PageT")
@@ -90,7 +90,7 @@ class MetricsPages:
 
     def _count_time_out(self, url: str, why: str) -> None:
         now_s = self._real_now_s()
-        for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + LONGEST_PAUSE_S]:
+        for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + PAUSES.limit_s]:
             # A process that has left: the time since its last request exceeds any pause.
             del self._hung[other]
         self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)

@@ -7,7 +7,6 @@ again. Objects are trimmed before they are kept, which is what bounds a process'
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, ExpiredError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient, selector_of
@@ -24,27 +24,8 @@ from penstock.kube.kinds import Kind
 log = get_logger(__name__)
 
 
-class Backoff:
-    """Doubles its pause up to a limit; each is drawn from the upper half of the range, so that clients spread."""
-
-    __slots__ = ("_first_s", "_limit_s", "_next_s", "_rng")
-
-    def __init__(self, rng: random.Random, *, first_s: float, limit_s: float) -> None:
-        self._rng = rng
-        self._first_s = first_s
-        self._limit_s = limit_s
-        self._next_s = first_s
-
-    def pause_s(self) -> float:
-        """Return the next pause, between half of the range and all of it, in seconds."""
-        top_s = self._next_s
-        self._next_s = min(top_s * 2, self._limit_s)
-        return top_s * self._rng.uniform(0.5, 1.0)
-
-    def reset(self) -> None:
-        """Start again with the shortest pause; call it after a success."""
-        self._next_s = self._first_s
-
+RELISTS: Final = Backoff(first_s=0.2, limit_s=10.0)
+"""Real seconds. Chosen: a server that restarts is asked at once, one that is away six times a minute."""
 
 STREAM_S: Final = (300, 600)
 """Chosen: the server ends each watch after a time drawn from here, so that clients spread over its replicas."""
@@ -106,7 +87,7 @@ class Informer:
         self._trim = trim
         self._on_change = on_change
         self._store: dict[ObjectKey, dict[str, Any]] = {}
-        self._backoff = Backoff(client.rng, first_s=0.2, limit_s=10.0)
+        self._failures = 0
         self.objects: Mapping[ObjectKey, dict[str, Any]] = MappingProxyType(self._store)
         self.synced = asyncio.Event()
         self.problem: str | None = None
@@ -130,8 +111,10 @@ class Informer:
         except (ClusterError, ConfigError) as exc:
             self._set_problem(str(exc))
         if time.monotonic() - started_s >= SETTLED_S:
-            self._backoff.reset()
-        await asyncio.sleep(self._backoff.pause_s())
+            self._failures = 0
+        self._failures += 1
+        # From the upper half of the range, so that clients spread.
+        await asyncio.sleep(RELISTS.pause_s(self._failures) * self._client.rng.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
         fresh: dict[ObjectKey, dict[str, Any]] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.api import Role
+from penstock.core.backoff import Backoff
 from penstock.core.local_state import EntryState
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.runtimes import PLANNER_ROLE
@@ -51,7 +52,7 @@ SETTLE_S = 1.0
 """How long after a worker is marked ``draining`` a router that is away is given to come back and read that from the file."""
 QUIET_START_S = 0.5
 """A process without a health check counts as ready after running this long."""
-FIRST_DELAY_S, MAX_DELAY_S = 0.25, 30.0
+RESTARTS = Backoff(first_s=0.25, limit_s=30.0)
 """Pause after the first failure in a row, which each further one doubles, and the longest."""
 GIVE_UP_AFTER = 5
 """Failures in a row after which a process is left alone: its GPUs are free after 3.75 s of pauses."""
@@ -213,7 +214,7 @@ def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Actio
         return Action(
             Step.ABANDON, name, f"gave up after {failures} failures in a row; the last: {exited.reason}"
         )
-    delay_s = min(FIRST_DELAY_S * 2 ** (failures - 1), MAX_DELAY_S)
+    delay_s = RESTARTS.pause_s(failures)
     return Action(Step.RESTART_LATER, name, exited.reason, at_s=exited.at_s + delay_s, failures=failures)
 
 

@@ -26,7 +26,7 @@ def listing(version, *objs):
 @pytest.fixture
 async def follow(api, client, monkeypatch):
     """Return a function that runs an informer by a script until a condition holds, without pauses."""
-    monkeypatch.setattr("penstock.kube.informer.Backoff.pause_s", lambda self: 0.0)
+    monkeypatch.setattr("penstock.kube.informer.Backoff.pause_s", lambda self, failures: 0.0)
     tasks, end = [], asyncio.Event()
 
     async def run(script, condition):

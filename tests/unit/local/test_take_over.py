@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.backoff import Backoff
 from penstock.core.local_state import EntryState
 from penstock.local import arbiter, liveness, plan
 from penstock.local import supervisor as supervisor_module
@@ -127,7 +128,7 @@ class Observer:
 def machine_that_dies_at(monkeypatch, state_folder):
     """Return the maker of a machine whose arbiter dies at one step."""
     monkeypatch.setattr(supervisor_module, "ProcessObserver", Observer)
-    monkeypatch.setattr(plan, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(plan, "RESTARTS", Backoff(0.0, 0.0))
     monkeypatch.setattr(plan, "STABLE_AFTER_S", 0.0)
 
     def make(step: int) -> Machine:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
@@ -187,7 +188,7 @@ async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, 
 )
 async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, reason):
     """The other one goes on; the failed one comes back after a pause, or at once when somebody has repaired it."""
-    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 0.3)
+    monkeypatch.setattr(fleet_module, "PAUSES", Backoff(0.3, 60.0))
     world.failures[A] = [failure]
     await world.put(_graph("b"))
     await world.put(_graph("a"))
@@ -195,7 +196,7 @@ async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, mo
     assert [said[:2] for said in world.said] == [("a", reason)]
     await _until(lambda: A in world.running)
     assert world.begun == [("b", 30), ("a", 30), ("a", 30)]
-    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(fleet_module, "PAUSES", Backoff(600.0, 600.0))
     world.failures[B] = [failure]
     await world.put(_graph("b", uid="u2"))
     assert set(world.running) == {A}

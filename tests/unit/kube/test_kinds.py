@@ -1,11 +1,6 @@
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidObjectError
-from penstock.kube.informer import Backoff
 from penstock.kube.kinds import CRD, DEPLOYMENT, NODE, POD, kind_of
 
 
@@ -32,14 +27,3 @@ def test_an_object_of_no_kind_is_refused(obj):
     """The message names what was given."""
     with pytest.raises(InvalidObjectError, match="not a kind that Penstock handles"):
         kind_of(obj)
-
-
-@given(st.integers(), st.integers(1, 20))
-def test_pauses_double_up_to_the_limit(seed, count):
-    """Each lies in the upper half of a range that doubles from 0.2 to 10 s."""
-    backoff = Backoff(random.Random(seed), first_s=0.2, limit_s=10.0)
-    for number in range(count):
-        top_s = min(0.2 * 2**number, 10.0)
-        assert top_s / 2 <= backoff.pause_s() <= top_s
-    backoff.reset()
-    assert backoff.pause_s() <= 0.2
