@@ -58,7 +58,12 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
     """
     known = remembered(state.memory, config)
     profile = config.performance
-    shared = replace(AdaptiveMemory.read(known), learnt_from=config.learns_from)
+    shared = replace(
+        AdaptiveMemory.read(known),
+        learnt_from=config.learns_from,
+        stated_s=config.startups_s,
+        startup_timeout_s=config.startup_timeout_s,
+    )
     if profile is None:
         for pull in window.pulls:
             shared = _followed(shared, pull, config)

@@ -67,6 +67,8 @@ class DecideConfig:
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         schedule: Bounds that hold for periods of the calendar.
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
+        startups_s: Start-up of a role's replicas as the manifest states it, seconds, > 0; absent: not stated.
+        startup_timeout_s: Longest start-up that is waited for, > 0.
         parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
     """
 
@@ -100,6 +102,8 @@ class DecideConfig:
     schedule: tuple[ScheduledBounds, ...] = ()
     external: tuple[Role, ...] = ()
     learns_from: str = ""
+    startups_s: Mapping[Role, float] = field(default_factory=dict)
+    startup_timeout_s: float = 600.0
     parameters: Any = None
 
     @property

@@ -446,3 +446,24 @@ def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     plain["adaptive"]["kv"]["load_s"] = plain["adaptive"]["kv"].pop("light_s")
     after = AdaptiveMemory.read(plain)
     assert (after.kv.light_s, after.kv.done_tokens) == (0.0, AdaptiveMemory.read(state.memory).kv.done_tokens)
+
+
+def test_a_start_up_that_the_manifest_states_counts_until_one_is_seen():
+    """100 s stated of prefill, 200 of decode; one of 40 s seen goes before what is stated."""
+    stated = AdaptiveMemory(stated_s={Role.PREFILL: 100.0, Role.DECODE: 200.0})
+    assert (stated.known_startup_s(Role.PREFILL), stated.change_startup_s(Role.DECODE)) == (100.0, 200.0)
+    seen = replace(stated, roles={Role.PREFILL: RoleMemory(startup_s=40.0)})
+    assert (seen.known_startup_s(Role.PREFILL), seen.known_startup_s(Role.DECODE)) == (40.0, 40.0)
+
+
+def test_until_a_start_up_is_known_a_lost_replica_costs_half_of_the_longest_that_is_waited_for():
+    """300 s of the default's 600, 900 of 1,800."""
+    assert AdaptiveMemory().change_startup_s(Role.PREFILL) == 300.0
+    assert AdaptiveMemory(startup_timeout_s=1800.0).change_startup_s(Role.PREFILL) == 900.0
+
+
+def test_the_stated_start_up_is_the_horizon_of_the_first_decision():
+    """Nothing was seen to start: demand is expected for when a replica of 100 s would be ready, a pull later."""
+    config = replace(CONFIG, startups_s={Role.PREFILL: 100.0})
+    found, _ = _after(30, rate=3000.0, config=config)
+    assert step_of(found[Role.PREFILL], "demand").inputs["horizon_s"] == pytest.approx(101.0)

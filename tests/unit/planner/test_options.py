@@ -206,3 +206,13 @@ def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):
     with pytest.raises(InvalidSpecError) as excinfo:
         join(given={"mode": "load"}, graph=graph)
     assert "mode load has no signal" in " ".join(_problems(excinfo))
+
+
+def test_start_ups_come_from_the_services():
+    """What prefill states, and the longest that either is waited for."""
+    text = GRAPH.replace("{role: prefill,", "{role: prefill, startupSeconds: 90,").replace(
+        "{role: decode,", "{role: decode, startupTimeoutSeconds: 900,"
+    )
+    graph = load_graph(text)
+    config = join(given={}, graph=graph).decide_config(graph)
+    assert (config.startups_s, config.startup_timeout_s) == ({Role.PREFILL: 90.0}, 900.0)

@@ -21,9 +21,9 @@ from penstock_planner.decide.observation import PoolCounts
 STARTUP_S = 30.0
 """Chosen: the start-up assumed until one has been seen: a process with its model on a local disk."""
 
-UNSEEN_STARTUP_S = 300.0
-"""Chosen: engines of 8 to 70 billion parameters take one to five minutes. Until a start-up has been seen, what a lost replica costs
-is reckoned with the longest."""
+UNSEEN_SHARE = 0.5
+"""Chosen: until a start-up has been seen or stated, what a lost replica costs is reckoned with this share of `startupTimeoutSeconds`: 300 s
+of 600, the longest that engines of 8 to 70 billion parameters take."""
 
 SETTLE_S = 10.0
 """Chosen: the least time between two scale-downs, so that the first one shows in the signals."""
@@ -112,6 +112,8 @@ class AdaptiveMemory:
         served: How right the shadow fleets' model is.
         trials: What was late for no reason that it knows, by role.
         learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
+        stated_s: As of `DecideConfig.startups_s`.
+        startup_timeout_s: As of `DecideConfig.startup_timeout_s`.
     """
 
     pulled_s: float | None = None
@@ -124,6 +126,8 @@ class AdaptiveMemory:
     served: Served = field(default_factory=Served)
     trials: Mapping[Role, Trial] = field(default_factory=dict)
     learnt_from: str = ""
+    stated_s: Mapping[Role, float] = field(default_factory=dict)
+    startup_timeout_s: float = 600.0
 
     @classmethod
     def read(cls, memory: Memory) -> AdaptiveMemory:
@@ -162,17 +166,17 @@ class AdaptiveMemory:
 
     def change_startup_s(self, role: Role) -> float:
         """Return the start-up that a change of the floor is reckoned with."""
-        is_seen = any(each.startup_s is not None for each in self.roles.values())
-        return self.known_startup_s(role) if is_seen else UNSEEN_STARTUP_S
+        is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
+        return self.known_startup_s(role) if is_known else UNSEEN_SHARE * self.startup_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the start-up seen of a role, else of another one: a start that hangs is no reason to keep replicas longer."""
+        """Return the start-up seen of a role, else of another one, else the one stated: a start that hangs is no reason to keep replicas longer."""
         known = self.of(role).startup_s
         if known is not None:
             return known
-        return max(
-            (each.startup_s for each in self.roles.values() if each.startup_s is not None), default=STARTUP_S
-        )
+        seen = [each.startup_s for each in self.roles.values() if each.startup_s is not None]
+        stated_s = self.stated_s.get(role, max(self.stated_s.values(), default=STARTUP_S))
+        return max(seen, default=stated_s)
 
     def held_s(self, role: Role, now_s: float) -> float:
         """Return for how long a role may not shrink yet, 0 when it may."""
