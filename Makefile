@@ -87,8 +87,9 @@ form: $(VENV)/.dev # Part of check
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
-crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
+crds: $(VENV)/.dev ## Write the CustomResourceDefinitions and docs/manifest.md from the models
 	$(BIN)/python -m penstock.api.crd
+	$(BIN)/python -m penstock.api.manifests.reference > docs/manifest.md
 
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

@@ -54,7 +54,16 @@ def test_a_new_field_reaches_the_crd_and_validate(tmp_path: Path) -> None:
             text=True,
         )
 
-    assert run("penstock.api.crd").returncode == 0
+    (tmp_path / "docs").mkdir()
+    assert "`make crds`" in (ROOT / "docs/add-a-crd-field.md").read_text("utf-8")
+    dry = subprocess.run(["make", "-n", "crds"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for command in re.findall(r"python -m (penstock.+)", dry.stdout):
+        module, _, output = command.partition(" > ")
+        done = run(module)
+        assert done.returncode == 0, done.stderr
+        if output:
+            (tmp_path / output).write_text(done.stdout, encoding="utf-8")
+    assert "| `spec.router.retries.pauseSeconds` |" in (tmp_path / "docs/manifest.md").read_text("utf-8")
     crd = yaml.safe_load((tmp_path / "crds" / "penstock.dev_graphdeployments.yaml").read_text("utf-8"))
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     field = spec["properties"]["router"]["properties"]["retries"]["properties"]["pauseSeconds"]

@@ -1,9 +1,12 @@
 """What the informer makes of odd streams, against a scripted server."""
 
 import asyncio
+import random
+from types import SimpleNamespace
 
 import pytest
 
+from penstock.core.errors import ClusterError
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import CONFIG_MAP
 
@@ -130,3 +133,25 @@ async def test_a_callback_that_fails_ends_nothing(api, follow, caplog):
     _, changes = await follow([listing(5, obj("bad", 3), obj("good", 4))], asked_all(api))
     assert changes == [("ADDED", "bad"), ("ADDED", "good")]
     assert "change not handled" in caplog.text
+
+
+async def test_informers_of_many_processes_do_not_come_back_at_once(monkeypatch):
+    """Each pause lies in the upper half of a range that doubles from 0.2 to 10 s."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 10:
+            raise asyncio.CancelledError
+
+    async def refuse(*_, **__):
+        raise ClusterError("away")
+
+    monkeypatch.setattr("penstock.kube.informer.asyncio.sleep", sleep)
+    client = SimpleNamespace(rng=random.Random(3), read_pages=refuse)
+    with pytest.raises(asyncio.CancelledError):
+        await Informer(client, CONFIG_MAP, namespace="first").run()
+
+    tops = [min(0.2 * 2**number, 10.0) for number in range(10)]
+    assert all(top / 2 <= pause <= top for pause, top in zip(pauses, tops, strict=True))
+    assert len({pause / top for pause, top in zip(pauses, tops, strict=True)}) == 10
