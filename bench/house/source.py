@@ -1,4 +1,4 @@
-"""Counts of the source: lines, settings-like classes, import circles, long files and functions, pokes and sleeps."""
+"""Counts of the source: lines, settings-like and namesake classes, import circles, long files and functions, and more."""
 
 from __future__ import annotations
 
@@ -46,6 +46,27 @@ class Source:
             if isinstance(node, ast.ClassDef) and ending.search(node.name)
         ]
 
+    def namesakes(self) -> dict[str, int]:
+        """Return the names that several classes have, and how many."""
+        names = Counter(
+            node.name
+            for tree in self.trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+        )
+        return {name: count for name, count in sorted(names.items()) if count > 1}
+
+    def backoffs(self) -> list[str]:
+        """Return ``file:line`` of what doubles up to a limit: ``min`` of a power of two, or of twice a name."""
+        return [
+            f"{path.relative_to(self.root)}:{node.lineno}"
+            for path, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and _called(node) == "min"
+            and any(_doubles(each) for argument in node.args for each in ast.walk(argument))
+        ]
+
     def long_files(self) -> list[str]:
         """Return the files of more than `FILE_LINES`."""
         return [
@@ -80,6 +101,15 @@ class Source:
             for name, path in names.items()
         }
         return sorted(sorted(group) for group in _components(edges) if len(group) > 1)
+
+
+def _doubles(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp):
+        return False
+    if isinstance(node.op, ast.Pow):
+        return isinstance(node.left, ast.Constant) and node.left.value == 2
+    twice = isinstance(node.right, ast.Constant) and node.right.value == 2
+    return isinstance(node.op, ast.Mult) and twice and isinstance(node.left, ast.Name)
 
 
 def _is_poke(node: ast.AST) -> bool:
