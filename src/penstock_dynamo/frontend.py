@@ -30,7 +30,7 @@ _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPage:
+class RegisteredWorker:
     """What one worker reports."""
 
     id: int
@@ -87,7 +87,7 @@ class DynamoFrontend:
         workers = {
             name: _worker_view(page, is_registered=page.id in instances)
             for name, page in zip(asked, pages, strict=True)
-            if isinstance(page, WorkerPage)
+            if isinstance(page, RegisteredWorker)
         }
         return RouterView(workers=workers, queue=None, lag_p99_s=None)
 
@@ -105,7 +105,7 @@ class DynamoFrontend:
         except (KeyError, TypeError, ValueError):
             return NoAnswer.SILENT
 
-    async def _page(self, entry: ProcessEntry) -> WorkerPage | NoAnswer:
+    async def _page(self, entry: ProcessEntry) -> RegisteredWorker | NoAnswer:
         if entry.url is None:
             return NoAnswer.AWAY
         samples = await self._probes.samples(entry.url, _WANTED)
@@ -119,7 +119,7 @@ def deregister(folder: Path, worker_id: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def worker_page(samples: list[Sample]) -> WorkerPage | None:
+def worker_page(samples: list[Sample]) -> RegisteredWorker | None:
     """Return the values of a worker's page; None if it does not name the worker's number."""
     usage = [sample.value for sample in samples if sample.name == VLLM_KV_USAGE]
     for sample in samples:
@@ -130,11 +130,11 @@ def worker_page(samples: list[Sample]) -> WorkerPage | None:
             and _HEX.fullmatch(number)
             and 0 <= sample.value < float("inf")
         ):
-            return WorkerPage(int(number, 16), int(sample.value), usage[0] if usage else None)
+            return RegisteredWorker(int(number, 16), int(sample.value), usage[0] if usage else None)
     return None
 
 
-def _worker_view(page: WorkerPage, *, is_registered: bool) -> WorkerView:
+def _worker_view(page: RegisteredWorker, *, is_registered: bool) -> WorkerView:
     return WorkerView(
         state="ready" if is_registered else "unregistered",
         inflight_requests=page.inflight,

@@ -67,7 +67,7 @@ _PREFILL: Final = "prefill"
 
 
 @dataclass(frozen=True, slots=True)
-class Frontend(PageCounts):
+class FrontendCounts(PageCounts):
     """One frontend's counts at one moment; a metric that nothing has been counted by yet is not on its page.
 
     Attributes:
@@ -94,7 +94,7 @@ class Frontend(PageCounts):
         return self.gauges["queued"] + self.prefilling * beyond / tokens
 
 
-def read_frontend(samples: Sequence[Sample]) -> Frontend | None:
+def read_frontend(samples: Sequence[Sample]) -> FrontendCounts | None:
     """Return a frontend's counts; None if the page is none of a frontend's, or holds what is no number."""
     totals: dict[str, float] = {}
     pending: dict[str, dict[str, float]] = {}
@@ -115,7 +115,7 @@ def read_frontend(samples: Sequence[Sample]) -> Frontend | None:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     if names.INFLIGHT not in totals:
         return None
-    return Frontend(
+    return FrontendCounts(
         {key: totals.get(name, 0.0) for key, name in _COUNTERS.items()},
         {key: totals.get(name, 0.0) for key, name in _GAUGES.items()},
         prefilling,
@@ -132,12 +132,12 @@ class FrontendMeter:
     """
 
     speed: float = 1.0
-    _counts: CounterMeter[Frontend] = field(default_factory=CounterMeter)
+    _counts: CounterMeter[FrontendCounts] = field(default_factory=CounterMeter)
     _input_mean: float | None = None
     _uncached_share: float = 1.0
 
     def add(
-        self, frontends: Mapping[str, Frontend], urls: Collection[str], now_s: float, *, first: Role
+        self, frontends: Mapping[str, FrontendCounts], urls: Collection[str], now_s: float, *, first: Role
     ) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
@@ -199,7 +199,7 @@ class FrontendMeter:
         )
 
 
-def _first_mean(frontends: Sequence[Frontend]) -> float | None:
+def _first_mean(frontends: Sequence[FrontendCounts]) -> float | None:
     """Return the tokens of a prompt since the frontends' start, else of those in prefill now."""
     answered = sum(each.counters["input_count"] for each in frontends)
     if answered:
@@ -276,7 +276,7 @@ class DynamoSource:
             latency=self._latency.add({url: latency for url, (_, latency) in pages.items()}, urls),
         )
 
-    def _page(self, url: str, page: str) -> tuple[Frontend, Mapping[str, Buckets]]:
+    def _page(self, url: str, page: str) -> tuple[FrontendCounts, Mapping[str, Buckets]]:
         samples = parse_samples(page, _WANTED)
         frontend = read_frontend(samples)
         if frontend is None:
@@ -287,7 +287,7 @@ class DynamoSource:
         found = buckets_of([each for each in samples if each.name == f"{name}_bucket"])
         return tuple((bound * self._speed, count) for bound, count in found)
 
-    def _queue(self, workers: Reading, frontends: Mapping[str, Frontend], max_age_s: float) -> Reading:
+    def _queue(self, workers: Reading, frontends: Mapping[str, FrontendCounts], max_age_s: float) -> Reading:
         """Return what waits; the workers' own counts win over what the frontends conclude."""
         if workers.value is None:
             waiting = sum(each.waiting for each in frontends.values())
