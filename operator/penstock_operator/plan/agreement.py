@@ -3,13 +3,15 @@
 Pure. A worker refuses a request's priority unless it schedules by priority, and has no use for a request without one
 either way. So tiers are switched on at workers first and off at routers first, and the other side's pods keep their
 template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
-others, so a longer lease is granted first and a shorter one counted with first. A served name has no such order: a
-request carries one name, and each worker answers to one.
+others, so a longer lease is granted first and a shorter one counted with first. A LoRA adapter is loaded before a router
+serves its name, and kept until none does. A served name has no such order: a request carries one name, and each worker
+answers to one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,14 +19,15 @@ import yaml
 
 from penstock.api import LeaseConfig, Role
 from penstock.kube.kinds import CONFIG_MAP
-from penstock.runtimes.engine_flags import granted_lease_s
+from penstock.runtimes.engine_flags import granted_lease_s, loaded_adapters
 from penstock_operator.plan.rollout import RolloutView, held_rollouts
 
 TIERS: Final = "spec.router.tiers.enabled"
 LEASE: Final = "lease.durationSeconds"
+ADAPTERS: Final = "model.adapters"
 _OPPOSED: Final = (
-    f"{TIERS} and {LEASE} change at once, one for workers first and one for routers first: KV may be read after its lease "
-    "while they roll; change one after the other"
+    "{} and {} change at once, one for workers first and one for routers first: requests may be refused, or KV read after its "
+    "lease, while they roll; change one after the other"
 )
 _SECOND_GRAPH: Final = "apply a second graph with {} and delete this one once its clients have moved"
 _PRIORITY: Final = "--scheduling-policy"
@@ -69,18 +72,34 @@ def rollout_order(
     if file is None or there is None or not (changed or there.get("data") != file["data"]):
         return RolloutOrder(waiting, [workloads[name] for name in waiting])
     prioritised = {name for name, want in workloads.items() if _schedules_by_priority(_live(want, live))}
-    held = held_by_agreement(file, there, views, changed=changed, prioritised=prioritised)
     prefill = next((view.service for view in views if view.role is Role.PREFILL), "")
     granted_s = _granted_s(_live(workloads.get(prefill), live))
-    by_lease = held_by_lease(file, there, views, changed=changed, granted_s=granted_s)
+    loaded = {name: _loaded(_live(want, live)) for name, want in workloads.items()}
+    by_setting = {
+        TIERS: held_by_agreement(file, there, views, changed=changed, prioritised=prioritised),
+        LEASE: held_by_lease(file, there, views, changed=changed, granted_s=granted_s),
+        ADAPTERS: held_by_adapters(file, there, views, changed=changed, loaded=loaded),
+    }
     routers = {view.service for view in views if not view.role.is_worker}
-    is_opposed = bool(held and by_lease) and routers.isdisjoint(held) != routers.isdisjoint(by_lease)
-    held |= {} if is_opposed else by_lease
+    held, opposed = _together(by_setting, routers)
     waiting |= held
     holds_routers = not routers.isdisjoint(held)
-    lost = _OPPOSED if is_opposed else None if holds_routers else _lost_requests(file, there)
+    lost = opposed or (None if holds_routers else _lost_requests(file, there))
     later = [workloads[name] for name in waiting if name in workloads]
     return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
+
+
+def _together(
+    by_setting: Mapping[str, Mapping[str, str]], routers: AbstractSet[str]
+) -> tuple[dict[str, str], str | None]:
+    """Return who waits by all settings, and in words which of them want opposite orders: the first one's then holds."""
+    (first, held), *others = [(name, each) for name, each in by_setting.items() if each] or [("", {})]
+    together = dict(held)
+    for name, each in others:
+        if routers.isdisjoint(held) != routers.isdisjoint(each):
+            return together, _OPPOSED.format(first, name)
+        together |= each
+    return together, None
 
 
 def _live(
@@ -159,6 +178,45 @@ def held_by_lease(
     return {}
 
 
+def held_by_adapters(
+    wanted: Mapping[str, Any],
+    live: Mapping[str, Any],
+    views: Iterable[RolloutView],
+    *,
+    changed: Collection[str],
+    loaded: Mapping[str, Collection[str]],
+) -> dict[str, str]:
+    """Return the services whose new pod template waits until the other side knows the new adapters, and why.
+
+    Where adapters come and go at once, those that come decide.
+
+    Args:
+        wanted: The routers' ConfigMap as it is to be.
+        live: As it is.
+        views: Where every service's workload stands.
+        changed: Services whose pod template is about to change.
+        loaded: Names of the adapters that the running workers of a service load.
+    """
+    wants, has = _adapters(wanted), _adapters(live)
+    moving: dict[bool, list[str]] = {True: [], False: []}
+    for each in views:
+        if each.service in changed or each.rolling:
+            moving[each.role.is_worker].append(each.service)
+    if (added := sorted(wants - has)) and moving[True]:
+        names = ", ".join(added)
+        reason = (
+            f"waits until {', '.join(sorted(moving[True]))} loads {names}: a new adapter is for workers first"
+        )
+        return {each.service: reason for each in views if not each.role.is_worker}
+    if not added and (has - wants or moving[False]):
+        return {
+            name: f"waits until routers no longer serve {', '.join(gone)}: an adapter goes from routers first"
+            for name in changed
+            if (gone := sorted(set(loaded.get(name, ())) - wants))
+        }
+    return {}
+
+
 def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     """Return what a change costs for which no order exists, in words; None where there is none."""
     if (change := _changed(_served_name(live), _served_name(wanted))) is not None:
@@ -179,6 +237,16 @@ def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | 
 
 def _changed(old: object, new: object) -> str | None:
     return None if old is None or new is None or old == new else f"changes from {old} to {new}"
+
+
+def _adapters(config_map: Mapping[str, Any]) -> set[str]:
+    model = _graph_spec(config_map).get("model") or {}
+    return {str(each.get("name")) for each in model.get("adapters") or ()}
+
+
+def _loaded(workload: Mapping[str, Any]) -> set[str]:
+    """Return the adapters that the pods of a live Deployment or LeaderWorkerSet load."""
+    return {name for each in _arguments(workload) for name in loaded_adapters(each)}
 
 
 def _hands_kv_over(spec: Mapping[str, Any]) -> bool:

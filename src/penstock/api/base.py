@@ -29,6 +29,7 @@ EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=
 ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_length=253)]
+AdapterPath = Annotated[str, StringConstraints(pattern=r"^[^\s,={}]+$", max_length=1024)]
 Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, JsonValue
 
 from penstock.api.base import (
+    AdapterPath,
     DnsLabel,
     Flag,
     Integer,
@@ -49,6 +50,15 @@ class ObjectMeta(SpecModel):
     managed_fields: tuple[dict[str, JsonValue], ...] = entry((), "Written by the API server.")
 
 
+class ModelAdapter(SpecModel):
+    """A LoRA adapter of the model."""
+
+    name: ServedName = Field(description="Name that clients ask for, beside the model's own.")
+    path: AdapterPath = Field(
+        description="Hugging Face id of the adapter, or its folder where the workers run."
+    )
+
+
 class ModelSpec(SpecModel):
     """The model that a graph serves."""
 
@@ -56,6 +66,9 @@ class ModelSpec(SpecModel):
     served_name: ServedName | None = entry(None, "Name that clients ask for; null: the model's name.")
     context_tokens: Tokens | None = entry(
         None, "Most tokens of prompt plus output; null: the model's own limit."
+    )
+    adapters: Annotated[tuple[ModelAdapter, ...], Field(max_length=32)] = entry(
+        (), "LoRA adapters that every worker loads at its start, at most 32."
     )
 
     rules = (immutable("name", "model"),)
@@ -127,6 +140,11 @@ class GraphSpec(SpecModel):
     def served_name(self) -> str:
         """Name that clients ask for."""
         return self.model.served_name or self.model.name
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names that clients ask for to get an adapter."""
+        return tuple(each.name for each in self.model.adapters)
 
     @property
     def is_disaggregated(self) -> bool:

@@ -21,6 +21,7 @@ from penstock.api.runtimes import (
     HAS_MOCKER,
     HAS_REQUEST_LIMIT,
     KNOWN_BATCH_LIMIT,
+    LOADS_ADAPTERS,
     REAL_ENGINE,
     SHIPPED,
     SIMULATED_ENGINE,
@@ -299,6 +300,39 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
     )
 
 
+def _repeated_names(spec: GraphSpec) -> Iterator[Breach]:
+    """Yield adapters whose name already is the model's, a tier's or an earlier adapter's."""
+    taken = {
+        spec.served_name: "the model's own name",
+        **dict.fromkeys(spec.router.tiers.models, "a name of router.tiers.models"),
+    }
+    for number, each in enumerate(spec.model.adapters):
+        if each.name in taken:
+            yield Breach((each.name, taken[each.name]), ("model", "adapters", number, "name"))
+        taken.setdefault(each.name, f"the name of model.adapters[{number}]")
+
+
+_ADAPTER_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="model.adapters",
+        must=f"model.adapters needs runtime {' or '.join(LOADS_ADAPTERS.names)}",
+        cel=f"!has(self.model.adapters) || size(self.model.adapters) == 0 || {LOADS_ADAPTERS.cel}",
+        holds=lambda spec: not spec.model.adapters or LOADS_ADAPTERS(spec.runtime),
+        text="given, but runtime %s loads none of a manifest",
+        values=("self.runtime",),
+        remedy="remove it or choose another runtime",
+    ),
+    Rule(
+        path="model.adapters",
+        must="every name that clients may ask for stands once among the model, router.tiers.models and model.adapters",
+        cel=None,
+        find=_repeated_names,
+        text="%s is already %s",
+        values=(),
+        remedy="give the adapter a name of its own",
+    ),
+)
+
 _PREEMPTION_RULES: tuple[Rule[GraphSpec], ...] = (
     *_preemption_rules("maxPerRequest", "count no preemptions of a request"),
     *_preemption_rules("premiumReservedFraction", "reserve no KV blocks"),
@@ -425,6 +459,7 @@ GraphSpec.rules = (
     *_NAME_RULES,
     *BUDGET_RULES,
     *_RUNTIME_RULES,
+    *_ADAPTER_RULES,
     *_PREEMPTION_RULES,
     *_PLANNER_RULES,
     *ZERO_RULES,

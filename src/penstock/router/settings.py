@@ -99,6 +99,12 @@ class RouterSettings:
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
+    def adapters(self) -> Mapping[str, str]:
+        """Paths of the model's LoRA adapters, by the names that clients ask for."""
+        given = () if self.graph is None else self.graph.model.adapters
+        return {each.name: each.path for each in given}
+
+    @property
     def metric_names(self) -> Mapping[str, str]:
         """The workers' own names of metrics by vLLM's, where they differ."""
         return {} if self.graph is None else self.graph.traits.metric_names

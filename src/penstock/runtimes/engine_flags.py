@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.api.enums import Environment, KvBufferDevice, Role
@@ -66,6 +66,29 @@ def stream_flags(spec: GraphSpec) -> list[str]:
     if spec.router.tiers.enabled:
         flags += ["--scheduling-policy", "priority"]
     return flags
+
+
+def adapter_flags(spec: GraphSpec) -> list[str]:
+    """Return the flags that load the model's LoRA adapters, all of which may share a batch.
+
+    vLLM's own default computes requests of one adapter at a time. The highest rank is left to it, 16; ``args`` of a service
+    come behind these flags and win.
+    """
+    adapters = spec.model.adapters
+    if not adapters:
+        return []
+    modules = [f"{each.name}={each.path}" for each in adapters]
+    return ["--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *modules]
+
+
+def loaded_adapters(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the adapters that a worker with these arguments loads."""
+    is_module = False
+    for word in argv:
+        if word.startswith("--"):
+            is_module = word == "--lora-modules"
+        elif is_module:
+            yield word.partition("=")[0]
 
 
 def preemption_config(spec: GraphSpec) -> dict[str, object] | None:

@@ -40,6 +40,8 @@ class Simulated(Runtime):
         argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
         argv += ["--speed", f"{context.speed:g}"]
         argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
+        for each in spec.model.adapters:
+            argv += ["--lora-modules", f"{each.name}={each.path}"]
         if (preemption := preemption_config(spec)) is not None:
             argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
         # Workers of one host need ports each; the router reads them in the statefile.

@@ -16,6 +16,7 @@ from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
+    adapter_flags,
     batch_flags,
     cache_variables,
     engine_requests,
@@ -47,7 +48,7 @@ class Vllm(Runtime):
         argv = [program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
         # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
-        argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+        argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec) + adapter_flags(spec)
         argv += kv_transfer_flags(spec, service)
         # Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its
         # whole network; there it gets sockets in the folder of the statefile, which its owner alone may enter.

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from graph_harness import KEY, edit, operator, to_rest, told
 
-from penstock.runtimes.engine_flags import granted_lease_s
+from penstock.runtimes.engine_flags import granted_lease_s, loaded_adapters
 
 WORKERS = ("g-decode", "g-prefill")
 
@@ -139,6 +139,60 @@ async def test_a_shorter_lease_is_counted_with_before_it_is_granted(api):
         roll_out(api, "g-frontend")
         await look(api, made)
         assert granted_s(api) == 40
+
+
+def edit_adapters(api, *names):
+    """Give the model these adapters."""
+    model = api.at("GraphDeployment", "g")["spec"]["model"]
+    adapters = [{"name": name, "path": f"/adapters/{name}"} for name in names]
+    edit(api, "GraphDeployment", "g", model=model | {"adapters": adapters})
+
+
+def served(api):
+    """Return the adapters that routers serve."""
+    [text] = api.at("ConfigMap", "g-router")["data"].values()
+    return [each["name"] for each in yaml.safe_load(text)["spec"]["model"].get("adapters", ())]
+
+
+def loaded(api, name):
+    """Return the adapters that a service's pods are to load."""
+    template = api.at("Deployment", name)["spec"]["template"]["spec"]
+    return list(loaded_adapters(template["containers"][0]["args"]))
+
+
+async def test_an_adapter_is_loaded_before_routers_serve_its_name(api):
+    """A request that reached a worker without it would be refused."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit_adapters(api, "sql", "law")
+        for name in WORKERS:  # decode rolls before prefill
+            await look(api, made)
+            assert loaded(api, name) == ["sql", "law"]
+            assert served(api) == []
+            roll_out(api, name, done=False)
+            await look(api, made)
+            assert served(api) == []
+            roll_out(api, name)
+        await look(api, made)
+        assert served(api) == ["sql", "law"]
+
+
+async def test_an_adapter_is_kept_until_no_router_serves_its_name(api):
+    """Workers keep their pods until every router has forgotten it."""
+    edit_adapters(api, "sql", "law")
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit_adapters(api, "law")
+        await look(api, made)
+        assert served(api) == ["law"]
+        roll_out(api, "g-frontend", done=False)
+        await look(api, made)
+        assert [loaded(api, name) for name in WORKERS] == [["sql", "law"]] * 2
+        roll_out(api, "g-frontend")
+        for name in WORKERS:
+            await look(api, made)
+            assert loaded(api, name) == ["law"]
+            roll_out(api, name)
 
 
 async def test_two_settings_of_opposite_orders_are_told(api):

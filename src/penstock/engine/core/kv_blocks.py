@@ -22,12 +22,12 @@ def count_tokens(prompt: bytes) -> int:
     return -(-len(prompt) // BYTES_PER_TOKEN)
 
 
-def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
-    """Return one chained 64-bit key per full block of ``prompt``."""
+def prefix_keys(prompt: bytes, block_size: int, *, seed: int = 0) -> list[int]:
+    """Return one chained 64-bit key per full block of ``prompt``; prompts of two seeds share none."""
     width = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
     keys = []
-    key = 0
+    key = seed
     for start in range(0, count_tokens(prompt) // block_size * width, width):
         key = digest(prompt[start : start + width], key)
         keys.append(key)
@@ -36,11 +36,18 @@ def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks of one prompt that may be reused; ``parent`` is the key before them, ``tokens`` 4 bytes each."""
+    """Consecutive blocks of one prompt that may be reused.
+
+    Attributes:
+        parent: Key before them; None: they begin the prompt.
+        tokens: Their token ids, 4 bytes each.
+        adapter: The LoRA adapter that computed them, for whose prompts alone they may be reused; None: the model itself.
+    """
 
     keys: tuple[int, ...]
     parent: int | None
     tokens: bytes
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class KvJournal:
             width = self._block_size * BYTES_PER_TOKEN
             parent = keys[first - 1] if first else None
             tokens = request.prompt[first * width : end * width]
-            self._facts.append(BlocksStored(tuple(keys[first:end]), parent, tokens))
+            self._facts.append(BlocksStored(tuple(keys[first:end]), parent, tokens, request.adapter))
             start = number
 
     def removed(self, key: int) -> None:

@@ -74,6 +74,7 @@ class EngineRequest:
             least the last token, is then computed here.
         pin_blocks: Keep the blocks when it ends, for another worker to read.
         prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
+        adapter: The LoRA adapter that it asks for, for that journal; None: the model itself.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class EngineRequest:
     remote_tokens: int | None = None
     pin_blocks: bool = False
     prompt: bytes = b""
+    adapter: str | None = None
 
 
 @dataclass(slots=True, eq=False)

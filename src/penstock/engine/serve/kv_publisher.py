@@ -176,7 +176,7 @@ class KvPublisher:
 
     def _event(self, fact: KvFact) -> dict[str, Any]:
         match fact:
-            case BlocksStored(keys, parent, tokens):
+            case BlocksStored(keys, parent, tokens, adapter):
                 return {
                     "type": "BlockStored",
                     "block_hashes": keys,
@@ -185,8 +185,8 @@ class KvPublisher:
                     "block_size": self._block_size,
                     "lora_id": None,
                     "medium": _MEDIUM,
-                    "lora_name": None,
-                    "extra_keys": [None] * len(keys),
+                    "lora_name": adapter,
+                    "extra_keys": [None if adapter is None else [adapter]] * len(keys),
                     "group_idx": 0,
                     "kv_cache_spec_kind": "full_attention",
                 }

@@ -127,6 +127,7 @@ class EngineCall:
 
     Attributes:
         model: Name to answer with.
+        adapter: The LoRA adapter that it asks for; None: the model itself.
         prompt: Bytes whose 4-byte pieces are the tokens.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
@@ -155,6 +156,7 @@ class EngineCall:
     pin: bool
     remote: RemoteKv | None
     fields: Mapping[str, Any]
+    adapter: str | None = None
 
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return what is shown of the output tokens [start, stop), one text each.
@@ -192,7 +194,8 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
     limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
-    salt_of = partial(_salt, worker_seed=settings.flags.seed, seed=fields.seed)
+    adapter = fields.model if fields.model in settings.adapters else None
+    salt_of = partial(_salt, worker_seed=adapter_seed(adapter, settings.flags.seed), seed=fields.seed)
     said = said_before(prompt, salt_of)
     salt = salt_of(prompt[: len(prompt) - said * BYTES_PER_TOKEN])
     natural = limit if hands_over or fields.ignore_eos else max(1, _natural_length(salt, settings) - said)
@@ -220,7 +223,13 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         pin=hands_over or (remote is not None and settings.is_bidirectional),
         remote=remote,
         fields=given,
+        adapter=adapter,
     )
+
+
+def adapter_seed(adapter: str | None, seed: int = 0) -> int:
+    """Return the seed of what an adapter makes of a prompt, its KV and its words; the model's own is ``seed``."""
+    return seed if adapter is None else xxhash.xxh3_64_intdigest(adapter.encode(), seed)
 
 
 def find_stop(
@@ -260,9 +269,10 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_model(fields: SamplingFields, settings: ServeSettings) -> None:
-    if fields.model is not None and fields.model not in settings.served_names:
+    names = (*settings.served_names, *settings.adapters)
+    if fields.model is not None and fields.model not in names:
         raise RequestError(
-            f"The model `{fields.model[:256]}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
+            f"The model `{fields.model[:256]}` does not exist. Valid aliases: {', '.join(names)}.",
             status=404,
             param="model",
         )

@@ -221,17 +221,19 @@ class EngineServer:
             self._trace.end(span, reply)
 
     async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created_s,
-                "owned_by": "penstock",
-                "root": self.settings.flags.model,
-                "parent": None,
-                "max_model_len": self.settings.max_model_len,
-            }
-            for name in self.settings.served_names
+        card = {
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "penstock",
+            "root": self.settings.flags.model,
+            "parent": None,
+            "max_model_len": self.settings.max_model_len,
+        }
+        names, adapters = self.settings.served_names, self.settings.adapters
+        cards = [{"id": name, **card} for name in names]
+        cards += [
+            {"id": name, **card, "root": path, "parent": names[0], "max_model_len": None}
+            for name, path in adapters.items()
         ]
         responder.send(200, orjson.dumps({"object": "list", "data": cards}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -56,6 +57,10 @@ class ServeFlags:
     )
     served_names: tuple[str, ...] = flag(
         "Name that requests use; may be repeated.", name="--served-model-name", default=(), unset="MODEL"
+    )
+    lora_modules: tuple[str, ...] = flag(
+        "NAME=PATH of a LoRA adapter; may be repeated. Its requests have KV and answers of their own; no file is read.",
+        default=(),
     )
     host: str = flag("Address to listen on.", default="127.0.0.1")
     port: int = flag("TCP port to listen on; 0 takes a free one.", default=8000, ge=0, le=65535)
@@ -140,7 +145,12 @@ class ServeFlags:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Checked settings; ``is_bidirectional``: decode keeps conversations for their next turn, prefill fetches them."""
+    """Checked settings.
+
+    Attributes:
+        is_bidirectional: Decode keeps conversations for their next turn, prefill fetches them.
+        adapters: Paths of LoRA adapters by the names that requests use.
+    """
 
     flags: ServeFlags
     profile: profiles.Profile
@@ -150,6 +160,7 @@ class ServeSettings:
     load_failure: LoadFailurePolicy = field(default=LoadFailurePolicy.FAIL)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     is_bidirectional: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def latency(self) -> LatencyModel:
         """Return how long steps take."""
@@ -254,7 +265,22 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         transfer.kv_load_failure_policy,
         kv_events,
         extra.bidirectional_kv_xfer,
+        _parse_adapters(flags.lora_modules, names),
     )
+
+
+def _parse_adapters(modules: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in modules:
+        name, _, path = each.partition("=")
+        if not name or not path:
+            raise ConfigError(f"--lora-modules {each}: is no NAME=PATH; write it as sql=/adapters/sql")
+        if name in found or name in names:
+            raise ConfigError(
+                f"--lora-modules {each}: {name} is served already; give the adapter a name of its own"
+            )
+        found[name] = path
+    return found
 
 
 def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> PreemptionTerms | None:

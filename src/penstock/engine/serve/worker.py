@@ -22,6 +22,7 @@ from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
 from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
 from penstock.engine.serve.notifications import KvReading, Notification
+from penstock.engine.serve.protocol import adapter_seed
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
 from penstock.engine.serve.streams import Reply
 
@@ -89,20 +90,25 @@ class ServedWorker:
         self._replies[reply.request_id] = reply
         call = reply.call
         remote = None if is_local else call.remote
-        has_keys = self.settings.flags.enable_prefix_caching
+        keys = (
+            prefix_keys(call.prompt, self.settings.engine.limits.block_size, seed=adapter_seed(call.adapter))
+            if self.settings.flags.enable_prefix_caching
+            else ()
+        )
         self.timeline.submit(
             EngineRequest(
                 reply.request_id,
                 call.prompt_tokens,
                 call.output_tokens,
                 self.clock.now_s(),
-                prefix_keys(call.prompt, self.settings.engine.limits.block_size) if has_keys else (),
+                keys,
                 call.priority,
                 FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH,
                 load_remote=remote is not None,
                 remote_tokens=None if remote is None else remote.tokens,
                 pin_blocks=call.pin,
                 prompt=call.prompt,
+                adapter=call.adapter,
             )
         )
         self._arm()

@@ -39,6 +39,7 @@ from penstock.router.proxy.completion import (
     check_size,
     not_served,
     parse_completion,
+    unknown_model,
 )
 from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS, SATURATED
 from penstock.router.proxy.handler import CompletionHandler
@@ -84,6 +85,7 @@ class RouterApp:
         """Make what follows from the settings."""
         settings = self.context.settings
         self._model = settings.model
+        self._adapters = settings.adapters
         self._metrics = self.context.metrics
         self._speed = settings.speed
         self._busy_threshold = BusyThresholdApi(self.thresholds, settings.model)
@@ -203,7 +205,14 @@ class RouterApp:
 
     def _parse(self, path: str, request: Request) -> CompletionRequest:
         content_type = request.headers.get(b"content-type")
-        return parse_completion(path, content_type, request.body, model=self._model, aliases=self._aliases)
+        return parse_completion(
+            path,
+            content_type,
+            request.body,
+            model=self._model,
+            aliases=self._aliases,
+            adapters=self._adapters,
+        )
 
     async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
         """Read a large body, in steps and in a thread, so that others' streams go on."""
@@ -343,18 +352,19 @@ class RouterApp:
     def _models(self, request: Request) -> bytes:
         _require(request, "GET")
         self._check_key(request)
-        names = [self._model, *self._aliases]
+        names = [self._model, *self._aliases, *self._adapters]
         if request.path == "/v1/models":
-            cards = [{**self._model_card, "id": name} for name in names]
-            return orjson.dumps({"object": "list", "data": cards})
+            return orjson.dumps({"object": "list", "data": [self._card(name) for name in names]})
         asked = request.path.removeprefix("/v1/models/")
         if asked not in names:
-            raise RequestRefused(
-                404,
-                f"model: {asked[:200]!r} does not exist; this router serves {self._model!r}",
-                code="model_not_found",
-            )
-        return orjson.dumps({**self._model_card, "id": asked})
+            raise unknown_model(asked, self._model, self._aliases, self._adapters)
+        return orjson.dumps(self._card(asked))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """Return what clients read of one name; an adapter's has the model as its parent, as vLLM's has."""
+        path = self._adapters.get(name)
+        of_adapter = {} if path is None else {"root": path, "parent": self._model}
+        return {**self._model_card, "id": name, **of_adapter}
 
     def _workers(self, request: Request) -> bytes:
         parts = request.path.strip("/").split("/")

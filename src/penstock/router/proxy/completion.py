@@ -178,6 +178,7 @@ class CompletionRequest(NamedTuple):
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
         is_single: One prompt and one answer: what a KV transfer can carry.
+        adapter: The LoRA adapter that it asks for; None: the model itself.
     """
 
     endpoint: ApiEndpoint
@@ -188,12 +189,19 @@ class CompletionRequest(NamedTuple):
     prompt_bytes: int
     prompt_ids: int
     is_single: bool
+    adapter: str | None = None
 
 
 def parse_completion(
-    path: str, content_type: bytes | None, raw: bytes, *, model: str, aliases: Collection[str] = ()
+    path: str,
+    content_type: bytes | None,
+    raw: bytes,
+    *,
+    model: str,
+    aliases: Collection[str] = (),
+    adapters: Collection[str] = (),
 ) -> CompletionRequest:
-    """Read the body of a request to one of `PATHS`, for the model or one of its aliases.
+    """Read the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
 
     Raises:
         RequestRefused: 415, 400 or 404.
@@ -204,7 +212,8 @@ def parse_completion(
             415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
         )
     body = _object(raw)
-    _check_model(body, model, aliases)
+    _check_model(body, model, aliases, adapters)
+    adapter = body["model"] if body["model"] in adapters else None
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         shown = str(stream)[:_SHOWN_CHARACTERS]
@@ -215,7 +224,7 @@ def parse_completion(
     several = ("n" in body and _is_several(body["n"])) or ("best_of" in body and _is_several(body["best_of"]))
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
-    return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single)
+    return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single, adapter)
 
 
 def encoded(body: dict[str, Any]) -> bytes:
@@ -260,15 +269,28 @@ def _object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_model(body: dict[str, Any], model: str, aliases: Collection[str]) -> None:
+def _check_model(
+    body: dict[str, Any], model: str, aliases: Collection[str], adapters: Collection[str]
+) -> None:
     asked = body.get("model")
     if not isinstance(asked, str) or not asked:
-        raise RequestRefused(400, f"model: missing; this router serves {model!r}", code="invalid_request")
-    if asked != model and asked not in aliases:
-        shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
-        raise RequestRefused(
-            404, f"model: {shown!r} does not exist; this router serves {model!r}", code="model_not_found"
-        )
+        listed = _listed(model, aliases, adapters)
+        raise RequestRefused(400, f"model: missing; this router serves {listed}", code="invalid_request")
+    if asked != model and asked not in aliases and asked not in adapters:
+        raise unknown_model(asked, model, aliases, adapters)
+
+
+def unknown_model(
+    asked: str, model: str, aliases: Collection[str], adapters: Collection[str]
+) -> RequestRefused:
+    """Return the refusal of a name that the router does not serve, with those that it does."""
+    shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
+    message = f"model: {shown!r} does not exist; this router serves {_listed(model, aliases, adapters)}"
+    return RequestRefused(404, message, code="model_not_found")
+
+
+def _listed(model: str, aliases: Collection[str], adapters: Collection[str]) -> str:
+    return ", ".join(map(repr, (model, *aliases, *adapters)))
 
 
 def _check_transfer(body: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from penstock.router.policy.prefixes import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     MAX_BYTES,
-    ROOT,
     SUB_BLOCK_KEYS,
     prompt_keys,
     render_chat,
@@ -158,7 +157,8 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     """Return a request's keys, of tokens as ``exact`` says; None: of bytes, unless the prompt came as ids."""
     body = request.body
     salt = body.get("cache_salt")
-    seed = space_seed(salt) if isinstance(salt, str) else ROOT
+    salts = (salt,) if isinstance(salt, str) else ()
+    seed = space_seed(*salts) if request.adapter is None else space_seed("", request.adapter, *salts)
     engine_block_tokens = None if exact is None else exact.engine_block_tokens
     ids = None if exact is None else _chat_ids(request, exact.tokenizer)
     if ids is not None:

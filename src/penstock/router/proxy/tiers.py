@@ -79,7 +79,7 @@ class LiveTiers:
         """
         priority, body = PRIORITIES[tier], request.body
         changes: dict[str, Any] = {}
-        if body.get("model") != self._model:
+        if body.get("model") in self.config.models:
             changes["model"] = self._model
         if priority != body.get("priority", 0) or isinstance(body.get("priority"), bool):
             changes["priority"] = priority
