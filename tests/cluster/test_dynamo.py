@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from operating import condition, graph, names, running, until
+from operating import condition, graph, running, until
 
 from penstock.core.errors import ForbiddenError
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import CONFIG_MAP
+from penstock.kube.kinds import CONFIG_MAP, KINDS
 from penstock_dynamo.runtime import WORKER_METADATA
 
 pytestmark = pytest.mark.cluster
@@ -26,9 +26,11 @@ def registration(name):
     return WORKER_METADATA.of({"name": name, "namespace": NAMESPACE}, spec={"data": data})
 
 
-async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alone(own):
+async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alone(own, monkeypatch):
     """Missing, it is named with its remedy; created, the graph's workers and frontends register, and may do no more."""
     plane, client = own
+    # The client stands for Dynamo's, too, which knows its own kind.
+    monkeypatch.setattr("penstock.kube.kinds.KINDS", {**KINDS, WORKER_METADATA.kind: WORKER_METADATA})
     await client.create(graph(NAMESPACE, **DYNAMO), field_manager="test")
 
     async def degraded():
@@ -52,4 +54,5 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
                 await theirs.list(CONFIG_MAP, namespace=NAMESPACE)
         finally:
             await theirs.close()
-    assert await names(client, WORKER_METADATA.kind, NAMESPACE) == {"g-worker", "g-router"}
+    registered = (await client.list(WORKER_METADATA, namespace=NAMESPACE)).items
+    assert {each["metadata"]["name"] for each in registered} == {"g-worker", "g-router"}
