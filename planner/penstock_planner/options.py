@@ -25,6 +25,7 @@ from penstock.api.manifests import read_text
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, PolicyName
 from penstock.api.rule import Violation
 from penstock.api.runtimes import traits_of
+from penstock.api.schedule import TimeZone
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
@@ -125,6 +126,7 @@ class PlannerOptions(BaseModel):
     scale_to_zero_after: Annotated[float | None, BeforeValidator(_none_word)] = _declared(
         "scale_to_zero_after_seconds", "scale_to_zero_after_s"
     )
+    time_zone: TimeZone = _declared("time_zone", "time_zone")
     in_time: float = _declared("objective.in_time", "in_time")
     gpu_percent_per_point: float = _declared("objective.gpu_percent_per_point", "gpu_percent_per_point")
     ttft_slo: Annotated[float, Field(gt=0)] = Field(

@@ -17,6 +17,7 @@ from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, look
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
+from penstock_planner.decide.adaptive.week import Recalled
 from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, remember
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
@@ -166,9 +167,11 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     roles = {role: memory.of(role).followed(pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder, demand = kv_role(pull.pools), pull.demand
-    work, kv = memory.work, memory.kv
+    work, kv, week = memory.work, memory.kv, memory.week
     if demand is not None and entry_role(pull.pools) in pull.pools:
         work = work.followed(demand, config.ttft_slo_s, entry_role(pull.pools))
+        if pull.wall_s is not None:
+            week = week.followed(demand.arrivals, demand.period_s, pull.wall_s, config.time_zone)
     load = signals.kv_load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
@@ -180,6 +183,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
         pulled_s=pull.at_s,
         work=work,
         kv=kv,
+        week=week,
         roles={**memory.roles, **roles},
         quiet_since_s=quiet_since_s,
         unserved_s=memory.unserved_s if is_served else pull.at_s,
@@ -266,14 +270,24 @@ def _case(
     horizon_s = startup_s + config.metric_pulling_interval_s
     ahead_s, far_s = (horizon_s, 2 * horizon_s + REGRET_S) if workers.follows_trend else (0.0, 0.0)
     work, size = memory.work, memory.work.size
+    along = work.arriving(ahead_s)
+    recalled, far_recalled = (
+        Recalled()
+        if pull.wall_s is None or not until_s
+        else memory.week.recalled(until_s, pull.wall_s, config.time_zone)
+        for until_s in (ahead_s, far_s)
+    )
     view = WorkView(
         tokens_per_s=workers.tokens_per_s(work),
-        rate=workers.arriving(work.arriving(ahead_s)).times(size),
+        rate=workers.arriving(along).times(size),
         level=work.lately.times(size),
         far_rate=workers.arriving(work.arriving(far_s)).ahead * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
         sizes=work.sizes,
         is_alone=workers.has_shadows and work.is_alone,
+        recalled=recalled.rate * size,
+        far_recalled=far_recalled.rate * size,
+        belief=recalled.belief,
     )
     entry = entry_role(pull.pools)
     due_s = memory.of(entry).arrivals_s(memory.startup_s(entry, at_s), at_s)

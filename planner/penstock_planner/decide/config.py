@@ -66,6 +66,7 @@ class DecideConfig:
         performance: What mode sla plans by; None in every other mode that needs no profile.
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         schedule: Bounds that hold for periods of the calendar.
+        time_zone: IANA's name; days and weeks that repeat are those of its clocks.
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
         startups_s: Start-up of a role's replicas as the manifest states it, seconds, > 0; absent: not stated.
         startup_timeout_s: Longest start-up that is waited for, > 0.
@@ -100,6 +101,7 @@ class DecideConfig:
     predictor: Predictor = Predictor.TREND
     performance: PerformanceProfile | None = None
     schedule: tuple[ScheduledBounds, ...] = ()
+    time_zone: str = "UTC"
     external: tuple[Role, ...] = ()
     learns_from: str = ""
     startups_s: Mapping[Role, float] = field(default_factory=dict)
@@ -141,6 +143,11 @@ class DecideConfig:
             max_replicas=lowered_ceilings(self.max_replicas, held),
             scale_to_zero_after_s=None if floors else self.scale_to_zero_after_s,
         )
+
+    @property
+    def reads_calendar(self) -> bool:
+        """Whether pulls need the real time: for a schedule, or for what the week has taught."""
+        return bool(self.schedule) or self.policy.follows_demand
 
     @property
     def interval_s(self) -> float:

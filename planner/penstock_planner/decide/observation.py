@@ -126,7 +126,7 @@ class Pull:
     Attributes:
         queue: Requests waiting for prefill; None in aggregated graphs.
         demand: At the frontend; None when unknown.
-        wall_s: Real seconds since 1970; None where the graph has no schedule.
+        wall_s: Real seconds since 1970; None where nothing reads the calendar.
     """
 
     at_s: float

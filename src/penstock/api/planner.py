@@ -28,7 +28,7 @@ from penstock.api.base import (
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
 from penstock.api.rule import Rule
-from penstock.api.schedule import ScheduleEntry
+from penstock.api.schedule import ScheduleEntry, TimeZone
 from penstock.core.plugins import registered
 
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
@@ -186,6 +186,10 @@ class PlannerConfig(SpecModel):
         (),
         "What is known of the week beforehand: bounds of roles while a period of the calendar holds, in every mode; at most 20.",
     )
+    time_zone: TimeZone = entry(
+        "UTC",
+        "Clocks by which demand repeats from day to day and from week to week, modes adaptive and sla; an IANA name.",
+    )
     objective: ObjectiveConfig = entry(
         ObjectiveConfig(), "What requests in time may cost, modes adaptive and sla: floors are chosen by it."
     )
@@ -282,6 +286,7 @@ READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "memory": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "objective": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "time_zone": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "decode_kv_scale_up_threshold": _LOAD,
     "decode_kv_scale_down_threshold": _LOAD,
     "prefill_queue_per_worker": _LOAD,

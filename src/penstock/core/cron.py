@@ -1,4 +1,4 @@
-"""Periods of the calendar that begin by a cron expression in a time zone: which holds at a time, and whether two can meet. Pure.
+"""Periods of the calendar that begin by a cron expression in a time zone: which holds at a time, whether two can meet; a week's quarters. Pure.
 
 The parser is imported where a graph has a schedule. Times are seconds since 1970. Time zones are those of the system's database, else of the package ``tzdata``.
 """
@@ -89,6 +89,12 @@ def last_start_s(cron: str, time_zone: str, minute: int) -> float | None:
     after = datetime.fromtimestamp((minute + 1) * 60, tz=_zone(time_zone))
     found = next(CronSim(cron, after, reverse=True), None)
     return None if found is None else float(found.timestamp())
+
+
+def quarter_of_week(at_s: float, time_zone: str) -> int:
+    """Return the quarter of an hour of the week, 0 to 671 from Monday 0:00 on, as clocks in a time zone show it."""
+    local = datetime.fromtimestamp(at_s, tz=_zone(time_zone))
+    return local.weekday() * 96 + local.hour * 4 + local.minute // 15
 
 
 @lru_cache(maxsize=64)

@@ -123,7 +123,7 @@ class VirtualPlanner:
                     return
 
     def _pull(self, seen: SimulatedObservation, now_s: float) -> Pull:
-        wall_s = self._calendar_s + now_s if self._settings.config.schedule else None
+        wall_s = self._calendar_s + now_s if self._settings.config.reads_calendar else None
         return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:

@@ -14,6 +14,7 @@ from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import KvLoad, Trend, Work
 from penstock_planner.decide.adaptive.trial import Trial
+from penstock_planner.decide.adaptive.week import Week
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
@@ -111,6 +112,7 @@ class AdaptiveMemory:
         unserved_s: When a role was last seen without a ready replica; None: not so far.
         served: How right the shadow fleets' model is.
         trials: What was late for no reason that it knows, by role.
+        week: Demand by time of day and day of the week.
         learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
         stated_s: As of `DecideConfig.startups_s`.
         startup_timeout_s: As of `DecideConfig.startup_timeout_s`.
@@ -125,6 +127,7 @@ class AdaptiveMemory:
     unserved_s: float | None = None
     served: Served = field(default_factory=Served)
     trials: Mapping[Role, Trial] = field(default_factory=dict)
+    week: Week = field(default_factory=Week)
     learnt_from: str = ""
     stated_s: Mapping[Role, float] = field(default_factory=dict)
     startup_timeout_s: float = 600.0

@@ -267,13 +267,16 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         "tokens_per_s_lately": work.level.now,
         "tokens_per_s_lately_error": work.level.error,
         "worker_tokens_per_s": work.tokens_per_s,
+        "tokens_per_s_recalled": work.recalled,
+        "belief": work.belief,
         "requests_met": "no" if work.is_alone else "yes",
         "workers": workers,
         "horizon_s": case.horizon_s,
     }
     most = case.workers.busy_most(case.role, workers)
     is_above = work.tokens_per_s is not None and expected > most * able
-    applies = is_above and not case.is_early and not work.is_alone
+    is_recalled = work.recalled > most * able
+    applies = is_above and (is_recalled or not (case.is_early or work.is_alone))
     why = "" if case.workers.has_shadows else " with a wait within the SLO"
     detail = (
         f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s exceed {most * able:.0f}, {most:.0%} of the {able:.0f} that"
@@ -284,7 +287,8 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
 
 def _expected(case: Case, work: WorkView) -> float:
     """Return the uncached tokens/s to be ready for: with a margin along the trend, or at once if they jumped."""
-    return max(work.rate.ahead + case.workers.sigmas_ahead * work.rate.error, _jump(work))
+    along = work.rate.ahead + case.workers.sigmas_ahead * work.rate.error
+    return max(along, _jump(work), work.recalled)
 
 
 def _jump(work: WorkView) -> float:
@@ -292,8 +296,8 @@ def _jump(work: WorkView) -> float:
 
 
 def arriving_per_s(work: WorkView) -> float:
-    """Return the uncached tokens/s expected to arrive: along the trend, or at once if they jumped."""
-    return max(work.rate.ahead, _jump(work))
+    """Return the uncached tokens/s expected to arrive: along the trend, at once if they jumped, or as the week has it."""
+    return max(work.rate.ahead, _jump(work), work.recalled)
 
 
 def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
@@ -378,7 +382,7 @@ def _kv_expected(case: Case, kv: KvView) -> float:
 
 def _kept_rate(work: WorkView, sigmas: float) -> float:
     ahead = max(work.rate.now, work.rate.ahead) + sigmas * work.rate.error
-    return max(ahead, work.far_rate, work.level.now + work.level.error)
+    return max(ahead, work.far_rate, work.level.now + work.level.error, work.far_recalled)
 
 
 def _work_after(case: Case, work: WorkView) -> RoleFinding:

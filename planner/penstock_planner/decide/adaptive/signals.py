@@ -290,6 +290,9 @@ class WorkView:
         far_rate: The same when a replica removed now could have been started again.
         backlog_tokens: Waiting and in flight, not computed.
         sizes: Uncached tokens of requests, a few quantiles.
+        recalled: Uncached tokens/s that the week's record expects until a new replica could be ready; 0: no more than there are.
+        far_recalled: The same until a replica removed now could have been started again.
+        belief: Share of the jumps it told that came.
     """
 
     tokens_per_s: float | None
@@ -299,6 +302,9 @@ class WorkView:
     backlog_tokens: float
     sizes: tuple[float, ...]
     is_alone: bool = False
+    recalled: float = 0.0
+    far_recalled: float = 0.0
+    belief: float = 0.0
 
 
 FULL = 0.9
