@@ -112,3 +112,16 @@ def test_conditions_are_metav1s():
             for name, schema in item["properties"].items()
         }
         assert keys == METAV1_CONDITION
+
+
+def test_no_key_of_a_definition_is_a_directive_of_a_merge_patch():
+    """`helm upgrade` patches definitions strategically: a map with a key such as $patch would be dropped, properties and all."""
+
+    def directives(value):
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from directives(inner)
+        if isinstance(value, dict):
+            yield from (key for key in value if key.startswith("$"))
+
+    for each in definitions().values():
+        assert list(directives(each)) == []

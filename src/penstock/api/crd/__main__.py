@@ -24,7 +24,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:  # noqa: FBT001
         """Write Kubernetes' own keys, some thousand, without a line each."""
-        is_pods = "$patch" in mapping.get("properties", {})
+        is_pods = "x-kubernetes-preserve-unknown-fields" in mapping and "properties" in mapping
         return super().represent_mapping(tag, mapping, True if is_pods else flow_style)
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: FBT001, FBT002

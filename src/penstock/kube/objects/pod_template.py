@@ -56,15 +56,18 @@ def _unknown(value: Any, kind: str, path: FieldPath) -> Iterator[UnknownField]:
 
 
 def overlay_schema() -> dict[str, Any]:
-    """Return the structural schema of an overlay on a pod template: its keys, which null deletes, and ``$patch``.
+    """Return the structural schema of an overlay on a pod template: its keys, which null deletes.
 
-    What lies below a key without a type of its own is left to Kubernetes, which judges the pod.
+    Other keys pass, for ``$patch`` cannot be named: Helm upgrades a definition by a strategic merge patch, in which a map
+    with that key is a directive, and the API server then drops the map, here all keys of a pod. The operator and
+    `penstock validate` refuse misspelt keys. What lies below a key without a type of its own is left to Kubernetes, which
+    judges the pod.
     """
     return _schema(_ROOT)
 
 
 def _schema(kind: str) -> dict[str, Any]:
-    properties: dict[str, Any] = {"$patch": {"type": "string"}}
+    properties: dict[str, Any] = {}
     for key, inner in _fields()[kind].items():
         if inner is None:
             properties[key] = {"nullable": True, "x-kubernetes-preserve-unknown-fields": True}
@@ -73,7 +76,7 @@ def _schema(kind: str) -> dict[str, Any]:
             properties[key] = {"type": "array", "nullable": True, "items": items}
         else:
             properties[key] = {"nullable": True, **_schema(inner)}
-    return {"type": "object", "properties": properties}
+    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": properties}
 
 
 @cache
