@@ -245,7 +245,7 @@ class PlannerLoop:
             demand=self._with_late(readings),
             worker_waiting=readings.worker_waiting if has_kv else None,
         )
-        wall_s = round(self._time.wall_s(), 3) if self._settings.config.reads_calendar else None
+        wall_s = round(self._time.wall_s()) if self._settings.config.reads_calendar else None
         self._pulled = pulled = replace(pulled, wall_s=wall_s)
         return pulled
 

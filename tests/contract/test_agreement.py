@@ -18,7 +18,7 @@ from penstock_operator.resources import BuildContext, children
 CONTEXT = BuildContext(owner_uid="u", namespace="n")
 ROUTERS, WORKERS = "g-frontend", {"g-prefill", "g-decode"}
 
-ORDERED = {"lease.durationSeconds", "model.adapters", "router.tiers.enabled"}
+ORDERED = {"lease.durationSeconds", "model.adapters", "model.aliases", "router.tiers.enabled"}
 """`plan.agreement` holds one side back."""
 TOLD = {"model.name", "model.servedName", "runtime"}
 """No order loses no request: an Event says so beforehand."""
@@ -32,6 +32,7 @@ FREE = {
 """Any order does."""
 
 GIVEN = {
+    "aliases": ["also"],
     "adapters": [{"name": "sql", "path": "/sql"}],
     "args": ["--x"],
     "corsAllowedOrigins": ["https://a.example"],

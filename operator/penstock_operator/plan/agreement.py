@@ -3,9 +3,9 @@
 Pure. A worker refuses a request's priority unless it schedules by priority, and has no use for a request without one
 either way. So tiers are switched on at workers first and off at routers first, and the other side's pods keep their
 template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
-others, so a longer lease is granted first and a shorter one counted with first. A LoRA adapter is loaded before a router
-serves its name, and kept until none does. A served name has no such order: a request carries one name, and each worker
-answers to one.
+others, so a longer lease is granted first and a shorter one counted with first. Workers answer to an alias or a LoRA adapter
+before a router serves its name, and for as long as one does. A served name that takes another's place at once has no such
+order; one that was an alias before, and leaves the old one as an alias, needs none.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import yaml
 
 from penstock.api import LeaseConfig, Role
 from penstock.kube.kinds import CONFIG_MAP
-from penstock.runtimes.engine_flags import granted_lease_s, loaded_adapters
+from penstock.runtimes.engine_flags import granted_lease_s, names_answered
 from penstock_operator.plan.rollout import RolloutView, held_rollouts
 
 TIERS: Final = "spec.router.tiers.enabled"
 LEASE: Final = "lease.durationSeconds"
-ADAPTERS: Final = "model.adapters"
+NAMES: Final = "model.aliases or model.adapters"
 _OPPOSED: Final = (
     "{} and {} change at once, one for workers first and one for routers first: requests may be refused, or KV read after its "
     "lease, while they roll; change one after the other"
 )
-_SECOND_GRAPH: Final = "apply a second graph with {} and delete this one once its clients have moved"
+_SECOND_GRAPH: Final = "apply a second graph with it and delete this one once its clients have moved"
 _PRIORITY: Final = "--scheduling-policy"
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -74,17 +74,18 @@ def rollout_order(
     prioritised = {name for name, want in workloads.items() if _schedules_by_priority(_live(want, live))}
     prefill = next((view.service for view in views if view.role is Role.PREFILL), "")
     granted_s = _granted_s(_live(workloads.get(prefill), live))
-    loaded = {name: _loaded(_live(want, live)) for name, want in workloads.items()}
+    answered = {name: _answered(_live(want, live)) for name, want in workloads.items()}
     by_setting = {
         TIERS: held_by_agreement(file, there, views, changed=changed, prioritised=prioritised),
         LEASE: held_by_lease(file, there, views, changed=changed, granted_s=granted_s),
-        ADAPTERS: held_by_adapters(file, there, views, changed=changed, loaded=loaded),
+        NAMES: held_by_names(file, there, views, changed=changed, answered=answered),
     }
     routers = {view.service for view in views if not view.role.is_worker}
     held, opposed = _together(by_setting, routers)
     waiting |= held
     holds_routers = not routers.isdisjoint(held)
-    lost = opposed or (None if holds_routers else _lost_requests(file, there))
+    lost = opposed or (_renamed(file, there) if changed else None)
+    lost = lost or (None if holds_routers else _lost_requests(file, there))
     later = [workloads[name] for name in waiting if name in workloads]
     return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
 
@@ -178,50 +179,55 @@ def held_by_lease(
     return {}
 
 
-def held_by_adapters(
+def held_by_names(
     wanted: Mapping[str, Any],
     live: Mapping[str, Any],
     views: Iterable[RolloutView],
     *,
     changed: Collection[str],
-    loaded: Mapping[str, Collection[str]],
+    answered: Mapping[str, Collection[str]],
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits until the other side knows the new adapters, and why.
+    """Return the services whose new pod template waits until the other side knows the new names, and why.
 
-    Where adapters come and go at once, those that come decide.
+    Where names come and go at once, those that come decide.
 
     Args:
         wanted: The routers' ConfigMap as it is to be.
         live: As it is.
         views: Where every service's workload stands.
         changed: Services whose pod template is about to change.
-        loaded: Names of the adapters that the running workers of a service load.
+        answered: Names that the running workers of a service answer to.
     """
-    wants, has = _adapters(wanted), _adapters(live)
+    wants, has = _names(wanted), _names(live)
     moving: dict[bool, list[str]] = {True: [], False: []}
     for each in views:
         if each.service in changed or each.rolling:
             moving[each.role.is_worker].append(each.service)
     if (added := sorted(wants - has)) and moving[True]:
-        names = ", ".join(added)
-        reason = (
-            f"waits until {', '.join(sorted(moving[True]))} loads {names}: a new adapter is for workers first"
-        )
+        workers, names = (", ".join(each) for each in (sorted(moving[True]), added))
+        reason = f"waits until {workers} answers to {names}: a new name is for workers first"
         return {each.service: reason for each in views if not each.role.is_worker}
     if not added and (has - wants or moving[False]):
         return {
-            name: f"waits until routers no longer serve {', '.join(gone)}: an adapter goes from routers first"
+            name: f"waits until routers no longer serve {', '.join(gone)}: a name goes from routers first"
             for name in changed
-            if (gone := sorted(set(loaded.get(name, ())) - wants))
+            if (gone := sorted(set(answered.get(name, ())) - wants))
         }
     return {}
 
 
+def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
+    """Return what a new served name costs, in words; None where both names are served before and after."""
+    name = _served_name(wanted)
+    change = _changed(_served_name(live), name)
+    if change is None or {_served_name(live), name} <= _names(live) & _names(wanted):
+        return None
+    cost = f"the model's served name {change}: requests are refused while workers and routers roll"
+    return f"{cost}; to lose none, add {name} to model.aliases first, and keep the old name there afterwards"
+
+
 def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     """Return what a change costs for which no order exists, in words; None where there is none."""
-    if (change := _changed(_served_name(live), _served_name(wanted))) is not None:
-        cost = f"the model's served name {change}: requests are refused while routers and workers roll"
-        return f"{cost}; to lose none, {_SECOND_GRAPH.format('the new name')}"
     old, new = _graph_spec(live), _graph_spec(wanted)
     if not _hands_kv_over(new):
         return None
@@ -231,7 +237,7 @@ def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | 
     ):
         if (change := _changed(*values)) is not None:
             cost = f"{key} {change}: prefill and decode of both run at once and cannot use each other's KV"
-            return f"{cost}, so requests may fail while they roll; to lose none, {_SECOND_GRAPH.format('it')}"
+            return f"{cost}, so requests may fail while they roll; to lose none, {_SECOND_GRAPH}"
     return None
 
 
@@ -239,14 +245,17 @@ def _changed(old: object, new: object) -> str | None:
     return None if old is None or new is None or old == new else f"changes from {old} to {new}"
 
 
-def _adapters(config_map: Mapping[str, Any]) -> set[str]:
+def _names(config_map: Mapping[str, Any]) -> set[str]:
+    """Return the names that routers serve; those of tiers are their own affair."""
     model = _graph_spec(config_map).get("model") or {}
-    return {str(each.get("name")) for each in model.get("adapters") or ()}
+    adapters = (each.get("name") for each in model.get("adapters") or ())
+    found = (_served_name(config_map), *(model.get("aliases") or ()), *adapters)
+    return {str(each) for each in found if each is not None}
 
 
-def _loaded(workload: Mapping[str, Any]) -> set[str]:
-    """Return the adapters that the pods of a live Deployment or LeaderWorkerSet load."""
-    return {name for each in _arguments(workload) for name in loaded_adapters(each)}
+def _answered(workload: Mapping[str, Any]) -> set[str]:
+    """Return the names that the pods of a live Deployment or LeaderWorkerSet answer to."""
+    return {name for each in _arguments(workload) for name in names_answered(each)}
 
 
 def _hands_kv_over(spec: Mapping[str, Any]) -> bool:

@@ -64,6 +64,10 @@ class ModelSpec(SpecModel):
 
     name: Text = Field(description="Hugging Face id or path of the model; immutable.")
     served_name: ServedName | None = entry(None, "Name that clients ask for; null: the model's name.")
+    aliases: Annotated[tuple[ServedName, ...], Field(max_length=16)] = entry(
+        (),
+        "Further names that clients may ask for, at most 16: both at once while one takes the other's place.",
+    )
     context_tokens: Tokens | None = entry(
         None, "Most tokens of prompt plus output; null: the model's own limit."
     )
@@ -142,9 +146,9 @@ class GraphSpec(SpecModel):
         return self.model.served_name or self.model.name
 
     @property
-    def adapter_names(self) -> tuple[str, ...]:
-        """Names that clients ask for to get an adapter."""
-        return tuple(each.name for each in self.model.adapters)
+    def model_names(self) -> tuple[str, ...]:
+        """Names that clients may ask for to get the model itself, its own first."""
+        return (self.served_name, *self.model.aliases)
 
     @property
     def is_disaggregated(self) -> bool:

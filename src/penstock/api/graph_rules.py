@@ -15,14 +15,14 @@ from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.router import RouterConfig
-from penstock.api.rule import Breach, KeyPath, Rule, immutable, literal, quoted
+from penstock.api.rule import Breach, KeyPath, Rule, dotted, immutable, literal, quoted
 from penstock.api.runtimes import (
     DEFAULT_RUNTIME,
     HAS_MOCKER,
     HAS_REQUEST_LIMIT,
     KNOWN_BATCH_LIMIT,
-    LOADS_ADAPTERS,
     REAL_ENGINE,
+    SEVERAL_NAMES,
     SHIPPED,
     SIMULATED_ENGINE,
     OwnFrontend,
@@ -301,35 +301,44 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
 
 
 def _repeated_names(spec: GraphSpec) -> Iterator[Breach]:
-    """Yield adapters whose name already is the model's, a tier's or an earlier adapter's."""
-    taken = {
-        spec.served_name: "the model's own name",
-        **dict.fromkeys(spec.router.tiers.models, "a name of router.tiers.models"),
-    }
-    for number, each in enumerate(spec.model.adapters):
-        if each.name in taken:
-            yield Breach((each.name, taken[each.name]), ("model", "adapters", number, "name"))
-        taken.setdefault(each.name, f"the name of model.adapters[{number}]")
+    """Yield aliases and adapters whose name already is the model's, a tier's or an earlier one's."""
+    taken = {spec.served_name: "the model's own name"}
+    taken |= dict.fromkeys(spec.router.tiers.models, "a name of router.tiers.models")
+    names: list[tuple[str, KeyPath]] = [
+        (name, ("model", "aliases", number)) for number, name in enumerate(spec.model.aliases)
+    ]
+    names += [
+        (each.name, ("model", "adapters", number, "name")) for number, each in enumerate(spec.model.adapters)
+    ]
+    for name, path in names:
+        if name in taken:
+            yield Breach((name, taken[name]), path)
+        taken.setdefault(name, f"that of {dotted(path)}")
 
 
-_ADAPTER_RULES: tuple[Rule[GraphSpec], ...] = (
-    Rule(
-        path="model.adapters",
-        must=f"model.adapters needs runtime {' or '.join(LOADS_ADAPTERS.names)}",
-        cel=f"!has(self.model.adapters) || size(self.model.adapters) == 0 || {LOADS_ADAPTERS.cel}",
-        holds=lambda spec: not spec.model.adapters or LOADS_ADAPTERS(spec.runtime),
-        text="given, but runtime %s loads none of a manifest",
+def _needs_several_names(key: str) -> Rule[GraphSpec]:
+    path = f"model.{key}"
+    return Rule(
+        path=path,
+        must=f"{path} needs runtime {' or '.join(SEVERAL_NAMES.names)}",
+        cel=f"!has(self.{path}) || size(self.{path}) == 0 || {SEVERAL_NAMES.cel}",
+        holds=lambda spec: not getattr(spec.model, key) or SEVERAL_NAMES(spec.runtime),
+        text="given, but workers of runtime %s answer to one name",
         values=("self.runtime",),
         remedy="remove it or choose another runtime",
-    ),
+    )
+
+
+_NAMED_MODEL_RULES: tuple[Rule[GraphSpec], ...] = (
+    *map(_needs_several_names, ("aliases", "adapters")),
     Rule(
-        path="model.adapters",
-        must="every name that clients may ask for stands once among the model, router.tiers.models and model.adapters",
+        path="model",
+        must="every name that clients may ask for stands once among the model's, router.tiers.models and model.adapters",
         cel=None,
         find=_repeated_names,
         text="%s is already %s",
         values=(),
-        remedy="give the adapter a name of its own",
+        remedy="give each a name of its own",
     ),
 )
 
@@ -459,7 +468,7 @@ GraphSpec.rules = (
     *_NAME_RULES,
     *BUDGET_RULES,
     *_RUNTIME_RULES,
-    *_ADAPTER_RULES,
+    *_NAMED_MODEL_RULES,
     *_PREEMPTION_RULES,
     *_PLANNER_RULES,
     *ZERO_RULES,

@@ -46,7 +46,7 @@ class RuntimeTraits:
         is_simulated: Its workers are Penstock's own program: they take time and hold GPUs by a latency profile.
         has_mocker: It has a program that models its workers, ``engine.mocker``.
         has_request_limit: Its workers follow ``engine.requestLimit``.
-        loads_adapters: Its workers load ``model.adapters`` and answer to their names.
+        serves_several_names: Its workers answer to ``model.aliases``, too, and load ``model.adapters``.
         frontend: Takes the router's place; None: Penstock's router does.
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
@@ -63,7 +63,7 @@ class RuntimeTraits:
     is_simulated: bool = False
     has_mocker: bool = False
     has_request_limit: bool = False
-    loads_adapters: bool = False
+    serves_several_names: bool = False
     frontend: OwnFrontend | None = None
     stall_real_s: float = ENGINE_STALL_REAL_S
     pairs_by_version: bool = False
@@ -85,7 +85,7 @@ DYNAMO_FRONTEND: Final = OwnFrontend(
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
 
 SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
-    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0", loads_adapters=True, pairs_by_version=True),
+    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0", serves_several_names=True, pairs_by_version=True),
     "dynamo": RuntimeTraits(
         image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
         has_mocker=True,
@@ -98,13 +98,13 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         image=PENSTOCK_IMAGE,
         is_simulated=True,
         has_request_limit=True,
-        loads_adapters=True,
+        serves_several_names=True,
         stall_real_s=STALL_REAL_S,
     ),
 }
 """The runtimes of this distribution; the rules name them in this order."""
 
-_UNKNOWN = RuntimeTraits(image="", has_mocker=True, has_request_limit=True, loads_adapters=True)
+_UNKNOWN = RuntimeTraits(image="", has_mocker=True, has_request_limit=True, serves_several_names=True)
 """Of a name that no distribution registered: one rule refuses it, and the others keep silent."""
 
 
@@ -168,5 +168,5 @@ OWN_FRONTEND = RuntimesWith(lambda traits: traits.frontend is not None)
 PENSTOCK_ROUTER = RuntimesWith(lambda traits: traits.frontend is None)
 HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
 HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
-LOADS_ADAPTERS = RuntimesWith(lambda traits: traits.loads_adapters)
+SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)
 KNOWN_BATCH_LIMIT = RuntimesWith(lambda traits: traits.is_simulated or traits.frontend is not None)

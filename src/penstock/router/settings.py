@@ -99,6 +99,11 @@ class RouterSettings:
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the model that workers answer to, too."""
+        return () if self.graph is None else self.graph.model.aliases
+
+    @property
     def adapters(self) -> Mapping[str, str]:
         """Paths of the model's LoRA adapters, by the names that clients ask for."""
         given = () if self.graph is None else self.graph.model.adapters

@@ -81,13 +81,13 @@ def adapter_flags(spec: GraphSpec) -> list[str]:
     return ["--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *modules]
 
 
-def loaded_adapters(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the adapters that a worker with these arguments loads."""
-    is_module = False
+def names_answered(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the names of model and adapters that a worker with these arguments answers to."""
+    flag = ""
     for word in argv:
         if word.startswith("--"):
-            is_module = word == "--lora-modules"
-        elif is_module:
+            flag = word
+        elif flag in {"--served-model-name", "--lora-modules"}:
             yield word.partition("=")[0]
 
 

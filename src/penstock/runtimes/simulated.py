@@ -35,7 +35,8 @@ class Simulated(Runtime):
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one simulated worker."""
         argv = [context.python, "-m", "penstock.cli", "engine", "serve", spec.model.name]
-        argv += ["--served-model-name", spec.served_name]
+        for name in spec.model_names:
+            argv += ["--served-model-name", name]
         argv += ["--host", context.host, "--port", "{port}"]
         argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
         argv += ["--speed", f"{context.speed:g}"]

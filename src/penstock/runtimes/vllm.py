@@ -45,7 +45,7 @@ class Vllm(Runtime):
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one vLLM worker."""
-        argv = [program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
+        argv = [program(spec), "serve", spec.model.name, "--served-model-name", *spec.model_names]
         # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
         argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec) + adapter_flags(spec)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from graph_harness import KEY, edit, operator, to_rest, told
 
-from penstock.runtimes.engine_flags import granted_lease_s, loaded_adapters
+from penstock.runtimes.engine_flags import granted_lease_s, names_answered
 
 WORKERS = ("g-decode", "g-prefill")
 
@@ -157,7 +157,8 @@ def served(api):
 def loaded(api, name):
     """Return the adapters that a service's pods are to load."""
     template = api.at("Deployment", name)["spec"]["template"]["spec"]
-    return list(loaded_adapters(template["containers"][0]["args"]))
+    _, *adapters = names_answered(template["containers"][0]["args"])
+    return adapters
 
 
 async def test_an_adapter_is_loaded_before_routers_serve_its_name(api):
@@ -195,6 +196,27 @@ async def test_an_adapter_is_kept_until_no_router_serves_its_name(api):
             roll_out(api, name)
 
 
+async def test_a_model_is_renamed_by_an_alias_without_an_order(api):
+    """Both names are answered to before and after, so nothing waits and no Event warns; at once, one does."""
+    model = api.at("GraphDeployment", "g")["spec"]["model"]
+    old = model.get("servedName") or model["name"]
+    api.at("GraphDeployment", "g")["spec"]["model"] = model | {"aliases": ["new"]}
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit(api, "GraphDeployment", "g", model=model | {"servedName": "new", "aliases": [old]})
+        await look(api, made)
+        assert not [
+            key for key, each in api.objects.items() if key[0] == "Event" and "refused" in each["message"]
+        ]
+        for name in (*WORKERS, "g-frontend"):
+            roll_out(api, name)
+            await look(api, made)
+        edit(api, "GraphDeployment", "g", model=model | {"servedName": "newer", "aliases": [old]})
+        await look(api, made)
+    notes = [each["message"] for key, each in api.objects.items() if key[0] == "Event"]
+    assert any("add newer to model.aliases first" in each for each in notes)
+
+
 async def test_two_settings_of_opposite_orders_are_told(api):
     """Both wait for nobody: the tiers' order holds, and the Event says what to do instead."""
     api.at("GraphDeployment", "g")["spec"]["lease"] = {"durationSeconds": 60}
@@ -230,7 +252,7 @@ async def test_weights_that_cannot_read_each_others_kv_are_told(api, change):
 
 @pytest.mark.parametrize(("name", "is_told"), [("other", True), ("tiny", False)])
 async def test_a_changed_served_name_is_told_before_it_refuses_requests(api, name, is_told):
-    """No order loses none: the Event says what to do instead."""
+    """At once, no order loses none: the Event says what to do instead."""
     async with operator(api) as made:
         await at_rest(api, made)
         edit(api, "GraphDeployment", "g", model={"name": "tiny", "servedName": name})
@@ -241,7 +263,7 @@ async def test_a_changed_served_name_is_told_before_it_refuses_requests(api, nam
         if key[0] == "Event" and each["reason"] == "RequestsRefused"
     ]
     assert bool(notes) is is_told
-    assert all("from tiny to other" in each and "second graph" in each for each in notes)
+    assert all("from tiny to other" in each and "add other to model.aliases first" in each for each in notes)
 
 
 async def test_a_device_that_no_budget_counts_is_told_when_its_pods_are_made(api):

@@ -1,4 +1,4 @@
-"""LoRA adapters of a manifest, from the worker's command to the router's answer."""
+"""Further names and LoRA adapters of a manifest's model, from the worker's command to the router's answer."""
 
 import orjson
 import pytest
@@ -12,6 +12,7 @@ from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.router.proxy.completion import RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
 from penstock.runtimes import RuntimeContext, runtime_of
+from penstock.runtimes.engine_flags import names_answered
 
 SERVICES = {"worker": {"role": "aggregated"}, "router": {"role": "router"}}
 ADAPTERS = [{"name": "sql", "path": "/adapters/sql"}, {"name": "law", "path": "acme/law-lora"}]
@@ -51,7 +52,7 @@ def test_workers_load_every_adapter():
     ("adapters", "more", "problem"),
     [
         ([{"name": "llama", "path": "/a"}], {}, "llama is already the model's own name"),
-        (ADAPTERS * 2, {}, r"sql is already the name of model.adapters\[0\]"),
+        (ADAPTERS * 2, {}, r"sql is already that of model.adapters\[0\].name"),
         (
             [{"name": "fast", "path": "/a"}],
             {"router": {"tiers": {"enabled": True, "models": {"fast": Tier.PREMIUM}}}},
@@ -67,7 +68,9 @@ def test_a_name_stands_once(adapters, more, problem):
 
 def test_a_runtime_that_loads_none_refuses_them():
     """An option without effect is no option."""
-    with pytest.raises(ValueError, match=r"model\.adapters: given, but runtime dynamo loads none"):
+    with pytest.raises(
+        ValueError, match=r"model\.adapters: given, but workers of runtime dynamo answer to one"
+    ):
         _spec("dynamo")
 
 
@@ -120,3 +123,15 @@ def test_roles_of_a_disaggregated_graph_all_load_them():
     for name in ("p", "d"):
         assert spec.services[name].role is not Role.ROUTER
         assert "--enable-lora" in runtime_of("vllm").worker(spec, spec.services[name], context).argv
+
+
+def test_workers_answer_to_every_alias():
+    """So that clients of the old name and of the new one are served while a model is renamed."""
+    context = RuntimeContext("python", "graph.yaml", "kubernetes", "n", environment=Environment.KUBERNETES)
+    for runtime in ("vllm", "simulated"):
+        spec = _spec(runtime)
+        spec = spec.model_copy(
+            update={"model": spec.model.model_copy(update={"aliases": ("llama-3", "chat")})}
+        )
+        argv = runtime_of(runtime).worker(spec, spec.services["worker"], context).argv
+        assert list(names_answered(argv)) == ["llama", "llama-3", "chat", "sql", "law"]

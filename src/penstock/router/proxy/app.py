@@ -86,6 +86,7 @@ class RouterApp:
         settings = self.context.settings
         self._model = settings.model
         self._adapters = settings.adapters
+        self._own_aliases = settings.aliases
         self._metrics = self.context.metrics
         self._speed = settings.speed
         self._busy_threshold = BusyThresholdApi(self.thresholds, settings.model)
@@ -222,8 +223,12 @@ class RouterApp:
 
     @property
     def _aliases(self) -> Collection[str]:
-        """Further names of the model, each of a tier."""
-        return () if self.tiers is None else self.tiers.config.models
+        """Further names of the model: its own, and of a tier each."""
+        if self.tiers is None:
+            return self._own_aliases
+        return (
+            (*self._own_aliases, *self.tiers.config.models) if self._own_aliases else self.tiers.config.models
+        )
 
     def _upstream_headers(self, request: Request, own_id: tuple[bytes, bytes]) -> Headers:
         headers = (_JSON_TYPE, own_id, *trace_context(request.headers))
