@@ -11,6 +11,7 @@ from rich.progress import Progress
 from penstock.cli import fields, option
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer
+from penstock.simulator.cells import CellJournal
 from penstock.simulator.output import open_directory, scoreboard, to_json, write
 from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
 
@@ -22,7 +23,7 @@ from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record,
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for JSON and pictures.  [default: nothing is written]",
+    help="Folder for JSON, pictures and finished runs, from which a killed sweep goes on.  [default: nothing is written]",
 )
 @option.as_json("Print the result as JSON, without progress.")
 def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any) -> None:
@@ -34,7 +35,8 @@ def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options
     plan = make_plan(fields.take(SimulateOptions, options, admission=admission))
     if output_dir is not None:
         open_directory(output_dir)
-    result = _run(plan, jobs, is_quiet=as_json)
+    journal = None if output_dir is None else CellJournal(output_dir)
+    result = _run(plan, is_quiet=as_json, processes=jobs, journal=journal)
     files: list[Path] = []
     if output_dir is not None:
         files = write(result, record(plan), output_dir)
@@ -46,8 +48,8 @@ def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options
         say(f"wrote {path}")
 
 
-def _run(plan: RunPlan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
+def _run(plan: RunPlan, *, is_quiet: bool, **where: Any) -> dict[str, Any]:
     console = Terminal(stderr=True)
     with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
         task = progress.add_task("runs", total=len(plan.runs))
-        return run_plan(plan, processes=jobs, on_done=lambda done: progress.update(task, completed=done))
+        return run_plan(plan, on_done=lambda done: progress.update(task, completed=done), **where)

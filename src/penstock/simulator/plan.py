@@ -16,6 +16,8 @@ from penstock.core.flags import check_bounds, flag
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, patience_of, planner_config
+from penstock.simulator.cells import CellJournal
+from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.observer import Recording
 from penstock.simulator.output import SCHEMA
 from penstock.simulator.scenario import (
@@ -36,7 +38,7 @@ from penstock.simulator.scenario import (
     unbounded_router,
     unsimulated,
 )
-from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, map_all, simulate, summarise
+from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
 from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET, Trace
@@ -276,12 +278,17 @@ def _routers(
 
 
 def run_plan(
-    plan: RunPlan, *, processes: int | None = None, on_done: Callable[[int], None] | None = None
+    plan: RunPlan,
+    *,
+    processes: int | None = None,
+    journal: CellJournal | None = None,
+    on_done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
-    runs = map_all(figures_of, plan.runs, processes=processes, on_done=on_done)
+    with open_executor(processes=processes, cells=len(plan.runs)) as executor:
+        runs = run_all(plan.runs, executor, journal=journal, on_done=on_done)
     router = first.scenario.router.model_copy(update={"policy": "(each)"})
     scenario = replace(first.scenario, router=router)
     if plan.compares_planners:

@@ -96,7 +96,7 @@ def test_pictures_are_written(tmp_path):
 
     assert result.exit_code == 0
     pictures = {f"{name}.png" for name in ("capacity", "hits", "ttft_cdf", "imbalance", "replicas")}
-    assert {path.name for path in folder.iterdir()} == {"simulate.json", *pictures}
+    assert {path.name for path in folder.iterdir()} == {"simulate.json", "cells.jsonl", *pictures}
 
 
 def test_tiers_and_goodput_have_tables_of_their_own():

@@ -1,0 +1,162 @@
+"""One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep goes on.
+
+A journal holds one JSON object a line, a cell's key with its figures.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import orjson
+import xxhash
+
+from penstock.core.errors import ConfigError, PenstockError, unwritable
+from penstock.core.plugins import registered
+from penstock.engine.profiles import load
+from penstock.simulator.output import to_json
+from penstock.simulator.scenario import ProfiledModel
+from penstock.simulator.sweep import RunSpec
+from penstock.workload.synthetic import parse_synthetic
+from penstock.workload.traces import Trace, load_trace
+from penstock_planner.decide.codec import to_plain
+
+Figures: TypeAlias = dict[str, Any]
+
+JOURNAL: Final = "cells.jsonl"
+_PLUGINS: Final = ("penstock.routing_policies", "penstock.planner_policies", "penstock.planner_baselines")
+
+
+@cache
+def code_digest() -> str:
+    """Return what stands for all that computes figures here: Penstock's and plugins' files, numpy and Python."""
+    packages = {"penstock", "penstock_planner"}
+    for group in _PLUGINS:
+        packages |= {point.module.partition(".")[0] for point in registered(group).values()}
+    digest = xxhash.xxh3_128()
+    digest.update(f"{platform.python_version()} {version('numpy')}".encode())
+    for package in sorted(packages):
+        found = find_spec(package)
+        folders = [] if found is None else found.submodule_search_locations or []
+        files = [
+            file
+            for folder in folders
+            for file in sorted(Path(folder).rglob("*"))
+            if file.is_file() and file.suffix != ".pyc"
+        ]
+        if found is not None and not files and found.origin is not None:
+            files = [Path(found.origin)]
+        for file in files:
+            digest.update(f"{package} {file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _loaded(source: str, block_tokens: int | None) -> Trace:
+    return load_trace(source, block_tokens=block_tokens)
+
+
+def with_trace(spec: RunSpec) -> RunSpec:
+    """Return a run that brings its trace along, so that it needs no file where it is sent.
+
+    Raises:
+        ConfigError: the trace cannot be read.
+    """
+    workload = spec.workload
+    if isinstance(workload.source, Trace):
+        return spec
+    synthetic = parse_synthetic(workload.source)
+    if synthetic is None:
+        trace = _loaded(workload.source, workload.block_tokens)
+        return replace(spec, workload=replace(workload, source=trace))
+    return spec
+
+
+def cell_key(spec: RunSpec) -> str:
+    """Return a digest of all that a run's figures depend on: the run, its trace's and profiles' content, and the code."""
+    source = with_trace(spec).workload.source
+    named = _named(source) if isinstance(source, Trace) else source
+    synthetic = None if isinstance(source, Trace) else parse_synthetic(source)
+    if synthetic is not None and synthetic.requests:
+        named = f"{source} {_named(_loaded(synthetic.requests, None))}"
+    plain = to_plain(replace(spec, workload=replace(spec.workload, source=named)))
+    models = (pool.model for pool in spec.scenario.pools)
+    profiles = [to_plain(load(each.profile)) for each in models if isinstance(each, ProfiledModel)]
+    return xxhash.xxh3_128_hexdigest(code_digest().encode() + to_json({"run": plain, "profiles": profiles}))
+
+
+def _named(trace: Trace) -> str:
+    return f"{trace.sha256} {trace.name} {trace.hash_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A run to be sent somewhere."""
+
+    work: Callable[[Any], Figures]
+    spec: Any
+
+    def run(self) -> Figures | PenstockError:
+        """Return the figures, or why there are none."""
+        try:
+            return self.work(self.spec)
+        except PenstockError as exc:
+            return exc
+
+
+class CellJournal:
+    """The finished cells of a folder."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the folder's journal, and drop a line that a killed run left unfinished.
+
+        Raises:
+            ConfigError: the folder cannot be written to, or a line is no cell.
+        """
+        self.path = directory / JOURNAL
+        self.figures: dict[str, Figures] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self._read(self.path)
+        except OSError as exc:
+            raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
+
+    def _read(self, path: Path) -> None:
+        data = path.read_bytes()
+        complete, _, torn = data.rpartition(b"\n")
+        for number, line in enumerate(complete.splitlines(), start=1):
+            try:
+                read = orjson.loads(line)
+                self.figures[read["cell"]] = read["figures"]
+            except (ValueError, KeyError, TypeError) as exc:
+                raise ConfigError(
+                    f"{path}:{number}: not a run's figures ({exc}); give another --output-dir, or delete that file"
+                ) from exc
+        if torn:
+            os.truncate(path, len(data) - len(torn))
+
+    def keep(self, key: str, figures: Figures) -> Figures:
+        """Record a finished cell, synced, and return its figures as they will be read.
+
+        Raises:
+            PenstockError: the disk is full or gone.
+        """
+        line = orjson.dumps({"cell": key, "figures": figures})
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(line + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as exc:
+            raise PenstockError(unwritable(str(self.path), exc)) from exc
+        read: Figures = orjson.loads(line)["figures"]
+        self.figures[key] = read
+        return read
