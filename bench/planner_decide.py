@@ -22,6 +22,7 @@ from penstock_planner.decide.policy import policy_names, policy_of
 from penstock_planner.decide.reading import assess
 
 ROUNDS = 300
+HOUR_S = 3600
 BUDGET_US = 200.0
 """Of mode ``load``."""
 ANY_MODE_BUDGET_US = 5000.0
@@ -48,14 +49,29 @@ def observed(at_s: float, workers: int) -> Callable[[], Pull]:
     )
 
 
+def cpu_us(call: Callable[[], object]) -> float:
+    """Return the CPU time of one call in microseconds."""
+    start = time.process_time_ns()
+    call()
+    return (time.process_time_ns() - start) / 1000
+
+
 def median_us(call: Callable[[], object]) -> float:
     """Return the median CPU time of one call in microseconds."""
-    samples = []
-    for _ in range(ROUNDS):
-        start = time.process_time_ns()
-        call()
-        samples.append((time.process_time_ns() - start) / 1000)
-    return statistics.median(samples)
+    return statistics.median(cpu_us(call) for _ in range(ROUNDS))
+
+
+def hour_us(config: DecideConfig) -> list[float]:
+    """Return what each decision of an hour costs, one every 2 s as mode adaptive takes them, each from the state before it."""
+    state, samples = PlannerState(), []
+    for number in range(HOUR_S // 2):
+        start_s = 2.0 * number
+        pulls = tuple(observed(start_s + each, 100)() for each in (1.0, 2.0))
+        window = Window(start_s, start_s + 2.0, pulls)
+        taken: list[PlannerState] = []
+        samples.append(cpu_us(lambda: taken.append(decide(window, state, config)[1])))  # noqa: B023 - called here
+        state = taken[0]
+    return samples
 
 
 def main() -> None:
@@ -68,7 +84,9 @@ def main() -> None:
         decide_us = median_us(lambda window=window: decide(window, PlannerState(), config))
         summarise_us = median_us(pulls[0])
         print(f"{workers:>8} {decide_us:>10.1f} {summarise_us:>13.1f}")
-    print(f"\n{'mode, 100 workers':>18} {'decide us':>10}   (budget {ANY_MODE_BUDGET_US:g} us)")
+    print(
+        f"\n{'mode, 100 workers':>18} {'decide us':>10} {'an hour: median':>16} {'p99':>9}   (budget {ANY_MODE_BUDGET_US:g} us)"
+    )
     pulls = [observed(float(i), 100) for i in range(1, 31)]
     window = Window(0.0, 30.0, tuple(pull() for pull in pulls))
     for mode in policy_names():
@@ -80,7 +98,9 @@ def main() -> None:
             chosen = replace(chosen, itl_slo_s=0.05, performance=performance_of(engine, engine))
         _, state = decide(window, PlannerState(), chosen)
         decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))
-        print(f"{mode:>18} {decide_us:>10.1f}")
+        hour = hour_us(chosen)
+        p99_us = statistics.quantiles(hour, n=100)[98]
+        print(f"{mode:>18} {decide_us:>10.1f} {statistics.median(hour):>16.1f} {p99_us:>9.1f}")
 
 
 if __name__ == "__main__":
