@@ -144,3 +144,15 @@ def test_the_policy_in_30_lines_is_found_by_the_live_router() -> None:
     assert effect.reason.startswith("shortest queue of three")
     with pytest.raises(ConfigError, match=r"router\.policyParameters: depth: .* has none"):
         make_policy(config.model_copy(update={"policy_parameters": {"depth": 2}}))
+
+
+def test_the_home_says_what_it_is_for_before_its_table() -> None:
+    """Five sentences and one picture stand before the table."""
+    start, _, _ = (ROOT / "docs/README.md").read_text().partition("\n|")
+    assert len(re.findall(r"\.(?=\s)", start)) == 5
+    assert start.count("](images/") == start.count("![") == 1
+
+
+def test_the_site_brings_no_fonts_from_elsewhere() -> None:
+    """The theme's default loads its fonts from Google in each reader's browser."""
+    assert re.search(r"^  font: false\b", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
