@@ -74,7 +74,7 @@ class ObjectiveConfig(SpecModel):
     )
     gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = entry(
         20,
-        "What one more percentage point in time may cost: GPU-hours, in percent of those that requests keep busy.",
+        "What one more percentage point in time may cost: GPU-hours, in percent of four times those that requests keep busy.",
     )
 
 
