@@ -155,3 +155,25 @@ async def test_every_hand_edit_is_seen_and_repaired(client, namespace, stem, onl
     counts = sum((found for found, _ in results), Counter())
     assert [each for _, wrong in results for each in wrong] == []
     assert counts["drift"] > 80, counts
+
+
+async def test_what_another_hand_opens_is_closed_again(client, namespace):
+    """A pod on its node's network and a Service on every node's port: both are repaired, and leave nothing behind."""
+    manifest = yaml.safe_load((SAMPLES / "vllm-disaggregated.yaml").read_text(encoding="utf-8"))
+    opened = {
+        "Deployment": {"spec": {"template": {"spec": {"hostNetwork": True, "hostPID": True}}}},
+        "Service": {"spec": {"type": "NodePort"}},
+    }
+    objects = [each for each in wanted(manifest, namespace) if each["kind"] in opened]
+    assert len(objects) > 4
+    for want in objects:
+        kind, name = KINDS[want["kind"]], want["metadata"]["name"]
+        if want["spec"].get("clusterIP") == "None":
+            continue  # the API server refuses a headless one with a port of the node
+        before = await client.apply(want, field_manager=OPERATOR)
+        edited = await client.patch(
+            kind, name, opened[want["kind"]], namespace=namespace, field_manager=PERSON
+        )
+        assert drifted(want, edited) is not None
+        repaired = await client.apply(want, field_manager=OPERATOR)
+        assert content(repaired) == content(before)

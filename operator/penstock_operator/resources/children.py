@@ -192,6 +192,7 @@ def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[s
     """
     is_worker = graph.spec.services[name].role.is_worker
     spec: dict[str, Any] = {
+        "type": "ClusterIP",  # stated, so that a NodePort of another hand is seen
         "selector": selector(graph, name) | ({SERVING_LABEL: SERVING} if is_worker else {}),
         "ports": [{"name": HTTP_PORT, "port": WORKER_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
     }

@@ -56,7 +56,7 @@ from penstock_operator.resources.node_pool import (
     read_only,
 )
 from penstock_operator.resources.overlay import MAIN, Counted, overlaid
-from penstock_operator.resources.privileges import RESTRICTED, container_security
+from penstock_operator.resources.privileges import HOST_NAMESPACES, RESTRICTED, container_security
 from penstock_operator.resources.router_config import config_digest, graph_secret_variable
 
 PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
@@ -380,7 +380,8 @@ def _with_own_marks(
     """Set what selectors, budget and rollouts rely on, whatever the overlay made of it."""
     metadata = template.get("metadata", {})
     annotations = dict(metadata.get("annotations", {}))
-    spec = dict(template["spec"])
+    # Stated, so that they are seen where another hand adds them; the API server stores none that is false.
+    spec = {**dict.fromkeys(HOST_NAMESPACES, False), **template["spec"]}
     if graph.spec.services[service].role.is_worker:
         annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))
         if gpu_ceiling(graph) is not None:

@@ -47,7 +47,7 @@ def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
 
 
 _REMOVE: Final = "remove it"
-_HOST: Final = ("hostNetwork", "hostPID", "hostIPC")
+HOST_NAMESPACES: Final = ("hostNetwork", "hostPID", "hostIPC")
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
 _HANDLERS: Final = ("livenessProbe", "readinessProbe", "startupProbe")
 _HOOKS: Final = ("postStart", "preStop")
@@ -139,7 +139,7 @@ def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any], allowed: Allowances) -> Iterator[_Found]:
-    for key in _HOST:
+    for key in HOST_NAMESPACES:
         if spec.get(key) and not allowed.has(key):
             yield _Found(f"spec.{key}", "true", allowed_by=chart_entry(key))
     yield from _of_account(own, spec, allowed)
