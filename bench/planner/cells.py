@@ -18,6 +18,7 @@ from penstock.simulator.scoreboard import in_time, measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.served_shares import agreement
 
 BIN_S = 300
 """Chosen: cumulative figures are kept by five minutes."""
@@ -98,6 +99,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "ttft_p50_s": _rank(served, 0.5),
         "ttft_p99_s": _rank(served, 0.99),
         "peak_gpus": max(sample.gpus for sample in recording.samples),
+        "windows": len(recording.share_windows),
+        "windows_agreed": agreement(recording.share_windows),
         "bins": _bins(recording, scenario_of(cell)),
         **measures(recording, scenario_of(cell)),
     }

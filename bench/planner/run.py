@@ -161,10 +161,13 @@ def _line(rows: Sequence[dict[str, Any]]) -> str:
         return sum(row[name] or 0.0 for row in rows) / len(rows)
 
     both = sum(row["in_time"]["both"] for row in rows) / len(rows)
+    windows = sum(row.get("windows", 0) for row in rows)
+    agreed = sum(row["windows"] * row["windows_agreed"] for row in rows if row.get("windows"))
     return (
         f"  {rows[0]['policy']:18} in time {100 * both:6.2f}%  GPU-h {mean('gpu_hours'):6.2f}"
         f"  p99 {mean('ttft_p99_s'):7.1f} s  violation {mean('violation_s'):6.0f} s"
         f"  changes {mean('changes'):5.1f}  reversals {mean('reversals'):5.1f}  lost {mean('lost'):5.1f}"
+        + (f"  served as predicted in {agreed / windows:.0%} of {windows} windows" if windows else "")
     )
 
 

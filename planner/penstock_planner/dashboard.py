@@ -155,6 +155,7 @@ def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
     categories = {
         **({"Load and thresholds": load} if has_thresholds else {}),
         **({"Targets and profile": _TARGETS} if mode == Mode.SLA else {}),
+        **({"In time": {"Share served, and predicted": "in_time/share"}} if mode == Mode.ADAPTIVE else {}),
         "Demand and supply": _DEMAND,
         **({} if has_thresholds else {"Load": load}),
         "Replicas": {f"{kind} replicas": f"replicas/{kind}" for kind in kinds},
@@ -188,6 +189,7 @@ _CURVES = (
     ("supply", "completed", "rejected", "oldest", "target", "waiting", "in use"),
     ("budget", "ready", "desired", "needed", "starting", "draining", "mean"),
     ("p50", "p99", "ttft", "itl", "prefill", "decode", "aggregated"),
+    ("served", "predicted"),
 )
 """All curves, each line in the order of TensorBoard's seven colours, so that no chart has one colour twice."""
 
@@ -198,6 +200,8 @@ def curves_of(roles: Collection[Role], mode: str) -> list[str]:
     absent = kinds - {role.value for role in roles}
     if mode != Mode.LOAD:
         absent |= {"up threshold", "down threshold"}
+    if mode != Mode.ADAPTIVE:
+        absent |= {"served", "predicted"}
     if mode != Mode.SLA:
         absent |= {"needed", "ttft", "itl"}
     return [curve for line in _CURVES for curve in line if curve not in absent]

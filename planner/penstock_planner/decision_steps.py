@@ -12,7 +12,6 @@ from typing import Any, Final
 
 _DEMAND: Final = "demand"
 _PROFILE: Final = "profile"
-_HINDSIGHT: Final = "hindsight"
 _NEEDED: Final = "needed"
 
 _EDGES: Final = (
@@ -52,15 +51,6 @@ def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Forecast | No
         workers, speed = inputs.get("workers"), inputs.get("worker_tokens_per_s")
         if name == _DEMAND and horizon_s is not None and ahead is not None and workers is not None:
             return Forecast(horizon_s, max(0.0, ahead), workers, None if speed is None else workers * speed)
-    return None
-
-
-def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[float, float] | None:
-    """Return the share served in time and the model's for the same fleet, by a role's steps; None where they are not known."""
-    for name, inputs in steps:
-        served, told = inputs.get("served_in_time"), inputs.get("told_in_time")
-        if name == _HINDSIGHT and served is not None and told is not None:
-            return served, told
     return None
 
 

@@ -16,6 +16,7 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
 from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
+from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
 log = get_logger(__name__)
@@ -118,6 +119,7 @@ class Figures:
         ledger_errors: Records that could not be written, over all loops.
         dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
         forecast: Of the newest decision; None in a mode without.
+        shares: Served and predicted share by the newest decision; None in a mode without, and before the first request.
         quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
         attained: Share within each target in the last complete interval.
         newly_attained: The same where the newest decision ended that interval; else empty.
@@ -135,6 +137,7 @@ class Figures:
     dropped_updates: int = 0
     gpu_seconds: float = 0.0
     forecast: Forecast | None = None
+    shares: ServedShares | None = None
     readings: Mapping[str, ProfileReading] = field(default_factory=dict)
     quantiles_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     attained: Mapping[str, float] = field(default_factory=dict)
@@ -152,6 +155,7 @@ class Figures:
         """Follow a loop that starts with this configuration; counters continue, expectations and attainment restart."""
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
+        self.shares = None
         self._expected, self._due = [], None
         self._latency, self._decided, self._interval = {}, {}, {}
         self._interval_s, self._rejected = None, 0.0
@@ -193,6 +197,7 @@ class Figures:
         self.forecast = next(filter(None, map(forecast_of, steps.values())), None)
         if self.forecast is not None:
             heapq.heappush(self._expected, (view.at_s + self.forecast.horizon_s, self.forecast.tokens_per_s))
+        self.shares = shares_of(decision)
         found = {role: profile_reading(of_role) for role, of_role in steps.items()}
         self.readings = {role: reading for role, reading in found.items() if reading is not None}
         gains = {key: gained(self._decided.get(key, ()), now) for key, now in self._latency.items()}

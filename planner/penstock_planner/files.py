@@ -20,9 +20,9 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decision_steps import served_of
 from penstock_planner.figures import Figures, Observers, View
 from penstock_planner.problems import ProblemTracker
+from penstock_planner.served_shares import shares_of
 
 if TYPE_CHECKING:
     # TensorBoard's writer, which readers of the files need not load.
@@ -143,9 +143,9 @@ class SnapshotWriter:
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep the decision, for long if it changes replicas, and write at once."""
-        found = (served_of((step.name, step.inputs) for step in role.steps) for role in decision.roles)
+        shares = shares_of(decision)
         self._newest = {
-            "served": next((shares for shares in found if shares is not None), None),
+            "served": None if shares is None else (shares.served, shares.predicted),
             "id": decision.id,
             "at_s": decision.at_s - view.origin_s,
             "wall_s": view.wall_s,

@@ -160,6 +160,14 @@ SERIES: Final[Mapping[str, Series]] = {
     "attained": Series(
         names.PLANNER_ATTAINED, "Share within the target in the last whole adjustment interval.", ("latency",)
     ),
+    "shares": Series(
+        names.PLANNER_IN_TIME,
+        "Share of the last half hour's requests in time: served, and predicted by the planner's model for the same fleet.",
+        ("figure",),
+        "in_time/share",
+        "{figure}",
+        is_decided=True,
+    ),
     "newly_attained": _drawn("attainment/share", "{latency}", "latency", is_decided=True),
     "mean_ttft": _drawn("ttft/seconds", "mean"),
     "mean_itl": _drawn("itl/seconds", "mean"),
@@ -319,6 +327,9 @@ def _of_decision(figures: Figures) -> Iterator[Sample]:
     # Every role's reading is of the same profile and of the same corrections.
     for name, value in next((each.factors for each in readings.values()), {}).items():
         yield "correction", (name,), value
+    if figures.shares is not None:
+        yield "shares", ("served",), figures.shares.served
+        yield "shares", ("predicted",), figures.shares.predicted
     for name, share in figures.attained.items():
         yield "attained", (name,), share
     for name, share in figures.newly_attained.items():

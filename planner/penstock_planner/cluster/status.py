@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import Any, Final
 
 from penstock.api import Role
@@ -26,6 +27,7 @@ from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.figures import View
 from penstock_planner.problems import UnknownSignals
+from penstock_planner.served_shares import shares_of
 
 STEADY_S: Final = 60.0
 """Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
@@ -77,6 +79,8 @@ class Report:
     Attributes:
         message: One sentence; the same text for the same state.
         decision_time: When it was decided, as Kubernetes writes times.
+        served_in_time: Share of the last half hour's requests, ``99.2%``; empty: not known.
+        predicted_in_time: What the planner's model predicts for the same fleet, likewise.
         budget: GPUs allowed; None: no ceiling.
     """
 
@@ -86,6 +90,8 @@ class Report:
     last_decision: str = ""
     decision_id: str = ""
     decision_time: str = ""
+    served_in_time: str = ""
+    predicted_in_time: str = ""
     gpus: int = 0
     budget: int | None = None
 
@@ -105,7 +111,12 @@ class Report:
         """Return ``status.planner``."""
         decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
-        found = {**({**decided, **timed} if self.decision_id else {}), "gpus": self.gpus}
+        shares = {"servedInTime": self.served_in_time, "predictedInTime": self.predicted_in_time}
+        found = {
+            **({**decided, **timed} if self.decision_id else {}),
+            **(shares if self.served_in_time else {}),
+            "gpus": self.gpus,
+        }
         return found if self.budget is None else {**found, "budget": self.budget}
 
 
@@ -130,6 +141,7 @@ class StatusListener:
         self._limits = ""
         self._binding: tuple[object, ...] = ()
         self._limits_since_s = self._limited_s = 0.0
+        self._shares_s = -inf
         self._external = config.external
         self._is_edited = False
         self._failed: dict[Role, str] = {}
@@ -160,6 +172,7 @@ class StatusListener:
     def decided(self, decision: Decision, view: View) -> None:
         """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
         self._follow_limits(decision)
+        self._follow_shares(decision)
         for role in decision.roles:
             self._follow_failure(role, view)
         said = decision.changes or (decision.roles if self._is_edited else ())
@@ -186,6 +199,17 @@ class StatusListener:
         if binding != self._binding and not is_fresh:
             self._limits = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
             self._binding, self._limits_since_s = binding, decision.at_s
+
+    def _follow_shares(self, decision: Decision) -> None:
+        """Take the share served and the one predicted, not more often than `STEADY_S`; they are written with the next tick."""
+        shares = shares_of(decision)
+        if shares is not None and decision.at_s - self._shares_s >= STEADY_S:
+            self._shares_s = decision.at_s
+            self._report = replace(
+                self._report,
+                served_in_time=f"{shares.served:.1%}",
+                predicted_in_time=f"{shares.predicted:.1%}",
+            )
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
         """Keep why a role's last scale-up failed for as long as it requests another one."""

@@ -55,6 +55,12 @@ class PlannerStatus(SpecModel):
     last_decision: str = entry("", "What changed and why, in one line.")
     decision_id: str = entry("", "Key of the decision in the ledger.")
     decision_time: str = entry("", "When it was decided, RFC 3339.")
+    served_in_time: str = entry(
+        "", "Share of the last half hour's requests in time (mode adaptive), `99.2%`; empty: not known."
+    )
+    predicted_in_time: str = entry(
+        "", "The same share as the planner's model predicts it for the same fleet."
+    )
     gpus: Integer = entry(0, "GPUs in use, prefill plus decode.")
     budget: Integer | None = entry(None, "GPUs allowed; null: no ceiling.")
 

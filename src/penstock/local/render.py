@@ -123,8 +123,8 @@ def _summary(status: LocalGraphStatus) -> Text:
         if status.planner.scheduled:
             text.append(f"   schedule {'; '.join(status.planner.scheduled)}")
         if status.planner.served is not None:
-            served, told = status.planner.served
-            text.append(f", served {served:.1%} in time (model {told:.1%})")
+            served, predicted = status.planner.served
+            text.append(f", served {served:.1%} in time (predicted {predicted:.1%})")
     for name, lag_s in status.lag_p99_s.items():
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")

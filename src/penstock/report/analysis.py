@@ -20,6 +20,7 @@ from penstock.workload.record import RequestResult
 from penstock.workload.statistics import pooled_gaps
 from penstock_planner.decide.config import Mode
 from penstock_planner.decision_steps import ProfileReading
+from penstock_planner.served_shares import ServedShares, agreement, share_windows
 
 _HOUR_S = 3600.0
 
@@ -217,6 +218,38 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
         forecasts=len(errors),
         forecast_error=float(median(errors)) if errors else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSummary:
+    """How near the planner's model of late requests came to what was served.
+
+    Attributes:
+        windows: Stretches of ten minutes with enough requests.
+        agreed: Share of them in which served and predicted share differ by one point at most; None without any.
+        newest: Both shares at the newest decision.
+    """
+
+    windows: int
+    agreed: float | None
+    newest: ServedShares
+
+    def lines(self) -> list[str]:
+        """Return it in one sentence."""
+        newest = self.newest
+        line = f"requests in time: {newest.served:.1%} served, {newest.predicted:.1%} predicted by the planner's model at the end"
+        if self.agreed is not None:
+            line += f"; within one point of each other in {self.agreed:.0%} of {self.windows} windows of ten minutes"
+        return [line]
+
+
+def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> PredictionSummary | None:
+    """Return the comparison between two times; None where the ledger has none."""
+    found = [(at_s, shares) for at_s, shares in run.shares() if start_s <= at_s <= end_s]
+    if not found:
+        return None
+    windows = share_windows(found)
+    return PredictionSummary(len(windows), agreement(windows), found[-1][1])
 
 
 @dataclass(frozen=True, slots=True)

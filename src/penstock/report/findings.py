@@ -12,10 +12,12 @@ from penstock.core.errors import ConfigError
 from penstock.report.analysis import (
     DemandSummary,
     GpuUse,
+    PredictionSummary,
     TargetsSummary,
     Violations,
     demand_summary,
     gpu_use,
+    prediction_summary,
     targets_summary,
     violations,
 )
@@ -34,6 +36,7 @@ class RunReport:
         violations: Against the targets given.
         demand: At the routers, by the ledger; None without one, or where it knew none.
         targets: How a planner of mode sla planned for them; None in another mode.
+        prediction: How near the planner's model came to what was served; None where the ledger has none.
         counterfactual: None where no other fleets were simulated.
         remarks: What else a reader should know.
     """
@@ -44,6 +47,7 @@ class RunReport:
     violations: Violations
     demand: DemandSummary | None = None
     targets: TargetsSummary | None = None
+    prediction: PredictionSummary | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
 
@@ -96,19 +100,20 @@ def analyse(
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
-    planner = use = demand = targets = None
+    planner = use = demand = targets = prediction = None
     if ledger is not None:
         started, speed = summary["started"], summary["settings"]["speed"]
         planner = load_planner_run(ledger, origin=LoadOrigin(started["model_s"], started["unix_s"], speed))
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
         demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
         targets = targets_summary(planner, start_s=0.0, end_s=duration_s)
+        prediction = prediction_summary(planner, start_s=0.0, end_s=duration_s)
     if planner is not None and targets is not None:
         config = planner.config
         ttft_target_s = config.ttft_slo_s if ttft_target_s is None else ttft_target_s
         itl_target_s = config.itl_slo_s if itl_target_s is None else itl_target_s
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed, demand, targets)
+    return RunReport(load, planner, use, missed, demand, targets, prediction)
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:

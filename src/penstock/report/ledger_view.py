@@ -20,6 +20,7 @@ from penstock_planner.decide.config import DecideConfig, config_from
 from penstock_planner.decide.observation import Pull
 from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.ledger import read_ledger
+from penstock_planner.served_shares import ServedShares, served_of
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
@@ -52,6 +53,7 @@ class RoleChange:
             when the ledger ends before it.
         forecast: Of what would arrive; None where the mode makes none.
         profile: What it took from the performance profile; None where the mode has none.
+        shares: Served and predicted share of requests in time; None where the mode predicts none, and of roles behind the first.
     """
 
     role: Role
@@ -64,6 +66,7 @@ class RoleChange:
     outcome: str
     forecast: Forecast | None = None
     profile: ProfileReading | None = None
+    shares: ServedShares | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,13 @@ class PlannerRun:
             for part in mark.roles:
                 if part.forecast is not None:
                     yield mark.at_s, part.forecast
+
+    def shares(self) -> Iterator[tuple[float, ServedShares]]:
+        """Yield (time of the decision, served and predicted share of requests in time), in order of time."""
+        for mark in self.decisions:
+            for part in mark.roles:
+                if part.shares is not None:
+                    yield mark.at_s, part.shares
 
     def readings(self) -> Iterator[tuple[float, Role, ProfileReading]]:
         """Yield (time, role, what it took from the profile) of every decision, in order of time."""
@@ -237,6 +247,7 @@ def _decision(
                 outcome=outcome if is_asked else "not asked",
                 forecast=forecast_of(steps),
                 profile=profile_reading(steps),
+                shares=served_of(steps),
             )
         )
     return DecisionMark(plain["id"], plain["at_s"] - zero_s, tuple(roles), plain["gpus_after"])

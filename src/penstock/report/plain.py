@@ -16,6 +16,7 @@ def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
         "gpu_use": report.use,
         "demand": report.demand,
         "targets": report.targets,
+        "prediction": report.prediction,
         "violations": report.violations,
         "counterfactual": report.counterfactual,
     }

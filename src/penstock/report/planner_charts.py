@@ -30,6 +30,7 @@ from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Pull
+from penstock_planner.served_shares import WINDOW_S, share_windows
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -87,6 +88,8 @@ def planner_pictures(run: PlannerRun) -> list[Picture]:
     if run.config.mode == Mode.SLA:
         title = "Mode sla: prediction, targets, correction, replicas"
         found.append(Picture("targets", title, 3 + len(_needing_roles(run)), _draw_targets))
+    if share_windows(run.shares()):
+        found.append(Picture("in_time", "Requests in time: served, and predicted", 1, _draw_in_time))
     return found
 
 
@@ -213,6 +216,20 @@ def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Seq
         _steps(axes, had, ROLE_COLOURS[role], "ready + starting")
         _steps(axes, needed, BLACK, "needed by profile")
         _whole(axes, f"{role.value}\nreplicas", [count or 0 for _, count in (*had, *needed)])
+
+
+def _draw_in_time(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
+    """Draw the share served in time and the one that the planner's model predicts, by windows of ten minutes."""
+    (axes,), windows = panels, share_windows(run.shares())
+    for values, colour, label in (
+        ([each.served for each in windows], BLUE, "served"),
+        ([each.predicted for each in windows], BLACK, "predicted"),
+    ):
+        times = [each.at_s + WINDOW_S / 2 for each in windows]
+        axes.plot(times, values, "--" if colour == BLACK else "-", color=colour, marker=".", label=label)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("requests\nin time")
+    axes.set_ylim(top=1.02)
 
 
 def _draw_attainment(run: PlannerRun, results: Sequence[RequestResult], axes: Axes) -> None:

@@ -226,6 +226,7 @@ def facts(report: RunReport) -> dict[str, list[str]]:
         "target": report.violations,
         "demand": report.demand,
         "mode sla": report.targets,
+        "requests in time": report.prediction,
         "GPU-hours": report.use,
     }
     found = {name: part.lines() for name, part in parts.items() if part is not None}

@@ -13,6 +13,7 @@ from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.state import SimulationState
 from penstock_planner.decide.decision import Action, Decision
+from penstock_planner.served_shares import ShareWindow, share_windows, shares_of
 
 Floats = NDArray[np.float64]
 
@@ -86,6 +87,7 @@ class Recording:
         decisions: How many the planner took, holds included.
         refused_joins: That the GPU budget did not allow.
         gpu_s: GPU-seconds held.
+        share_windows: Shares in time by ten minutes, served and as the planner's model predicts them; none where it predicts none.
     """
 
     requests: Requests
@@ -98,6 +100,7 @@ class Recording:
     decisions: int
     refused_joins: int
     gpu_s: float
+    share_windows: tuple[ShareWindow, ...] = ()
 
 
 def sample(state: SimulationState) -> RunSample:
@@ -143,6 +146,9 @@ def recorded(
         decisions=len(decisions),
         refused_joins=state.fleet.refused,
         gpu_s=_gpu_seconds(samples, end_s),
+        share_windows=share_windows(
+            (decision.at_s, shares) for decision in decisions if (shares := shares_of(decision)) is not None
+        ),
     )
 
 

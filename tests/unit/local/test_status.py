@@ -172,7 +172,7 @@ def test_what_was_served_and_what_the_model_says_stand_side_by_side(tmp_path, st
     page = io.StringIO()
     status = summarise(state, running=True, router=None, planner=read_planner(str(tmp_path), 7), decisions=())
     Console(width=400, file=page).print(render(status))
-    assert "served 94.8% in time (model 95.1%)" in page.getvalue()
+    assert "served 94.8% in time (predicted 95.1%)" in page.getvalue()
     assert (
         "the planner goes on with what it learnt (2.0 h of demand; model llama, speed 20)" in page.getvalue()
     )

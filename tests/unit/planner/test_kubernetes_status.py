@@ -349,6 +349,34 @@ def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limi
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
 
 
+def _shared(at_s, served, predicted):
+    step = Step("hindsight", {"served_in_time": served, "predicted_in_time": predicted}, 1, "pass")
+    role = RoleDecision(Role.PREFILL, 1, 1, Action.HOLD, Reason.WITHIN_CAPACITY, "prefill 1: held", (step,))
+    return Decision("d000001", at_s, False, (role,), 2, 2, 2)
+
+
+async def test_the_status_has_the_share_served_and_the_one_predicted_and_writes_them_once_a_minute(world):
+    """Not before a decision knows them; figures of the same minute are no news; another planner keeps them."""
+    said = []
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
+    await world.run_until(2)
+    view = world.watcher.views[-1]
+    shown = []
+    for decision in (
+        _shared(0, None, None),
+        _shared(2, 0.9821, 0.9912),
+        _shared(30, 0.5, 0.6),
+        _shared(62, 1.0, 0.5),
+    ):
+        listener.decided(decision, view)
+        listener.tick(view)
+        planner = said[-1].planner
+        shown.append((planner.get("servedInTime"), planner.get("predictedInTime")))
+    assert shown == [(None, None), ("98.2%", "99.1%"), ("98.2%", "99.1%"), ("100.0%", "50.0%")]
+    kept = last_report(_live(said[-1]), PlannerReason.OBSERVING, "").planner
+    assert (kept["servedInTime"], kept["predictedInTime"]) == ("100.0%", "50.0%")
+
+
 async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute(
     world,
 ):

@@ -93,6 +93,27 @@ def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     assert hours[last] == pytest.approx(expected, abs=10 / 3600)
 
 
+async def test_the_share_served_and_the_one_predicted_are_two_curves_of_one_chart(world):
+    """Two of ten first tokens are late though nothing waits, as the model learns to predict."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE, ttft_slo_s=5.0)
+    world.load.demand = lambda _now: Demand(
+        1.0,
+        arrivals=10.0,
+        uncached_tokens=200.0,
+        prefilled_tokens=200.0,
+        prefilling_workers=0.5,
+        ttft_count=10.0,
+    )
+    world.measure_latency(lambda at_s: {"ttft": ((5.0, 8 * at_s), (math.inf, 10 * at_s))})
+    drawn = await _drawn_in(world, 60)
+    served, predicted = (
+        list(_values(drawn, run, "in_time/share").values()) for run in ("served", "predicted")
+    )
+    assert len(served) == len(predicted) > 0
+    assert served[-1] == pytest.approx(0.8, abs=0.01)
+    assert predicted[-1] == pytest.approx(0.81, abs=0.01)
+
+
 def _points(*demands, config=None):
     """Return the dashboard's points of so many pulls."""
     return points(Figures(config, is_held=False, demands=list(demands)), is_decided=False)
@@ -148,6 +169,7 @@ def test_no_chart_has_one_colour_twice(roles, mode):
         "latency": ["ttft", "itl"],
         "factor": ["prefill", "ttft", "itl"],
         "quantile": ["p50", "p99"],
+        "figure": ["served", "predicted"],
     }
     charts = {EXPECTED[1]: {EXPECTED[0]}}
     for each in SERIES.values():

@@ -51,7 +51,7 @@ def _after(pulls, known=None, *, late=0.0, is_entry_late=True, **load):
 def test_a_model_that_is_right_stays_as_it_is():
     """Six seconds of work in ten for one worker, and nothing late: every worker does all of its throughput."""
     known = _after(100)
-    assert (known.share, known.in_time, known.told_in_time) == (1.0, 1.0, 1.0)
+    assert (known.share, known.in_time, known.predicted_in_time) == (1.0, 1.0, 1.0)
 
 
 def test_ten_late_requests_move_almost_nothing():
@@ -68,22 +68,22 @@ def test_requests_that_are_late_without_a_reason_lower_what_every_worker_is_take
 
 def test_the_model_finds_to_what_was_served():
     """Where a fifth is late, and the share falls until the shadow of the real fleet has as many late, it stays there."""
-    known, told = Served(), []
+    known, predicted = Served(), []
     for _ in range(400):
         share = known.share_of(P)
         known = known.followed(
             _load(work_s=8.0 / share), P, ready=1, first=10.0, late=2.0, is_entry_late=True
         )
-        told.append(known.told_in_time)
+        predicted.append(known.predicted_in_time)
     assert known.in_time == pytest.approx(0.8)
-    assert told[-1] == pytest.approx(0.8, abs=0.02)
+    assert predicted[-1] == pytest.approx(0.8, abs=0.02)
     assert SHARE_LEAST < known.share < 0.8
 
 
 def test_prompts_that_are_late_in_any_fleet_are_no_want_of_workers():
     """A tenth is late while a worker is idle and nothing waits: no share of the throughput explains them."""
     calm = _after(100, late=1.0, calm=True)
-    assert calm.told_in_time == pytest.approx(0.9, abs=0.01)
+    assert calm.predicted_in_time == pytest.approx(0.9, abs=0.01)
     assert _after(100, calm, late=1.0).share == pytest.approx(calm.share, abs=0.02)
     assert calm.share > 0.9
 

@@ -11,15 +11,17 @@ from rich.console import Console
 from penstock.api import Role
 from penstock.cli.report import report as report_command
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
-from penstock.report.analysis import demand_summary, targets_summary
+from penstock.report.analysis import demand_summary, prediction_summary, targets_summary
 from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, PlannerRun, RoleChange
+from penstock.report.planner_charts import planner_pictures
 from penstock.report.series import demand_bins, kept
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
 from penstock_planner.decision_steps import Forecast, ProfileReading
+from penstock_planner.served_shares import ServedShares
 
 CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
 ENGINE = PerformanceProfile(
@@ -66,6 +68,28 @@ def test_replicas_and_factors_are_summed_up():
         "prefill needed 1.7 replicas by the profile and had 1.7, fewer than needed at 33.3% of 3 decisions",
         "outside the profile at 33.3% of the decisions: its edge held",
     ]
+
+
+def _compared(at_s, late, predicted_late):
+    shares = ServedShares(1.0 - late / 100, 1.0 - predicted_late / 100, 100.0, late, 100.0, predicted_late)
+    part = RoleChange(Role.PREFILL, 1, 1, "hold", "r", "s", None, "not asked", shares=shares)
+    return DecisionMark("d", float(at_s), (part,), gpus_after=1)
+
+
+def test_the_share_served_is_shown_beside_the_one_predicted():
+    """Of three windows of ten minutes two agree within a point; the newest shares are named; a picture draws them."""
+    decisions = (_compared(30, 4.0, 4.0), _compared(700, 2.0, 3.0), _compared(1300, 9.0, 1.0))
+    run = _run_of(STEADY, decisions, DecideConfig())
+    summary = prediction_summary(run, start_s=0, end_s=2000)
+    assert summary.lines() == [
+        (
+            "requests in time: 91.0% served, 99.0% predicted by the planner's model at the end; within one point of each"
+            " other in 67% of 3 windows of ten minutes"
+        )
+    ]
+    assert prediction_summary(run, start_s=1900, end_s=2000) is None
+    assert "in_time" in [each.name for each in planner_pictures(run)]
+    assert "in_time" not in [each.name for each in planner_pictures(_run_of(STEADY))]
 
 
 def test_a_request_keeps_its_targets_one_by_one(result_of):

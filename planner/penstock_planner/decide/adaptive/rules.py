@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight
@@ -204,7 +204,8 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
         "growth": known.growth.value,
     }
     if case.served is not None:
-        inputs |= {"served_in_time": case.served.in_time, "told_in_time": case.served.told_in_time}
+        inputs |= {"served_in_time": case.served.in_time, "predicted_in_time": case.served.predicted_in_time}
+        inputs |= asdict(case.served.newest)
     step = Step(
         "hindsight",
         inputs,

@@ -33,6 +33,23 @@ share one queue and do all of it."""
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """One window's requests as they were served, and as the shadow of the real fleet serves them.
+
+    Attributes:
+        requests: First tokens, and requests turned away.
+        late: Those of them that were late.
+        arrivals: Requests that came.
+        predicted_late: Those of them that the model has late.
+    """
+
+    requests: float = 0.0
+    late: float = 0.0
+    arrivals: float = 0.0
+    predicted_late: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """What first tokens say of the model.
 
@@ -42,10 +59,11 @@ class Served:
         first: First tokens and requests turned away, decayed over `SERVED_TAU_S`.
         late: Those of them that were late, decayed alike.
         arrived: Arrivals, decayed alike.
-        told_late: Those of them that the shadow of the real fleet served late, decayed alike.
+        predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
         calm: First tokens that came while nothing waited and a worker was idle, decayed alike.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
         unexplained: Requests of the newest window that were late beyond what the model says; below 0 where fewer were.
+        newest: The newest window.
     """
 
     share: float | None = None
@@ -53,10 +71,11 @@ class Served:
     first: float = 0.0
     late: float = 0.0
     arrived: float = 0.0
-    told_late: float = 0.0
+    predicted_late: float = 0.0
     calm: float = 0.0
     calm_late: float = 0.0
     unexplained: float = 0.0
+    newest: Compared = Compared()
 
     def share_of(self, role: Role) -> float:
         """Return the share of its throughput that a shadow worker of the role does."""
@@ -68,14 +87,14 @@ class Served:
         return 1.0 - self.late / self.first if self.first > 0 else None
 
     @property
-    def told_in_time(self) -> float | None:
+    def predicted_in_time(self) -> float | None:
         """Return the share that the model says of the fleet that was there; None without arrivals.
 
         What is late in any fleet is late in this one, too.
         """
         if self.arrived <= 0:
             return None
-        return max(0.0, 1.0 - self.told_late / self.arrived - self._always)
+        return max(0.0, 1.0 - self.predicted_late / self.arrived - self._always)
 
     @property
     def _always(self) -> float:
@@ -94,11 +113,11 @@ class Served:
             late: Those of them that were late.
             is_entry_late: They were so for want of this role, as far as is known.
         """
-        left_s, told_late = served_by(ready, self.backlog_s, load)
+        left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept = math.exp(-load.dt_s / SERVED_TAU_S)
         is_calm = load.served_at_once_by is not None
         share = self.share_of(role)
-        wrong = late - self._always * first - told_late
+        wrong = late - self._always * first - predicted_late
         if is_entry_late:
             share = min(1.0, max(SHARE_LEAST, share - wrong / TRUST_REQUESTS))
         return replace(
@@ -108,20 +127,19 @@ class Served:
             first=self.first * kept + first,
             late=self.late * kept + late,
             arrived=self.arrived * kept + load.arrivals,
-            told_late=self.told_late * kept + told_late,
+            predicted_late=self.predicted_late * kept + predicted_late,
             calm=self.calm * kept + (first if is_calm else 0.0),
             calm_late=self.calm_late * kept + (late if is_calm else 0.0),
             unexplained=wrong,
+            newest=Compared(first, late, load.arrivals, predicted_late + self._always * load.arrivals),
         )
 
     def in_words(self) -> str:
         """Return what was served and what the model says of it; empty while nothing was served."""
-        served, told = self.in_time, self.told_in_time
-        if served is None or told is None:
+        served, predicted = self.in_time, self.predicted_in_time
+        if served is None or predicted is None:
             return ""
-        return (
-            f"; served were {served:.1%} in time of the last {self.first:.0f}, {told:.1%} by the same model"
-        )
+        return f"; served were {served:.1%} in time of the last {self.first:.0f}, {predicted:.1%} by the same model"
 
     def carried(self) -> Served:
         """Return what another graph starts from: how right the model is."""
