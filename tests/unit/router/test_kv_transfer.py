@@ -8,6 +8,7 @@ import pytest
 from fake_workers import DONE, Answers
 
 from penstock.api import Role
+from penstock.router.core import request as request_machine
 from penstock.router.proxy import handler
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 
@@ -380,11 +381,11 @@ async def test_the_router_waits_for_releases_when_it_stops(harness):
     assert router.server.metrics.kv_releases == {"released": 1}
 
 
-async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness):
+async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness, monkeypatch):
     """Nobody renewed its lease meanwhile, so decode is not even asked to read it."""
     router, pair, request = await harness.prefilled_without_decode()
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
-    router.server._transfers._lease_s = 1e-9
+    monkeypatch.setattr(request_machine, "TRUSTED_FRACTION", 1e-12)
     pair[1].script = [_refuse(harness)]
     harness.write_state(pair)
     assert (await request).status == 200

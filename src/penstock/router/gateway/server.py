@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from math import inf
 
 import grpc
 import grpc.aio
@@ -19,16 +20,16 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.admission import AdmissionError, LiveAssignment
-from penstock.router.core.retries import RefusalReason
+from penstock.router.core.request import Problem
+from penstock.router.core.retries import FailedTry, RefusalReason
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
 from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
-from penstock.router.proxy.failures import ErrorReply, StageFailed
+from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 
@@ -65,10 +66,6 @@ class GatewayAdmission(RelayAdmission):
 class GatewayHandler(CompletionHandler):
     """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
 
-    def _retry_real_s(self, call: CompletionCall) -> float:
-        # Once Envoy has the request, it cannot be sent anywhere else.
-        return 0.0 if _is_forwarded(call) else super()._retry_real_s(call)
-
     async def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> StreamingResponse:
         responder, assignment = call.responder, call.assignment
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
@@ -76,21 +73,25 @@ class GatewayHandler(CompletionHandler):
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
-        return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+        try:
+            return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+        finally:
+            if responder.exchange.is_forwarded:
+                # Once Envoy has the request, it cannot be sent anywhere else.
+                call.machine.deadline_s = -inf
 
-    def _failed(
-        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
-    ) -> StageFailed:
+    def _failed(self, call: CompletionCall, problem: ErrorReply | UpstreamError) -> FailedTry | Problem:
         # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
-        stage = super()._failed(call, prefilled, problem)
+        failed = super()._failed(call, problem)
         if (
             _is_forwarded(call)
-            and stage.failure.unproven is not None
-            and stage.failure.reason == "upstream_5xx"
+            and isinstance(failed, FailedTry)
+            and failed.unproven is not None
+            and failed.reason == "upstream_5xx"
         ):
             call.assignment.convict(self._clock.now_s())
-            stage.failure = replace(stage.failure, unproven=None)
-        return stage
+            return replace(failed, unproven=None)
+        return failed
 
 
 def _is_forwarded(call: CompletionCall) -> bool:

@@ -23,6 +23,7 @@ from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing, trace_context
 from penstock.router.access_log import AccessLog
 from penstock.router.context import RouterContext
+from penstock.router.core.request import QUEUE_TIMEOUT
 from penstock.router.core.worker import Worker
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import CONFIRM_REAL_S, RouterGroup
@@ -41,7 +42,7 @@ from penstock.router.proxy.completion import (
     parse_completion,
     unknown_model,
 )
-from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS, SATURATED
+from penstock.router.proxy.failures import AT_CAPACITY, REJECTIONS, SATURATED
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.tiers import LiveTiers

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from penstock.api import Tier
 from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
-from penstock.router.admission import LiveAssignment
+from penstock.router.admission import LiveAssignment, Waiter
+from penstock.router.core.request import RequestMachine
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import BegunStream
+from penstock.router.proxy.failures import ErrorResponse
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
 
@@ -32,7 +34,13 @@ class CompletionCall:
         arrived_real_s: ``time.monotonic()`` at arrival.
         prompt_tokens: Estimated, then as counted by a worker (``prompt_counted``).
         headers: Of the answer; the first is the request's id.
-        assignment: Of its newest stage; ``response`` is that worker's.
+        machine: Its way; set once it is served.
+        assignment: Of its newest stage.
+        response: That worker's; None: none is open.
+        beginning: Of the answer, as that worker gave it: up to the first token, or all of it, with ``usage``.
+        reads_kv: That worker fetches ``transfer``.
+        refusal: What the client gets if the newest try was the last; None: no worker says.
+        problem: What the newest try failed by.
         session: Value of the header that ties requests together; empty without one.
         identity: None where there are no tiers.
         cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
@@ -51,8 +59,8 @@ class CompletionCall:
     prompt_tokens: int
     headers: Headers
     upstream_headers: Headers
+    machine: RequestMachine[Waiter] = field(init=False)
     assignment: LiveAssignment = field(init=False)
-    response: StreamingResponse = field(init=False)
     session: str = ""
     identity: TierIdentity | None = None
     prompt_counted: bool = False
@@ -68,6 +76,12 @@ class CompletionCall:
     worker: str | None = None
     error: str | None = None
     begun: BegunStream | None = None
+    response: StreamingResponse | None = None
+    beginning: bytes = b""
+    usage: Any = None
+    reads_kv: bool = False
+    refusal: ErrorResponse | None = None
+    problem: Exception | None = None
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
@@ -146,7 +160,7 @@ class RequestTrace:
         if isinstance(error, asyncio.CancelledError):
             call.set({"penstock.cancelled": True})
         elif error is not None:
-            call.fail(error.__cause__ or error)
+            call.fail(error)
         call.end()
 
     def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:

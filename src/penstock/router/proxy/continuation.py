@@ -20,9 +20,6 @@ from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest, enc
 MAX_CONTINUATIONS: Final = 3
 """Of one stream. Chosen: a rollout may take its worker away again and again; an engine that dies of it is counted apart."""
 
-MAX_DEATHS: Final = 2
-"""Workers that may break a stream off, after which it ends: what killed two engines would kill a third."""
-
 KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of what was said, over all streams. Chosen: a thousand streams of 4,000 tokens, compressed."""
 
@@ -127,8 +124,6 @@ class BegunStream:
     Attributes:
         request: The client's.
         speakers: Workers that have said at least a token.
-        continuations: How often it went on elsewhere.
-        deaths: Workers that broke it off.
         last_real_s: When the client got the last token, ``time.monotonic()``.
         seam: Joins what the worker says that speaks now; None: it is the first.
     """
@@ -136,8 +131,6 @@ class BegunStream:
     kept: Kept
     request: CompletionRequest
     speakers: int = 0
-    continuations: int = 0
-    deaths: int = 0
     last_real_s: float = 0.0
     seam: Seam | None = None
 

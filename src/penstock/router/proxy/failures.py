@@ -15,12 +15,12 @@ import orjson
 from penstock.core.errors import UpstreamConnectError, UpstreamError, UpstreamTimeout, WrongAnswer
 from penstock.core.http.messages import error_body
 from penstock.router.admission import AdmissionError
+from penstock.router.core.request import BROKEN, CONNECT, QUEUE_TIMEOUT
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.proxy.completion import ApiEndpoint
 
 # Reasons of failed requests.
-QUEUE_TIMEOUT: Final = "queue_timeout"
 SHED: Final = "shed"
 ALL_WORKERS_BUSY: Final = "all_workers_busy"
 REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
@@ -28,8 +28,6 @@ REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 SATURATED: Final = "router_saturated"
 AT_CAPACITY: Final = "worker_at_capacity"
 """Of a try that a worker refused for lack of room."""
-NOT_TAKEN: Final = frozenset({AT_CAPACITY, "upstream_connect"})
-"""Of tries that never reached a worker's engine: it holds nothing of the request and gives nothing back."""
 
 MAX_RETRY_AFTER_S: Final = 60
 """Chosen: the longest pause of the document's own client; a rate measured just before a scale-up says little of later.
@@ -70,26 +68,20 @@ class ErrorResponse:
     is_rate: bool = False
 
 
-class StageFailed(Exception):  # noqa: N818 - carried between stages of one request, never further
-    """A stage failed before the client got a byte: where trying again makes sense, and else the answer to the client."""
-
-    def __init__(self, failure: FailedTry, response: ErrorResponse | None = None) -> None:
-        self.failure = failure
-        self.response = response or ErrorResponse(
-            502, failure.reason, _body(502, "the worker gave no usable answer", failure.reason)
-        )
-        super().__init__(failure.reason)
+def no_usable_answer(reason: str) -> ErrorResponse:
+    """Return the answer to a request whose last try failed without an answer of a worker's."""
+    return ErrorResponse(502, reason, _body(502, "the worker gave no usable answer", reason))
 
 
-def failed_stage(error: UpstreamError, worker: Worker) -> StageFailed:
-    """Return the failure of a stage whose worker gave no complete answer, or one that is no completion.
+def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
+    """Return the failure of a try whose worker gave no complete answer, or one that is no completion; and the client's answer.
 
     A ``total`` time-out is the request's own deadline: there is no time left for another try. Messages hold no
     worker's address, which must not leave the cluster.
     """
     scope, is_timeout = RetryScope.ANYWHERE, False
     if isinstance(error, UpstreamConnectError):
-        status, reason, message = 503, "upstream_connect", "no connection to the worker; retry later"
+        status, reason, message = 503, CONNECT, "no connection to the worker; retry later"
     elif isinstance(error, UpstreamTimeout):
         is_timeout = error.phase != "connect"
         scope = RetryScope.NOWHERE if error.phase == "total" else scope
@@ -99,10 +91,10 @@ def failed_stage(error: UpstreamError, worker: Worker) -> StageFailed:
         scope, status, reason = RetryScope.ELSEWHERE, 502, "upstream_wrong_answer"
         message = "the worker's answer is not one of this model; GET /workers names it"
     else:
-        status, reason = 502, "upstream_broken"
+        status, reason = 502, BROKEN
         message = "the worker broke off before its answer was complete"
     response = ErrorResponse(status, reason, _body(status, message, reason), wants_retry=status == 503)
-    return StageFailed(FailedTry(reason, scope, (worker,), is_timeout), response)
+    return FailedTry(reason, scope, (worker,), is_timeout), response
 
 
 _REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {

@@ -1,4 +1,4 @@
-"""The way of one request: one stage (aggregated) or two (prefill, then decode), with retries before the first byte.
+"""Drives the machine of each request (`penstock.router.core.request`) over HTTP: choose, send, relay, retry, end.
 
 Called by ``app`` with a parsed request; answers it whatever happens, except when the client is gone.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,22 +24,44 @@ from penstock.core.http.client import StreamingResponse, Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
-from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
-from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RefusalReason, RetryRules, RetryScope
+from penstock.router.core.request import (
+    BROKEN,
+    Answer,
+    Asked,
+    Began,
+    Choose,
+    Computed,
+    Confirm,
+    CountTransfer,
+    End,
+    EndKind,
+    GiveBack,
+    Lost,
+    Problem,
+    PromptComputed,
+    ReadRest,
+    Relay,
+    Release,
+    RequestMachine,
+    RequestPlan,
+    Retry,
+    Send,
+    Told,
+    TurnedAway,
+)
+from penstock.router.core.retries import FailedTry, KvLease, RetryRules, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
-    NOT_TAKEN,
-    QUEUE_TIMEOUT,
-    SATURATED,
     ErrorReply,
     ErrorResponse,
-    StageFailed,
-    failed_stage,
+    failed_try,
+    no_usable_answer,
     refusal,
     retry_after,
     retry_scope_of,
@@ -47,7 +69,6 @@ from penstock.router.proxy.failures import (
 )
 from penstock.router.proxy.kv_transfer import (
     KvTransfers,
-    Prefilled,
     decode_body,
     prefill_body,
     read_prefill_answer,
@@ -70,9 +91,6 @@ _LAST_STEP_REAL_S = 2.0
 """How long a prefill goes on whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
 ends and says where its KV is. Broken off then, it would end all the same and keep its blocks for a lease."""
 
-_Take = Callable[[CompletionCall], Awaitable[None]]
-"""What becomes of a worker's response of status 200."""
-
 
 class CompletionHandler:
     """Serves completion requests, within the limits, and keeps the workers' circuits informed.
@@ -89,8 +107,29 @@ class CompletionHandler:
         self._entry = context.admission.core.entry
         self._transfers = transfers
         self._metrics = context.metrics
+        most, lease_s = settings.config.retries.max_continuations, settings.lease_s
+        self._plans = {
+            is_split: RequestPlan(self._entry, is_split, lease_s, most) for is_split in (False, True)
+        }
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics)
+        # Each raises ClientDisconnected where nobody is there to get an answer.
+        self._ask: Mapping[type[Asked], Callable[[CompletionCall, Any], Awaitable[Answer]]] = {
+            Choose: self._choose,
+            Send: self._send_to,
+            Confirm: self._confirm,
+            Relay: self._relay,
+            Retry: self._retry,
+            ReadRest: self._read_rest,
+        }
+        self._do: Mapping[type[Told], Callable[[CompletionCall, Any], None]] = {
+            Computed: self._computed,
+            Release: self._release,
+            TurnedAway: self._turned_away,
+            CountTransfer: self._count_transfer,
+            GiveBack: self._give_back,
+            Lost: self._rests.lose,
+        }
         self._estimator = context.estimator
         self._clock = clock
         self._request_real_s = clock.to_real_s(limits.request_timeout_seconds)
@@ -106,34 +145,51 @@ class CompletionHandler:
         self._metrics.arrivals += 1
         self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
+        now_s = self._clock.now_s
+        left_s = self._clock.to_model_s(self._request_real_s - call.age_real_s())
+        machine = call.machine = RequestMachine(
+            self._plan(call.request), self._retries, call.tries, deadline_s=now_s() + left_s
+        )
         try:
-            while True:
-                try:
-                    await self._attempt(call)
-                except StageFailed as failure:
-                    await self._prepare_retry(call, failure)
-                    if call.is_delivered:
-                        return
-                else:
-                    return
-        except StageFailed as failure:
-            call.error = "request_fault" if self._settle(call) else failure.failure.reason
-            self._end_with(call, failure.response)
-        except AdmissionError as exc:
-            response = refusal(exc)
-            call.error = response.reason
-            self._end_with(call, response)
-        except SaturatedError as exc:
-            # This router's own want: it says nothing of the worker.
-            log.warning("request refused", problem=str(exc))
-            call.error = SATURATED
-            self._end_with(call, saturated())
+            step = machine.answer(None, now_s())
+            while not isinstance(step, End):
+                answer = await self._ask[type(step)](call, step)
+                step = machine.answer(answer, now_s())
+                if machine.steps:
+                    self._do_told(call)
+            self._finish(call, step)
+        except BaseException:
+            # Whatever it was, what the request holds is given back.
+            if call.is_delivered:
+                machine.answer(None, now_s())
+            else:
+                machine.leave(now_s())
+            self._do_told(call)
+            raise
         finally:
-            self._settle(call)
             if call.begun is not None:
                 call.begun.kept.drop()
 
-    def _end_with(self, call: CompletionCall, response: ErrorResponse) -> None:
+    def _plan(self, request: CompletionRequest) -> RequestPlan:
+        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        return self._plans[self._entry is Role.PREFILL and request.is_single]
+
+    def _finish(self, call: CompletionCall, end: End) -> None:
+        """Answer a request that was not served; one that was has its answer."""
+        if end.failed_on:
+            log.debug("request failed on several workers: counted against none", workers=end.failed_on)
+        if end.kind is EndKind.SERVED:
+            return
+        response, reason = call.refusal, None
+        if end.kind is EndKind.ALL_BUSY and end.role is not None:
+            response = refusal(self._admission.all_busy(end.role))
+        elif end.kind is EndKind.SATURATED:
+            response = saturated()
+        elif end.failure is not None:
+            reason = "request_fault" if end.failed_on else end.failure.reason
+            response = response or no_usable_answer(end.failure.reason)
+        assert response is not None  # noqa: S101 - a refusal was kept with its answer
+        call.error = reason or response.reason
         if call.responder.started:
             # It must not look complete.
             call.responder.write(encode_event(response.body))
@@ -141,110 +197,75 @@ class CompletionHandler:
         else:
             self._refuse(call, response)
 
-    def _settle(self, call: CompletionCall) -> bool:
-        """Withdraw unproven failures at the end of a request; returns whether it failed on several workers."""
-        workers = self._retries.settle(call.tries, self._clock.now_s())
-        if workers:
-            log.debug("request failed on several workers: counted against none", workers=workers)
-        return bool(workers)
+    # ------------------------------------------------------------------ steps
 
-    async def _prepare_retry(self, call: CompletionCall, stage: StageFailed) -> None:
-        """Return once the request may be tried again, or the rest of its stream; at once where another worker can take it.
+    def _do_told(self, call: CompletionCall) -> None:
+        """Carry out the machine's steps that ask for no answer; nothing here waits."""
+        steps = call.machine.steps
+        for step in steps:
+            self._do[type(step)](call, step)
+        steps.clear()
 
-        Raises:
-            StageFailed: this one is final.
-        """
-        is_rest = call.responder.started
-        if is_rest and not self._rests.prepare(call, stage):
-            call.responder.end()
-            call.is_delivered = True
-            return
-        left_s = self._clock.to_model_s(self._retry_real_s(call))
-        pauses = self._retries.retry(call.tries, stage.failure, self._clock.now_s(), left_s=left_s)
-        if pauses is None:
-            raise stage
-        if is_rest:
-            self._rests.go_on(call, stage.failure.reason)
+    def _release(self, call: CompletionCall, step: Release) -> None:
+        response, call.response = call.response, None
+        if response is not None:
+            response.abort()
+        if call.trace is not None:
+            call.trace.answered(sys.exception() or call.problem)
+        self._admission.release(step.assignment)
+
+    def _computed(self, _: CompletionCall, step: Computed) -> None:
+        self._admission.prefilled(step.assignment, step.cached_tokens)
+
+    def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
+        self._admission.refused_at_capacity(step.worker)
+        self._metrics.retries[AT_CAPACITY] += 1
+
+    def _count_transfer(self, _: CompletionCall, step: CountTransfer) -> None:
+        self._transfers.count(step.result)
+
+    def _give_back(self, call: CompletionCall, _: GiveBack) -> None:
+        if call.transfer is not None:
+            self._transfers.release(call.transfer, call.upstream_headers)
+
+    async def _retry(self, call: CompletionCall, step: Retry) -> None:
+        if step.is_rest:
+            self._rests.go_on(call, step.reason)
         else:
-            self._metrics.retries[stage.failure.reason] += 1
-        if pauses:
-            await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+            self._metrics.retries[step.reason] += 1
+        if step.pauses:
+            await asyncio.sleep(_BACKOFF_REAL_S * step.pauses)
 
-    def _retry_real_s(self, call: CompletionCall) -> float:
-        return self._request_real_s - call.age_real_s()
+    async def _read_rest(self, call: CompletionCall, _: ReadRest) -> Answer:
+        return self._rests.read(call)
 
-    # ------------------------------------------------------------------ stages
-
-    def _attempt(self, call: CompletionCall) -> Awaitable[None]:
-        request = call.request
-        take = self._stream if request.stream else self._send_complete
-        if self._entry is not Role.PREFILL:
-            return self._stage(call, self._entry, request.raw, take)
-        if request.is_single:
-            return self._prefill_and_decode(call, take)
-        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-        if not call.tries.retries:
-            self._admission.check_tier(call.tier)
-        self._admission.check_capacity(Role.DECODE)
-        return self._stage(call, Role.DECODE, request.raw, take)
-
-    async def _prefill_and_decode(self, call: CompletionCall, take: _Take) -> None:
-        request = call.request
-        try:
-            await self._stage(call, self._entry, prefill_body(request), self._take_prefilled)
-        except StageFailed as failure:
-            _check_present(call, failure)
-            raise
-        transfer = call.transfer
-        try:
+    async def _choose(self, call: CompletionCall, step: Choose) -> Answer:
+        role, admission = step.role, self._admission
+        if role is not self._entry:
+            # One that left during the prefill was not noticed until its end.
             _check_present(call)
-            body = request.raw if transfer is None else decode_body(request, transfer)
-            await self._stage(call, Role.DECODE, body, take)
+        if call.trace is not None:
+            call.trace.waits(role.value)
+        try:
+            if step.is_admission:
+                if not call.tries.retries:
+                    admission.check_tier(call.tier)
+                admission.check_capacity(role)
+            assignment = await admission.wait(role, self._arrival(call, role), again=step.again)
         except AdmissionError as exc:
-            if exc.reason is not RefusalReason.QUEUE_TIMEOUT:
-                raise
-            # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
-            raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), refusal(exc)) from exc
-        finally:
-            if transfer is not None and not transfer.is_taken:
-                self._transfers.release(transfer, call.upstream_headers)
-
-    async def _stage(self, call: CompletionCall, role: Role, body: bytes, take: _Take) -> None:
-        """Have a worker of a role answer; another one while workers refuse the request for lack of room.
-
-        Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
-        """
-        admission, is_entry = self._admission, role is self._entry
-        while True:
-            is_admitted = is_entry and bool(call.tries.retries or call.tries.avoid)
-            if call.trace is not None:
-                call.trace.waits(role.value)
-            assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
-            call.assignment, worker = assignment, assignment.worker
-            try:
-                call.queued_s += assignment.queued_s
-                if call.trace is not None:
-                    call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
-                if is_entry:
-                    self._metrics.queue_time.observe(assignment.queued_s)
-                if role is Role.PREFILL:
-                    call.prefill_worker = worker.name
-                else:
-                    call.worker = worker.name
-                await self._round_trip(call, body, take)
-            except StageFailed as stage:
-                if stage.failure.reason != AT_CAPACITY:
-                    raise
-                refused = stage
-            else:
-                return
-            finally:
-                admission.release(assignment)
-            admission.refused_at_capacity(worker)
-            self._metrics.retries[AT_CAPACITY] += 1
-            if worker.name in call.tries.avoid:
-                raise admission.all_busy(role) from refused
-            call.tries.avoid |= {worker.name}
+            call.refusal = refusal(exc)
+            return exc.reason
+        call.assignment, call.refusal, call.problem = assignment, None, None
+        call.queued_s += assignment.queued_s
+        if call.trace is not None:
+            call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
+        if role is self._entry:
+            self._metrics.queue_time.observe(assignment.queued_s)
+        if role is Role.PREFILL:
+            call.prefill_worker = assignment.worker.name
+        else:
+            call.worker = assignment.worker.name
+        return assignment
 
     def _arrival(self, call: CompletionCall, role: Role) -> Arrival:
         """Return a call as a stage's policy sees it; that of decode reads no prompt."""
@@ -269,17 +290,17 @@ class CompletionHandler:
             tenant=tenant,
         )
 
-    async def _round_trip(self, call: CompletionCall, body: bytes, take: _Take) -> None:
-        """Send a request to its worker and have the response taken; an unfinished response is aborted."""
-        prefilled = None
-        if call.assignment.role is Role.DECODE:
-            prefilled = call.transfer = self._transfers.within_version(call.transfer, call.assignment.worker)
-            body = call.request.raw if prefilled is None else body
-        if prefilled is not None:
-            self._transfers.check_wait(call.assignment.queued_s)
-            prefilled.is_taken = True
-        response = None
-        call.responder.patience_s = _LAST_STEP_REAL_S if call.assignment.role is Role.PREFILL else 0.0
+    async def _send_to(self, call: CompletionCall, step: Send) -> Answer:
+        """Send a request to its worker, and read the answer's beginning."""
+        request, is_prefill = call.request, step.role is Role.PREFILL
+        if is_prefill:
+            body = prefill_body(request)
+        elif step.reads_kv and call.transfer is not None:
+            body = decode_body(request, call.transfer)
+        else:
+            body = request.raw
+        call.reads_kv = step.reads_kv
+        call.responder.patience_s = _LAST_STEP_REAL_S if is_prefill else 0.0
         try:
             left_real_s = self._request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
@@ -288,42 +309,40 @@ class CompletionHandler:
             response = call.response = await self._send(call, body, timeouts)
             if response.status != 200:
                 raise await _error_reply(response, call.assignment.worker.name)
-            await take(call)
+            if is_prefill:
+                return await self._read_prefilled(call, response)
+            return await (self._begin_stream if request.stream else self._read_complete)(call, response)
         except (ErrorReply, UpstreamError) as problem:
-            failed = self._failed(call, prefilled, problem)
-            if prefilled is not None and failed.failure.reason in NOT_TAKEN:
-                prefilled.is_taken = False
-            raise failed from problem
+            failed = self._failed(call, problem)
+            if is_prefill:
+                _check_present(call, problem)
+            return failed
+        except SaturatedError as exc:
+            # This router's own want: it says nothing of the worker.
+            log.warning("request refused", problem=str(exc))
+            return Problem.SATURATED
         finally:
             call.responder.patience_s = 0.0
-            if response is not None:
-                response.abort()
-            if call.trace is not None:
-                call.trace.answered(sys.exception())
 
     def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> Awaitable[StreamingResponse]:
         url = call.assignment.worker.spec.url + call.request.path
         return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
 
-    def _failed(
-        self, call: CompletionCall, prefilled: Prefilled | None, problem: ErrorReply | UpstreamError
-    ) -> StageFailed:
+    def _failed(self, call: CompletionCall, problem: ErrorReply | UpstreamError) -> FailedTry | Problem:
+        """Tell the worker's circuit what its answer says of it, and return what that means for the request."""
         assignment, worker, now_s = call.assignment, call.assignment.worker, self._clock.now_s()
+        call.problem = problem
         if isinstance(problem, UpstreamError):
             if isinstance(problem, UpstreamConnectError):
                 worker.suspect("refused a connection")
             assignment.failed(now_s, str(problem))
-            return failed_stage(problem, worker)
-        response, is_error_object = problem.shown()
-        if prefilled is not None and problem.is_kv_lost:
-            transfer = KvTransfer(prefilled.lease.worker, worker)
-            transfer.lost()
-            self._transfers.count(TransferResult.LOST)
-            call.tries.lost_transfers = (*call.tries.lost_transfers, transfer)
-            ends = (worker, transfer.prefill)
-            return StageFailed(FailedTry("kv_lost", RetryScope.ANYWHERE, ends), response)
+            failure, call.refusal = failed_try(problem, worker)
+            return failure
+        call.refusal, is_error_object = problem.shown()
+        if call.reads_kv and problem.is_kv_lost:
+            return Problem.KV_LOST
         if problem.is_at_capacity:
-            return StageFailed(FailedTry(AT_CAPACITY, RetryScope.ELSEWHERE, (worker,)), response)
+            return Problem.AT_CAPACITY
         scope = retry_scope_of(
             problem.status,
             endpoint=call.request.endpoint,
@@ -332,121 +351,113 @@ class CompletionHandler:
         )
         if scope is RetryScope.NOWHERE:
             assignment.succeeded()
-            return StageFailed(FailedTry(response.reason, scope, (worker,)), response)
+            return FailedTry(call.refusal.reason, scope, (worker,))
         shown = "" if is_error_object else " without an error object"
         assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
-        failure = FailedTry(response.reason, scope, (worker,), unproven=assignment)
-        return StageFailed(failure, response)
+        return FailedTry(call.refusal.reason, scope, (worker,), unproven=assignment)
 
     # ------------------------------------------------------------------ responses
 
-    async def _take_prefilled(self, call: CompletionCall) -> None:
+    async def _read_prefilled(self, call: CompletionCall, response: StreamingResponse) -> Answer:
         worker = call.assignment.worker
-        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
-        answer = read_completion(content, _type_of(call.response), worker.name)
+        answer = read_completion(content, _type_of(response), worker.name)
         prefilled = read_prefill_answer(answer, lease)
-        call.assignment.succeeded()
-        self._admission.prefilled(call.assignment, prefilled.cached_tokens)
-        self._retries.served(call.tries, worker, self._clock.now_s())
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if prefilled.params else None
-        if call.transfer is None:
-            self._transfers.count(TransferResult.NONE)
+        return PromptComputed(prefilled.cached_tokens, call.transfer is not None)
 
-    async def _confirm(self, call: CompletionCall) -> None:
-        """Return if the beginning of an answer may be sent.
+    async def _confirm(self, call: CompletionCall, _: Confirm) -> bool:
+        """Return whether the beginning of an answer may be sent: its text may be wrong if its KV came too late."""
+        assert call.transfer is not None  # noqa: S101 - its decode worker was asked to fetch it
+        is_intact = await self._transfers.confirm(call.transfer.lease)
+        if not is_intact:
+            call.problem = StreamBroken("the KV may have been read after its lease")
+        return is_intact
 
-        Raises:
-            StageFailed: its text may be wrong, because its KV transfer came too late.
-        """
-        call.assignment.proved()
-        worker = call.assignment.worker
-        if call.transfer is not None:
-            lease = call.transfer.lease
-            await self._transfers.confirm(lease)
-            transfer = KvTransfer(lease.worker, worker)
-            transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
-        self._retries.served(call.tries, worker, self._clock.now_s())
-
-    async def _stream(self, call: CompletionCall) -> None:
-        assignment, response, responder = call.assignment, call.response, call.responder
-        name, content_type = assignment.worker.name, _type_of(response)
+    async def _begin_stream(self, call: CompletionCall, response: StreamingResponse) -> Answer:
+        name, content_type = call.assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
-        preamble = await read_preamble(response, name)
-        await self._confirm(call)
-        begun = self._rests.begin(call)
+        call.beginning = await read_preamble(response, name)
+        return Began(is_stream=True, may_go_on=self._rests.begin(call) is not None)
+
+    def _relay(self, call: CompletionCall, _: Relay) -> Awaitable[Answer]:
+        return self._stream(call) if call.request.stream else self._send_complete(call)
+
+    async def _stream(self, call: CompletionCall) -> FailedTry | None:
+        """Relay a stream; return None at its end, which may be an error of the worker's own."""
+        response, responder, begun = call.response, call.responder, call.begun
+        assert response is not None  # noqa: S101 - it has begun
         meter = RelayMeter(
             self._metrics,
-            assignment,
+            call.assignment,
             on_first_token=partial(self._note_first_token, call),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
-            prefilled=call.transfer,
+            prefilled=call.transfer if call.reads_kv else None,
             may_go_on=begun is not None,
         )
         observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
         try:
-            if responder.started:
-                self._admission.prefilled(assignment)
-            else:
+            if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
-            responder.write(observe(preamble, 0))
+            responder.write(observe(call.beginning, 0))
             await relay(response, responder, observe=observe)
             if not meter.is_complete:
-                raise StreamBroken(f"{name} ended its stream without [DONE]")
+                raise StreamBroken(f"{call.assignment.worker.name} ended its stream without [DONE]")
             responder.write(meter.rest())
             responder.end()
-            self._settle_stream(call, meter)
         except (asyncio.CancelledError, ClientDisconnected):
+            # Many clients close at [DONE], without waiting for the end of the body.
+            call.is_delivered = meter.is_done
             if meter.is_done:
-                # Many clients close at [DONE], without waiting for the end of the body.
-                call.is_delivered = True
-                self._settle_stream(call, meter)
+                self._note_own_error(call, meter)
             raise
-        except UpstreamError:
-            if meter.is_done:
-                responder.end()
-                self._settle_stream(call, meter)
-                return
-            if meter.is_mid_event and call.transfer is None and begun is None:
-                # The client has the beginning of an event; what follows must not become part of it.
-                responder.write(b"\n\n")
-            raise
+        except UpstreamError as problem:
+            if not meter.is_done:
+                if meter.is_mid_event and not call.reads_kv and begun is None:
+                    # The client has the beginning of an event; what follows must not become part of it.
+                    responder.write(b"\n\n")
+                failed = self._failed(call, problem)
+                assert isinstance(failed, FailedTry)  # noqa: S101 - it is no error reply
+                return failed
+            responder.end()
         finally:
             call.ttft_s = meter.ttft_s
             usage, tokens = (meter.usage, meter.tokens) if begun is None else self._rests.said(begun, meter)
             self._note_usage(call, usage)
             call.output_tokens = max(call.output_tokens, tokens)
+        self._note_own_error(call, meter)
+        return None
 
-    def _settle_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Record a stream that came to its end, which may be an error of the worker's own."""
+    def _note_own_error(self, call: CompletionCall, meter: RelayMeter) -> None:
+        """Count a stream that ended in an error of the worker's own."""
         if meter.has_error:
-            call.error = "upstream_broken"
+            call.error = BROKEN
             call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
-        else:
-            call.assignment.succeeded()
 
-    async def _send_complete(self, call: CompletionCall) -> None:
-        content = await call.response.read(limit_bytes=_MAX_ANSWER_BYTES)
+    async def _read_complete(self, call: CompletionCall, response: StreamingResponse) -> Answer:
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         call.assignment.is_computed = True
-        answer = read_completion(content, _type_of(call.response), call.assignment.worker.name)
+        answer = read_completion(content, _type_of(response), call.assignment.worker.name)
         usage = answer.get("usage")
-        if call.transfer is not None and isinstance(usage, dict):
+        if call.reads_kv and call.transfer is not None and isinstance(usage, dict):
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
-        await self._confirm(call)
-        call.assignment.succeeded()
-        self._note_usage(call, usage)
-        call.responder.send(200, content, content_type=JSON, headers=call.headers)
+        call.beginning, call.usage = content, usage
+        return Began(is_stream=False)
+
+    async def _send_complete(self, call: CompletionCall) -> None:
+        self._note_usage(call, call.usage)
+        call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
 
     # ------------------------------------------------------------------ counting
 
     def _note_first_token(self, call: CompletionCall) -> None:
-        self._admission.prefilled(call.assignment)
         if call.trace is not None:
             call.trace.first_token()
         if self._admission.core.tiers is not None:
@@ -481,7 +492,7 @@ class CompletionHandler:
         call.responder.send(response.status, response.body, headers=headers)
 
 
-def _check_present(call: CompletionCall, failure: StageFailed | None = None) -> None:
+def _check_present(call: CompletionCall, failure: Exception | None = None) -> None:
     """Return while the client waits; one that left during the prefill was not noticed until its end."""
     if call.responder.disconnected:
         raise ClientDisconnected("the client left during the prefill") from failure

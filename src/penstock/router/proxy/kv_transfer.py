@@ -26,11 +26,10 @@ from penstock.core.kv_transfers import TransferResult
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.core import versions
-from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
+from penstock.router.core.retries import KvLease
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
-from penstock.router.proxy.failures import StageFailed
 
 log = get_logger(__name__)
 
@@ -67,14 +66,12 @@ class Prefilled:
         params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
-        is_taken: A decode worker was asked to fetch the blocks, so it answers for them from here on.
     """
 
     params: dict[str, Any] | None
     prompt_tokens: int | None
     cached_tokens: int | None
     lease: KvLease
-    is_taken: bool = False
 
 
 def prefill_body(request: CompletionRequest) -> bytes:
@@ -160,18 +157,6 @@ class KvTransfers:
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def check_wait(self, queued_s: float) -> None:
-        """Return if a request may still be handed over that has waited so long, simulated s, for a decode worker.
-
-        Its lease is not renewed before a decode worker has it.
-
-        Raises:
-            StageFailed: the lease may be over; the prompt has to be prefilled again.
-        """
-        if queued_s >= TRUSTED_FRACTION * self._lease_s:
-            self.count(TransferResult.LOST)
-            raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
-
     def unpaired(self, role: Role, transfer: Prefilled | None) -> frozenset[str]:
         """Return the names of the workers of a stage to or from which no KV can go, because their versions differ."""
         pool = self._workers
@@ -181,22 +166,14 @@ class KvTransfers:
             return versions.unpaired_prefills(pool, pool.routable(Role.DECODE, self._clock.now_s()))
         return versions.NONE if transfer is None else versions.unpaired_decodes(pool, transfer.lease.worker)
 
-    def within_version(self, transfer: Prefilled | None, decode: Worker) -> Prefilled | None:
-        """Return a transfer that a decode worker can read; None: it computes the prompt itself, as the only ones left."""
-        if transfer is None or versions.pair(transfer.lease.worker, decode):
-            return transfer
-        self.count(TransferResult.NONE)
-        return None
-
     def count(self, result: TransferResult) -> None:
         """Count what became of one prompt's KV."""
         self._context.metrics.kv_transfers[result] += 1
 
-    async def confirm(self, lease: KvLease) -> None:
-        """Return if the blocks were held when they were read; called once decode has shown a token.
+    async def confirm(self, lease: KvLease) -> bool:
+        """Return whether the blocks were held when they were read; called once decode has shown a token.
 
-        Raises:
-            StageFailed: they may not have been; the prompt has to be prefilled again.
+        If they may not have been, the prompt has to be prefilled again.
         """
         now_s = self._clock.now_s()
         expired = None
@@ -204,7 +181,7 @@ class KvTransfers:
             expired := await self._expired_leases(lease.worker)
         ):
             self.count(TransferResult.DONE)
-            return
+            return True
         self.count(TransferResult.LOST)
         log.warning(
             "KV transfer distrusted: leases of its prefill worker have expired since",
@@ -213,7 +190,7 @@ class KvTransfers:
             expired_before=lease.expired_before,
             expired=expired,
         )
-        raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+        return False
 
     async def _expired_leases(self, worker: Worker) -> float | None:
         try:

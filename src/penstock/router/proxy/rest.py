@@ -1,9 +1,9 @@
-"""Whether a stream whose worker broke it off goes on at another one, and what that one is asked; `handler` calls it."""
+"""What another worker is asked whose predecessor broke a stream off, and what is kept of streams for that; `handler` calls it."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
@@ -11,11 +11,10 @@ from penstock.api import GraphSpec
 from penstock.api.router import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
-from penstock.router.core.retries import RetryScope
+from penstock.router.core.request import Lost, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
-    MAX_DEATHS,
     BegunStream,
     Kept,
     KeptTotal,
@@ -25,13 +24,9 @@ from penstock.router.proxy.continuation import (
     rest_of,
     said_of,
 )
-from penstock.router.proxy.failures import StageFailed
 from penstock.router.proxy.stream import RelayMeter
 
 log = get_logger(__name__)
-
-_BROKEN: Final = "upstream_broken"
-"""The reason of a worker that died, or whose stream did, while it answered."""
 
 
 class StreamRests:
@@ -66,53 +61,49 @@ class StreamRests:
             return meter.usage, meter.tokens
         return begun.seam.usage, begun.seam.tokens + meter.tokens
 
-    def prepare(self, call: CompletionCall, stage: StageFailed) -> bool:
-        """Make a call ask for the rest of its stream; return False where only the stream's end is left to be said.
-
-        Raises:
-            StageFailed: the stream ends here, as it broke.
-        """
-        begun, reason = call.begun, stage.failure.reason
-        if begun is None:
-            self._lose(call, "request", refusal_of(call.request) or "retries.maxContinuations is 0")
-            raise stage
-        begun.deaths += reason == _BROKEN
-        if stage.failure.scope is RetryScope.NOWHERE or begun.continuations >= self._most:
-            self._lose(call, "limit", reason)
-            raise stage
-        if begun.deaths >= MAX_DEATHS:
-            digest = xxhash.xxh3_64_hexdigest(begun.request.raw)
-            self._lose(call, "deaths", f"{begun.deaths} workers broke off at it; body {digest}")
-            raise stage
+    def read(self, call: CompletionCall) -> Rest:
+        """Make a call ask for the rest of its stream; where nothing but its end is left to be said, that is written."""
+        begun = _begun(call)
         said = said_of(begun.kept, begun.request)
         if said.refusal:
-            self._lose(call, "said", said.refusal)
-            raise stage
+            return Rest.UNKNOWN
         # Each worker's first token comes alone, then so many an event.
         tokens = begun.speakers + (said.events - begun.speakers) * self._tokens_per_event
         rest = None if said.finish_reason else rest_of(begun.request, said, tokens)
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
             call.responder.write(ending(begun.request, said, tokens, counted))
-            return False
+            call.responder.end()
+            call.is_delivered = True
+            return Rest.NOTHING
         call.request, call.transfer = rest, None
-        # The rest has the retries of a request of its own, whatever came before the first token.
-        call.tries.retries = 0
         begun.seam = Seam(said.head, tokens)
-        return True
+        return Rest.READY
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
         """Count a stream that goes on at another worker."""
-        begun = call.begun
-        assert begun is not None  # noqa: S101 - prepared
-        assert begun.seam is not None  # noqa: S101 - likewise
-        begun.continuations += 1
+        seam = _begun(call).seam
+        assert seam is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
-        log.info("stream goes on elsewhere", reason=reason, left=call.worker, tokens=begun.seam.tokens)
+        log.info("stream goes on elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
-    def _lose(self, call: CompletionCall, why: str, words: str) -> None:
-        self._metrics.lost_streams[why] += 1
+    def lose(self, call: CompletionCall, step: Lost) -> None:
+        """Count a stream that ends without its rest, and say why."""
+        words = step.reason
+        if step.why == "request":
+            words = refusal_of(call.request) or "retries.maxContinuations is 0"
+        elif step.why == "deaths":
+            digest = xxhash.xxh3_64_hexdigest(_begun(call).request.raw)
+            words = f"{call.machine.deaths} workers broke off at it; body {digest}"
+        elif step.why == "said":
+            words = said_of(_begun(call).kept, _begun(call).request).refusal
+        self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
+
+
+def _begun(call: CompletionCall) -> BegunStream:
+    assert call.begun is not None  # noqa: S101 - only a stream that may go on is asked for its rest
+    return call.begun
 
 
 def _observe_rest(meter: RelayMeter, kept: Kept, seam: Seam, data: bytes, at: int = 0) -> bytes:

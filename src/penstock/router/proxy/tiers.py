@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from penstock.api import Tier, TiersConfig
 from penstock.router.admission import Admission
+from penstock.router.core.request import QUEUE_TIMEOUT
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused, changed_body
-from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
+from penstock.router.proxy.failures import SHED
 
 _SHOWN_CHARACTERS: Final = 64
 """Of a client's value in a message."""

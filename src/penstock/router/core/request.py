@@ -1,0 +1,472 @@
+"""The way of one request, without I/O: steps out, answers in. Pure.
+
+Prefill, transfer, decode, refusals for lack of room, retries, and the rest of a broken stream. `penstock.router.proxy.handler`
+drives it. It is a generator, so whatever a step holds (a worker's share, the KV of a prompt) is given back by the ``finally``
+that stands beside it, also when the client leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from math import inf
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from penstock.api import Role
+from penstock.core.kv_transfers import TransferResult
+from penstock.router.core import versions
+from penstock.router.core.retries import (
+    TRUSTED_FRACTION,
+    Assignment,
+    FailedTry,
+    KvTransfer,
+    RefusalReason,
+    RequestTries,
+    RetryRules,
+    RetryScope,
+)
+from penstock.router.core.worker import Worker
+
+T = TypeVar("T")
+
+MAX_DEATHS: Final = 2
+"""Workers that may break a stream off, after which it ends: what killed two engines would kill a third."""
+
+QUEUE_TIMEOUT: Final = "queue_timeout"
+LEASE_EXPIRED: Final = "lease_expired"
+KV_LOST: Final = "kv_lost"
+BROKEN: Final = "upstream_broken"
+"""The reason of a worker that died, or whose stream did, while it answered."""
+CONNECT: Final = "upstream_connect"
+"""The reason of a worker that was never reached: it holds nothing of the request."""
+
+
+# -- steps that ask for an answer ---------------------------------------------------------------------
+
+
+class Choose(NamedTuple):
+    """Ask for a worker of a role; the answer is its `Assignment`, or a `RefusalReason`.
+
+    Attributes:
+        again: It was admitted before.
+        is_admission: It asks for no worker of the first stage, so it is admitted here.
+    """
+
+    role: Role
+    again: bool = False
+    is_admission: bool = False
+
+
+class Send(NamedTuple):
+    """Send the request to the assigned worker, which fetches the prompt's KV or computes the prompt.
+
+    The answer of a prefill is `PromptComputed`, else `Began`; or a `Problem`, or a `FailedTry` whose verdict the worker has.
+
+    Attributes:
+        role: The worker's.
+    """
+
+    role: Role
+    reads_kv: bool
+
+
+class Confirm(NamedTuple):
+    """Ask whether the KV was held until it was read; the answer is whether it was."""
+
+
+class Relay(NamedTuple):
+    """Pass the answer on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
+
+
+class ReadRest(NamedTuple):
+    """Make a request of what a broken stream lacks; the answer is a `Rest`."""
+
+
+class Retry(NamedTuple):
+    """Pause, before the request is tried again or the rest of its stream is asked for; the answer is None.
+
+    Attributes:
+        reason: Of the failure.
+        pauses: How long, in pauses; 0: not at all.
+        is_rest: The client has the beginning.
+    """
+
+    reason: str
+    pauses: int
+    is_rest: bool
+
+
+# -- steps without an answer --------------------------------------------------------------------------
+
+
+class Computed(NamedTuple):
+    """A worker has computed the prompt; ``cached_tokens`` were found in its cache, None: not known."""
+
+    assignment: Assignment[Any]
+    cached_tokens: int | None
+
+
+class Release(NamedTuple):
+    """The request leaves its worker."""
+
+    assignment: Assignment[Any]
+
+
+class TurnedAway(NamedTuple):
+    """A worker has no room for the request."""
+
+    worker: Worker
+
+
+class CountTransfer(NamedTuple):
+    """What became of the prompt's KV."""
+
+    result: TransferResult
+
+
+class GiveBack(NamedTuple):
+    """Free the prompt's KV where it was computed: nothing fetches it."""
+
+
+class Lost(NamedTuple):
+    """A stream ends without its rest; ``why`` is a bounded word, ``reason`` that of the failure."""
+
+    why: str
+    reason: str
+
+
+class EndKind(Enum):
+    """How a request ends."""
+
+    SERVED = auto()
+    FAILED = auto()
+    REFUSED = auto()
+    """By the newest `Choose`."""
+    ALL_BUSY = auto()
+    """By every worker that was asked, for lack of room."""
+    SATURATED = auto()
+    LEFT = auto()
+
+
+class End(NamedTuple):
+    """The last step.
+
+    Attributes:
+        failure: Of the last try.
+        role: Of the stage whose workers have no room.
+        failed_on: Names of several workers that failed the request, which counts against none of them.
+    """
+
+    kind: EndKind
+    failure: FailedTry | None = None
+    role: Role | None = None
+    failed_on: tuple[str, ...] = ()
+
+
+Asked: TypeAlias = Choose | Send | Confirm | Relay | ReadRest | Retry
+Told: TypeAlias = Computed | Release | TurnedAway | CountTransfer | GiveBack | Lost
+
+
+# -- answers ------------------------------------------------------------------------------------------
+
+
+class PromptComputed(NamedTuple):
+    """A prefill worker's answer; ``has_kv``: it keeps the prompt's blocks for decode."""
+
+    cached_tokens: int | None
+    has_kv: bool
+
+
+class Began(NamedTuple):
+    """The first token of a stream, or a complete answer.
+
+    Attributes:
+        may_go_on: Another worker could take the stream up where this one breaks it off.
+    """
+
+    is_stream: bool
+    may_go_on: bool = False
+
+
+class Problem(Enum):
+    """What keeps a worker from answering that counts against no worker alone."""
+
+    AT_CAPACITY = auto()
+    KV_LOST = auto()
+    SATURATED = auto()
+    """This router has no connection left."""
+
+
+class Rest(Enum):
+    """What a broken stream lacks."""
+
+    READY = auto()
+    """The next try asks for it."""
+    NOTHING = auto()
+    """The client has all of it."""
+    UNKNOWN = auto()
+    """What was said cannot be continued."""
+
+
+Answer: TypeAlias = (
+    "Assignment[Any] | RefusalReason | PromptComputed | Began | Problem | FailedTry | Rest | bool | None"
+)
+
+
+class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
+    """The client is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """What a request needs.
+
+    Attributes:
+        entry: Role of the router's first stage.
+        is_split: Its prompt is computed by a prefill worker.
+        lease_s: First lease of a prefilled prompt, simulated seconds.
+        max_continuations: Of its stream.
+    """
+
+    entry: Role
+    is_split: bool
+    lease_s: float = inf
+    max_continuations: int = 0
+
+    @property
+    def answering(self) -> Role:
+        """Role of the stage that answers."""
+        return Role.DECODE if self.entry is Role.PREFILL else self.entry
+
+
+_Came: TypeAlias = PromptComputed | FailedTry | RefusalReason | Problem | End | None
+_Way: TypeAlias = Generator[Asked, Any, _Came]
+
+
+# Steps of which each request has the same ones are made once.
+_choose, _send = cache(Choose), cache(Send)
+_RELAY: Final = Relay()
+_SERVED: Final = End(EndKind.SERVED)
+
+
+class RequestMachine(Generic[T]):
+    """One request on its way.
+
+    Attributes:
+        steps: Those without an answer that come before the newest one that was returned; the driver takes them.
+        tries: What its tries have shown so far.
+        assignment: Its share of the worker that has it now; None: none has.
+        deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
+        deaths: Workers that broke its stream off.
+        continuations: How often its stream went on elsewhere.
+    """
+
+    __slots__ = (
+        "_has_begun",
+        "_is_kept",
+        "_may_go_on",
+        "_now_s",
+        "_plan",
+        "_rules",
+        "_source",
+        "_way",
+        "assignment",
+        "continuations",
+        "deadline_s",
+        "deaths",
+        "steps",
+        "tries",
+    )
+
+    def __init__(
+        self, plan: RequestPlan, rules: RetryRules, tries: RequestTries, *, deadline_s: float = inf
+    ) -> None:
+        self.steps: list[Told] = []
+        self.tries = tries
+        self.assignment: Assignment[T] | None = None
+        self.deadline_s = deadline_s
+        self.deaths = 0
+        self.continuations = 0
+        self._plan = plan
+        self._rules = rules
+        self._now_s = 0.0
+        # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
+        self._source: Worker | None = None
+        self._is_kept = False
+        self._has_begun = False
+        self._may_go_on = False
+        self._way = self._run()
+
+    def answer(self, answer: Answer, now_s: float) -> Asked | End:
+        """Return what follows, once `steps` are carried out, from the answer to the last step; None before the first."""
+        self._now_s = now_s
+        try:
+            return self._way.send(answer)
+        except StopIteration as end:
+            return self._ended(end.value)
+
+    def leave(self, now_s: float) -> End:
+        """Return the end of a request whose client is gone, whatever it waits for; `steps` give back what it holds."""
+        self._now_s = now_s
+        with suppress(ClientLeft):
+            self._way.throw(ClientLeft)
+        return self._ended(End(EndKind.LEFT))
+
+    def _ended(self, end: End) -> End:
+        failed_on = self._rules.settle(self.tries, self._now_s)
+        return end._replace(failed_on=failed_on) if failed_on else end
+
+    # -- tries ----------------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Asked, Any, End]:
+        while True:
+            came = yield from self._try()
+            if isinstance(came, FailedTry):
+                came = yield from self._after(came)
+                if came is None:
+                    continue
+            if isinstance(came, End):
+                return came
+            if isinstance(came, RefusalReason):
+                return End(EndKind.REFUSED)
+            return _SERVED if came is None else End(EndKind.SATURATED)
+
+    def _try(self) -> _Way:
+        plan = self._plan
+        if not plan.is_split:
+            role = plan.answering
+            return (yield from self._stage(role, self._answered, is_admission=role is not plan.entry))
+        computed = yield from self._stage(plan.entry, self._prefilled)
+        if not isinstance(computed, PromptComputed):
+            return computed
+        try:
+            came = yield from self._stage(Role.DECODE, self._answered)
+        finally:
+            if self._is_kept:
+                self.steps.append(GiveBack())
+            self._source, self._is_kept = None, False
+        if came is RefusalReason.QUEUE_TIMEOUT:
+            # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
+            return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
+        return came
+
+    def _stage(
+        self, role: Role, serve: Callable[[Assignment[T]], _Way], *, is_admission: bool = False
+    ) -> _Way:
+        """Have a worker of a role answer; another one while workers refuse the request for lack of room.
+
+        Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
+        """
+        tries, is_entry = self.tries, role is self._plan.entry
+        while True:
+            got = yield _choose(role, is_entry and bool(tries.retries or tries.avoid), is_admission)
+            if isinstance(got, RefusalReason):
+                return got
+            self.assignment = got
+            try:
+                came = yield from serve(got)
+            finally:
+                self.steps.append(Release(self.assignment or got))
+                self.assignment = None
+            if came is not Problem.AT_CAPACITY:
+                return came
+            is_admission, name = False, got.worker.name
+            self.steps.append(TurnedAway(got.worker))
+            if name in tries.avoid:
+                return End(EndKind.ALL_BUSY, role=role)
+            tries.avoid |= {name}
+
+    def _prefilled(self, assignment: Assignment[T]) -> _Way:
+        came: _Came = yield _send(assignment.role, reads_kv=False)
+        if isinstance(came, PromptComputed):
+            assignment.succeeded()
+            self.steps.append(Computed(assignment, came.cached_tokens))
+            self._rules.served(self.tries, assignment.worker, self._now_s)
+            if came.has_kv:
+                self._source, self._is_kept = assignment.worker, True
+            else:
+                self.steps.append(CountTransfer(TransferResult.NONE))
+        return came
+
+    def _answered(self, assignment: Assignment[T]) -> _Way:
+        reads_kv = False
+        if self._source is not None:
+            reads_kv = versions.pair(self._source, assignment.worker)
+            if not reads_kv:
+                # It computes the prompt itself, as the only ones left.
+                self.steps.append(CountTransfer(TransferResult.NONE))
+            elif assignment.queued_s >= TRUSTED_FRACTION * self._plan.lease_s:
+                self.steps.append(CountTransfer(TransferResult.LOST))
+                return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
+            else:
+                self._is_kept = False
+        came = yield _send(assignment.role, reads_kv=reads_kv)
+        if isinstance(came, Began):
+            return (yield from self._delivered(assignment, came, reads_kv=reads_kv))
+        if came is Problem.KV_LOST:
+            return self._kv_lost(assignment)
+        is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
+        self._is_kept |= reads_kv and not is_reached
+        return came  # type: ignore[no-any-return] # the driver's answer
+
+    def _delivered(self, assignment: Assignment[T], began: Began, *, reads_kv: bool) -> _Way:
+        assignment.proved()
+        if reads_kv and self._source is not None:
+            if not (yield Confirm()):
+                return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
+            KvTransfer(self._source, assignment.worker).arrived(self.tries.lost_transfers, self._now_s)
+        self._rules.served(self.tries, assignment.worker, self._now_s)
+        if began.is_stream:
+            self.steps.append(Computed(assignment, None))
+            self._has_begun, self._may_go_on = True, began.may_go_on
+        else:
+            assignment.succeeded()
+        failure: FailedTry | None = yield _RELAY
+        if failure is None:
+            assignment.succeeded()
+        return failure
+
+    def _kv_lost(self, assignment: Assignment[T]) -> FailedTry:
+        assert self._source is not None  # noqa: S101 - only a worker that fetches KV can lose it
+        transfer = KvTransfer(self._source, assignment.worker)
+        transfer.lost()
+        self.steps.append(CountTransfer(TransferResult.LOST))
+        self.tries.lost_transfers = (*self.tries.lost_transfers, transfer)
+        return FailedTry(KV_LOST, RetryScope.ANYWHERE, (transfer.decode, transfer.prefill))
+
+    # -- after a failure ------------------------------------------------------------------------------
+
+    def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
+        """Return once the request may be tried again, or the rest of its stream; else its end."""
+        is_rest = self._has_begun
+        if is_rest:
+            why = self._lost_by(failure)
+            if not why:
+                rest = yield ReadRest()
+                if rest is Rest.NOTHING:
+                    return _SERVED
+                why = "" if rest is Rest.READY else "said"
+            if why:
+                self.steps.append(Lost(why, failure.reason))
+                return End(EndKind.FAILED, failure)
+            # The rest has the retries of a request of its own, whatever came before the first token.
+            self.tries.retries = 0
+        left_s = self.deadline_s - self._now_s
+        pauses = self._rules.retry(self.tries, failure, self._now_s, left_s=left_s)
+        if pauses is None:
+            return End(EndKind.FAILED, failure)
+        self.continuations += is_rest
+        yield Retry(failure.reason, pauses, is_rest)
+        return None
+
+    def _lost_by(self, failure: FailedTry) -> str:
+        """Return why a broken stream ends here; empty: its rest may be asked for."""
+        if not self._may_go_on:
+            return "request"
+        self.deaths += failure.reason == BROKEN
+        if failure.scope is RetryScope.NOWHERE or self.continuations >= self._plan.max_continuations:
+            return "limit"
+        return "deaths" if self.deaths >= MAX_DEATHS else ""
