@@ -13,12 +13,14 @@ from penstock.api.enums import (
     ManagedBy,
     MetricsSource,
     PlannerMode,
+    PoolPriority,
     Predictor,
     ProfilePhase,
     QueueOrder,
     Role,
     Tier,
 )
+from penstock.api.gpu_pool import GpuPool, PoolEntry, entries_of
 from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
 from penstock.api.planner import PlannerConfig
 from penstock.api.profile_request import ProfileRequest
@@ -49,6 +51,7 @@ __all__ = [
     "EnvVar",
     "Environment",
     "GatewayFailureMode",
+    "GpuPool",
     "GraphDeployment",
     "GraphPhase",
     "GraphSpec",
@@ -61,6 +64,8 @@ __all__ = [
     "NodePool",
     "PlannerConfig",
     "PlannerMode",
+    "PoolEntry",
+    "PoolPriority",
     "Predictor",
     "PreemptionConfig",
     "PrefillQueueConfig",
@@ -79,4 +84,5 @@ __all__ = [
     "Toleration",
     "Violation",
     "dotted",
+    "entries_of",
 ]

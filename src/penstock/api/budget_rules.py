@@ -54,6 +54,14 @@ def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
     return fewest * service.gpus
 
 
+def floor_gpus(spec: GraphSpec) -> int:
+    """Return the GPUs below which a graph's planner may not shrink it; those that it starts with, without a planner."""
+    if not spec.planner.enabled:
+        return sum(each.replicas * each.gpus for each in spec.workers.values())
+    roles = sum(role_floor_gpus(each, spec.planner.min_gpu_budget) for each in spec.workers.values())
+    return max(roles, spec.planner.min_total_gpus)
+
+
 def _of_workers(spec: GraphSpec, *paths: KeyPath) -> tuple[KeyPath, ...]:
     """Return the paths of keys of every worker service."""
     return tuple(("services", name, *keys) for name in spec.workers for keys in paths)

@@ -119,3 +119,16 @@ class ProfilePhase(StrEnum):
     def is_final(self) -> bool:
         """Whether nothing follows."""
         return self in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}
+
+
+class PoolPriority(StrEnum):
+    """Which graphs of a GPU pool borrow first, highest first."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @property
+    def rank(self) -> int:
+        """Return a number that is larger for a higher priority."""
+        return -list(PoolPriority).index(self)

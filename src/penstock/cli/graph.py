@@ -69,6 +69,7 @@ def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
+        objects += [f"{each.kind} {each.name}" for each in manifests.gpu_pools]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
         say_json({"valid": not problems, "files": summaries, "problems": problems, "warnings": warned})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.api.gpu_pool import GpuPool, pool_problems
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.importing import is_importable
 from penstock.api.manifests.nodes import Document, read_documents, read_text
@@ -14,16 +15,17 @@ from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 from penstock.core.errors import InvalidSpecError, Problem
 
-_Kind = GraphDeployment | ProfileRequest | ScalingAdapter
+_Kind = GpuPool | GraphDeployment | ProfileRequest | ScalingAdapter
 
 _Finding = tuple[KeyPath, str]
 
-Check = Callable[[GraphDeployment | ProfileRequest | ScalingAdapter], Iterable[_Finding]]
+Check = Callable[[_Kind], Iterable[_Finding]]
 
 _KINDS: dict[str, type[_Kind]] = {
     "GraphDeployment": GraphDeployment,
     "ScalingAdapter": ScalingAdapter,
     "ProfileRequest": ProfileRequest,
+    "GpuPool": GpuPool,
 }
 
 
@@ -34,6 +36,7 @@ class Manifests:
     graphs: tuple[GraphDeployment, ...]
     adapters: tuple[ScalingAdapter, ...]
     profile_requests: tuple[ProfileRequest, ...] = ()
+    gpu_pools: tuple[GpuPool, ...] = ()
 
 
 def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
@@ -56,6 +59,19 @@ def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeploymen
         message = f"no {missing} here (found: {names}); add one or give another file"
     else:
         message = f"{len(graphs)} GraphDeployments ({names}) where one is needed; split the file or name one"
+    raise InvalidSpecError([Problem(path="", message=message, file=file)])
+
+
+def load_pool(source: Path | str) -> GpuPool:
+    """Return the one GpuPool of a file or text, as `load_graph` takes them.
+
+    Raises:
+        InvalidSpecError: With every problem found, also where there is no pool or more than one.
+    """
+    file, manifests = _load(source)
+    if len(manifests.gpu_pools) == 1:
+        return manifests.gpu_pools[0]
+    message = f"{len(manifests.gpu_pools)} GpuPools where one is needed; give a file with one"
     raise InvalidSpecError([Problem(path="", message=message, file=file)])
 
 
@@ -88,7 +104,8 @@ def parse_manifests(
     graphs = tuple(each for each in models if isinstance(each, GraphDeployment))
     adapters = tuple(each for each in models if isinstance(each, ScalingAdapter))
     requests = tuple(each for each in models if isinstance(each, ProfileRequest))
-    return Manifests(graphs, adapters, requests), problems
+    pools = tuple(each for each in models if isinstance(each, GpuPool))
+    return Manifests(graphs, adapters, requests, pools), problems
 
 
 def _load(source: Path | str) -> tuple[str | None, Manifests]:
@@ -135,5 +152,7 @@ def _beside(model: _Kind, earlier: Sequence[_Kind]) -> Iterator[_Finding]:
             known = ", ".join(graphs[0].spec.services)
             message = f"{model.spec.service!r} is no service of graph {graphs[0].name} ({known}); choose one of them"
             yield ("spec", "service"), message
+    if isinstance(model, GpuPool):
+        yield from pool_problems(model, [each for each in earlier if isinstance(each, GraphDeployment)])
     if isinstance(model, ProfileRequest):
         yield from template_of(model)[0]

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from penstock.api.base import SpecModel
 from penstock.api.fields import ANY_NAME, FieldEntry, sections, walk
+from penstock.api.gpu_pool import GpuPool
 from penstock.api.graph import GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import Rule
@@ -24,7 +25,7 @@ _INTRODUCTION = """\
 
 *Written from the models by `python -m penstock.api.manifests.reference`; a test keeps it current.*
 
-A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter` or `ProfileRequest`
+A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter`, `ProfileRequest` or `GpuPool`
 (`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
 it becomes with `penstock render FILE`, or its Kubernetes objects with `penstock render FILE --kubernetes`.
 Unknown keys are refused; scalars are not coerced (`"8"` is text).
@@ -73,6 +74,7 @@ _SECTIONS: tuple[tuple[str, type[SpecModel]], ...] = (
     ("GraphDeployment", GraphDeployment),
     ("ScalingAdapter", ScalingAdapter),
     ("ProfileRequest", ProfileRequest),
+    ("GpuPool", GpuPool),
 )
 
 

@@ -1,0 +1,153 @@
+"""The kind GpuPool: GPUs that graphs share, what each is guaranteed, and who borrows first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from penstock.api.base import DnsLabel, Integer, SpecModel, entry
+from penstock.api.budget_rules import floor_gpus
+from penstock.api.enums import PoolPriority
+from penstock.api.graph import GraphDeployment, KubernetesObject
+from penstock.api.rule import Breach, KeyPath, Rule
+from penstock.core.errors import InvalidSpecError, Problem
+
+PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+
+
+class PoolMatch(SpecModel):
+    """Which graphs an entry is for; every key that is given must fit."""
+
+    name: DnsLabel | None = entry(None, "Name of the graph; null: any.")
+    labels: dict[str, str] = entry({}, "Labels that the graph carries, all of them.")
+
+    rules = (
+        Rule(
+            path="",
+            must="match has a name or labels",
+            cel=None,
+            holds=lambda match: match.name is not None or bool(match.labels),
+            text="neither name nor labels",
+            remedy="give one, or every graph would match",
+        ),
+    )
+
+    def fits(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph is meant."""
+        return (self.name is None or self.name == graph.name) and (
+            self.labels.items() <= graph.metadata.labels.items()
+        )
+
+
+class PoolEntry(SpecModel):
+    """What each graph that an entry matches may draw."""
+
+    match: PoolMatch = Field(description="The graphs that this entry is for.")
+    guaranteed_gpus: PoolGpus = entry(
+        0, "GPUs that each of them gets whenever its planner wants them, at the cost of those who borrow."
+    )
+    max_gpus: PoolGpus | None = entry(None, "Most GPUs that each of them holds; null: the pool's.")
+    priority: PoolPriority = entry(PoolPriority.NORMAL, "Who borrows first what nobody is guaranteed.")
+
+    rules = (
+        Rule(
+            path="guaranteedGpus",
+            must="guaranteedGpus is at most maxGpus",
+            cel=None,
+            holds=lambda each: each.max_gpus is None or each.guaranteed_gpus <= each.max_gpus,
+            text="%d exceeds maxGpus %d",
+            values=("self.guaranteedGpus", "self.maxGpus"),
+            remedy="lower it or raise maxGpus",
+        ),
+    )
+
+
+def _above_pool(spec: Any) -> Iterator[Breach]:
+    parts = [each.guaranteed_gpus for each in spec.graphs]
+    if sum(parts) > spec.gpus:
+        yield Breach((spec.gpus, " + ".join(map(str, parts)), sum(parts)))
+
+
+class GpuPoolSpec(SpecModel):
+    """The pool."""
+
+    gpus: Annotated[Integer, Field(ge=1, le=100_000)] = Field(
+        description="GPUs that the graphs hold together at most, those of draining workers included."
+    )
+    graphs: Annotated[tuple[PoolEntry, ...], Field(max_length=64)] = Field(
+        description="Who may draw, at most 64 entries; a graph is matched by one at most."
+    )
+    hold_seconds: Annotated[float, Field(strict=True, ge=0, le=86400)] = entry(
+        60.0,
+        "For so long a graph that gained GPUs loses none but to guarantees, and one that lost some gains none above its own; "
+        "about the start-up of a replica; seconds.",
+    )
+
+    rules = (
+        Rule(
+            path="gpus",
+            must="the guarantees of a pool's entries fit its GPUs",
+            cel=None,
+            find=_above_pool,
+            text="%d GPUs are fewer than guaranteed: %s = %d",
+            remedy="raise it or lower guaranteedGpus",
+        ),
+    )
+
+
+class GpuPool(KubernetesObject):
+    """GPUs that several graphs share, with guarantees and borrowing; simulated, no object of a cluster yet."""
+
+    kind: Literal["GpuPool"] = entry("GpuPool", "Kind.")
+    spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")
+
+
+_FLOOR_REMEDY: Final = "raise it, or lower the graph's minReplicas, minGpuBudget or minTotalGpus"
+
+
+def pool_problems(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield path and message of everything wrong with a pool beside the graphs that draw from it."""
+    matched: dict[str, int] = {}
+    for index, each in enumerate(pool.spec.graphs):
+        place: KeyPath = ("spec", "graphs", index)
+        for graph in filter(each.match.fits, graphs):
+            first = matched.setdefault(graph.name, index)
+            if first != index:
+                message = f"graph {graph.name} is matched by graphs[{first}] too; make one of them narrower"
+                yield (*place, "match"), message
+            elif (floor := floor_gpus(graph.spec)) > each.guaranteed_gpus:
+                message = f"{each.guaranteed_gpus} GPUs are fewer than the {floor} that graph {graph.name} never goes below"
+                yield (*place, "guaranteedGpus"), f"{message}; {_FLOOR_REMEDY}"
+    counts = Counter(matched.values())
+    parts = [each.guaranteed_gpus for i, each in enumerate(pool.spec.graphs) for _ in range(counts[i])]
+    if sum(parts) > pool.spec.gpus:
+        written = " + ".join(map(str, parts))
+        message = (
+            f"{pool.spec.gpus} GPUs are fewer than guaranteed to the graphs here: {written} = {sum(parts)}"
+        )
+        yield ("spec", "gpus"), f"{message}; raise it or lower guaranteedGpus"
+
+
+def entries_of(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Mapping[str, PoolEntry]:
+    """Return each graph's entry in a pool, by the graph's name.
+
+    Raises:
+        InvalidSpecError: a graph is matched by no entry or several, guarantees do not fit the pool, or one lies below a
+            graph's floor.
+    """
+    found = {graph.name: each for graph in graphs for each in pool.spec.graphs if each.match.fits(graph)}
+    problems = [
+        Problem(".".join(map(str, path)), f"GpuPool {pool.name}: {message}")
+        for path, message in pool_problems(pool, graphs)
+    ]
+    problems += [
+        Problem("spec.graphs", f"GpuPool {pool.name}: no entry matches graph {graph.name}; add one for it")
+        for graph in graphs
+        if graph.name not in found
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+    return found
