@@ -69,6 +69,7 @@ def scenario_of(cell: Cell) -> Scenario:
         failures=case.failures,
         faults=case.faults,
         cold_start_s=case.cold_start_s,
+        cold_start_cv=case.cold_start_cv,
         max_gpus=case.budget,
         slo_s=case.slo_s,
         itl_slo_s=case.itl_slo_s,

@@ -101,7 +101,8 @@ class Dashboard:
     def _begin(self, view: View) -> None:
         """Write what TensorBoard needs once: how charts are arranged, the settings, the row of the HParams table."""
         config = self._config
-        self._runs.create(["", *curves_of(set(view.pools), config.mode)], wall_s=view.wall_s)
+        curves = curves_of(set(view.pools), config.mode, has_schedule=bool(config.schedule))
+        self._runs.create(["", *curves], wall_s=view.wall_s)
         layout = summary.custom_scalars(layout_of(set(view.pools), config.mode))
         self._runs.put(NOTES, layout, wall_s=view.wall_s, step=0)
         settings = {
@@ -185,21 +186,23 @@ _COMPARED = {"gpus/hours": "in use", "demand/requests_per_second": "rejected", "
 """Charts whose last point the HParams table shows, and the curve of each."""
 
 _CURVES = (
-    (NOTES, "measured", "up threshold", "down threshold", "arriving", "computed", "expected"),
-    ("supply", "completed", "rejected", "oldest", "target", "waiting", "in use"),
-    ("budget", "ready", "desired", "needed", "starting", "draining", "mean"),
-    ("p50", "p99", "ttft", "itl", "prefill", "decode", "aggregated"),
-    ("served", "predicted"),
+    (NOTES, "oldest", "prefill", "desired", "served", "scheduled most", "starting"),
+    ("ready", "scheduled least", "draining", "waiting", "ttft", "p50", "mean"),
+    ("target", "p99", "decode", "aggregated", "computed", "supply", "measured"),
+    ("itl", "completed", "expected", "arriving", "up threshold", "down threshold", "needed"),
+    ("predicted", "budget", "rejected", "in use"),
 )
 """All curves, each line in the order of TensorBoard's seven colours, so that no chart has one colour twice."""
 
 
-def curves_of(roles: Collection[Role], mode: str) -> list[str]:
+def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool) -> list[str]:
     """Return the curves that a mode draws, in an order by which those of one chart differ in colour."""
     kinds = {role.value for role in Role if role.is_worker}
     absent = kinds - {role.value for role in roles}
     if mode != Mode.LOAD:
         absent |= {"up threshold", "down threshold"}
+    if not has_schedule:
+        absent |= {"scheduled least", "scheduled most"}
     if mode != Mode.ADAPTIVE:
         absent |= {"served", "predicted"}
     if mode != Mode.SLA:

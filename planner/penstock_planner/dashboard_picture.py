@@ -10,6 +10,7 @@ import io
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from penstock_planner.decide.decision import Decision
@@ -48,6 +49,7 @@ class Moment:
         gpu_s: GPU-seconds since the process began.
         arrivals_per_s: Requests, mean since the moment before; None: unknown.
         oldest_wait_s: Longest wait in the routers' queues since then; None: unknown.
+        scheduled: Entries of the schedule that hold, in words.
     """
 
     at_s: float
@@ -56,6 +58,7 @@ class Moment:
     gpu_s: float
     arrivals_per_s: float | None
     oldest_wait_s: float | None
+    scheduled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class History:
                 self._gpu_s,
                 sum(each.arrivals for each in demands) / period_s if period_s else None,
                 max((each.oldest_wait_s or 0.0 for each in demands), default=None),
+                view.scheduled,
             )
         )
         return True
@@ -141,6 +145,7 @@ def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, sl
     times = [each.at_s / unit_s for each in moments]
     _draw_replicas(upper, times, moments)
     upper.set_title(title, loc="left", pad=32)
+    _shade_schedule(upper, times, moments)
     _draw_waits(middle, times, moments, slo_s)
     lower.step(times, [each.gpus for each in moments], where="post", color="#333333")
     lower.fill_between(times, [each.gpus for each in moments], step="post", alpha=0.15, color="#333333")
@@ -170,6 +175,19 @@ def _draw_replicas(axes: Axes, times: Sequence[float], moments: Sequence[Moment]
     axes.set_zorder(demand.get_zorder() + 1)
     axes.patch.set_visible(False)
     axes.legend(loc="upper left", fontsize=9)
+
+
+def _shade_schedule(axes: Axes, times: Sequence[float], moments: Sequence[Moment]) -> None:
+    """Shade what entries of the schedule bound, each stretch of the same entries with their words."""
+    for entries, group in groupby(range(len(moments)), key=lambda place: moments[place].scheduled):
+        places = list(group)
+        if entries:
+            begin, end = times[places[0]], times[min(places[-1] + 1, len(times) - 1)]
+            axes.axvspan(begin, end, color="#eeca3b", alpha=0.18, linewidth=0)
+            words = "\n".join(_short(each, 60) for each in entries)
+            axes.annotate(
+                words, (begin, 0), xytext=(3, 3), textcoords="offset points", fontsize=7, va="bottom"
+            )
 
 
 def _draw_waits(axes: Axes, times: Sequence[float], moments: Sequence[Moment], slo_s: float | None) -> None:

@@ -40,7 +40,7 @@ class View:
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
         failures: The newest reason of a replica that was given up, by role.
         remembered: What a former run left in the ledger; None: nothing.
-        scheduled: Entries of the schedule that hold, in words.
+        scheduled: Entries of the schedule that hold, and until when, in words.
     """
 
     at_s: float

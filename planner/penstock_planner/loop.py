@@ -274,10 +274,11 @@ class PlannerLoop:
     def _view(self) -> View:
         current, config = self._core, self._settings.config
         schedule, pools, observed = current.schedule, self._pools, self._observed
+        wall_s = self._time.wall_s()
         return View(
             at_s=self._time.now_s(),
             origin_s=current.origin_s,
-            wall_s=self._time.wall_s(),
+            wall_s=wall_s,
             phase=current.phase,
             pools=pools,
             desired={role: current.desired.get(role, pool.replicas) for role, pool in pools.items()},
@@ -295,7 +296,7 @@ class PlannerLoop:
             ledger_problem=self._ledger.problem,
             gone_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
-            scheduled=tuple(each.in_words for each in in_force(config.schedule, self._time.wall_s())),
+            scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),
         )
 
     def _left_to(self) -> dict[Role, str]:

@@ -14,6 +14,7 @@ from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.config import Mode
+from penstock_planner.decide.schedule import in_force, lowered_ceilings, raised_floors
 from penstock_planner.figures import Figures
 
 Sample = tuple[str, tuple[str, ...], float | None]
@@ -73,6 +74,13 @@ SERIES: Final[Mapping[str, Series]] = {
         names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=("role",)
     ),
     "desired_now": _drawn("replicas/{role}", "desired", "role"),
+    "scheduled": Series(
+        names.PLANNER_SCHEDULED_REPLICAS,
+        "Least and most replicas that the schedule allows now; absent while it bounds nothing.",
+        ("role", "bound"),
+        "replicas/{role}",
+        "scheduled {bound}",
+    ),
     "needed": Series(
         names.PLANNER_NEEDED_REPLICAS,
         "Replicas that targets and expected demand need by the profile.",
@@ -302,6 +310,11 @@ def _of_config(figures: Figures) -> Iterator[Sample]:
     config = figures.config
     if config is None:
         return
+    if figures.view is not None:
+        held = in_force(config.schedule, figures.view.wall_s)
+        for bound, bounds in (("least", raised_floors({}, held)), ("most", lowered_ceilings({}, held))):
+            for role, count in bounds.items():
+                yield "scheduled", (role.value, bound), count
     yield "slo", (), config.ttft_slo_s
     if config.mode == Mode.LOAD:
         yield "kv_threshold", ("up threshold",), config.kv_up

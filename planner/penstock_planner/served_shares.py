@@ -17,8 +17,8 @@ WINDOW_S: Final = 600.0
 AGREE_WITHIN: Final = 0.01
 """Chosen: one point."""
 
-LEAST_REQUESTS: Final = 20.0
-"""Chosen: of fewer requests in a window one late one moves the share by more than five points, which says nothing of a model."""
+LEAST_REQUESTS: Final = 100.0
+"""Of fewer requests in a window a single late one moves the share by more than the point allowed, which says nothing of a model."""
 
 _HINDSIGHT: Final = "hindsight"
 

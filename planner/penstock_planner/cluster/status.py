@@ -247,7 +247,8 @@ class StatusListener:
         external = [
             f"{role.value} is scaled by {who}" for role, who in view.left_to.items() if role in self._external
         ]
-        return reason, "; ".join(filter(None, (message, *external, self._limits)))
+        scheduled = [f"schedule {each}" for each in view.scheduled]
+        return reason, "; ".join(filter(None, (message, *external, *scheduled, self._limits)))
 
     def _held(self, view: View) -> list[tuple[frozenset[Role], PlannerReason, str]]:
         """Return the roles that the planner owns and does not act on, with the reason and its sentence."""

@@ -40,12 +40,11 @@ class ScheduledBounds:
             {role: count for role, count in ceilings.items() if count is not None},
         )
 
-    @property
-    def in_words(self) -> str:
-        """Return the entry as people read it: ``office: prefill at least 3, decode at most 2``."""
+    def in_words(self, at_s: float) -> str:
+        """Return the entry as people read it while it holds: ``office: prefill at least 3 until 2026-01-05 18:00 Europe/Berlin``."""
         parts = [f"{role.value} at least {count}" for role, count in self.floors.items()]
         parts += [f"{role.value} at most {count}" for role, count in self.ceilings.items()]
-        return f"{self.name}: {', '.join(parts)}"
+        return f"{self.name}: {', '.join(parts)} {self.period.ends_in_words(at_s)}".rstrip()
 
 
 Schedule = Sequence[ScheduledBounds]

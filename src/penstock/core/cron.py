@@ -42,6 +42,23 @@ class Recurring:
         start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
         return start_s is not None and at_s < start_s + self.duration_s
 
+    def ends_s(self, at_s: float) -> float | None:
+        """Return when the period that holds at a time ends; None: none holds, or the next begins before it ends."""
+        start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
+        if start_s is None or not at_s < start_s + self.duration_s:
+            return None
+        end_s = start_s + self.duration_s
+        return None if last_start_s(self.cron, self.time_zone, int(end_s // 60)) != start_s else end_s
+
+    def ends_in_words(self, at_s: float) -> str:
+        """Return that as clocks in the time zone show it: ``until 2026-01-05 18:00 Europe/Berlin``; empty: without an end."""
+        end_s = self.ends_s(at_s)
+        if end_s is None:
+            return ""
+        return (
+            f"until {datetime.fromtimestamp(end_s, tz=_zone(self.time_zone)):%Y-%m-%d %H:%M} {self.time_zone}"
+        )
+
     def meets(self, other: Recurring) -> bool:
         """Return whether a period of each holds at the same time, as far as their next 2,000 starts show."""
         return any(map(other.is_on, self._starts_s())) or any(map(self.is_on, other._starts_s()))

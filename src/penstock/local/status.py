@@ -159,7 +159,7 @@ class PlannerView:
         silent_real_s: How long ago that was, where it should have written since; None: it is recent.
         served: Share in time of the last half hour, and the planner's model's for the same fleet; None: not known.
         memory: What becomes of what a former run had learnt; empty: there was none.
-        scheduled: Entries of planner.schedule that hold, in words.
+        scheduled: Entries of planner.schedule that hold, and until when, in words.
     """
 
     phase: str

@@ -349,6 +349,16 @@ def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limi
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
 
 
+async def test_the_condition_names_the_entry_of_the_schedule_that_holds_and_its_end(world):
+    """Beside what the planner does."""
+    said = []
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
+    await world.run_until(2)
+    words = "office: decode at least 2 until 2026-01-05 18:00 Europe/Berlin"
+    listener.tick(replace(world.watcher.views[-1], scheduled=(words,)))
+    assert said[-1].message == f"decides every 30 s; schedule {words}"
+
+
 def _shared(at_s, served, predicted):
     step = Step("hindsight", {"served_in_time": served, "predicted_in_time": predicted}, 1, "pass")
     role = RoleDecision(Role.PREFILL, 1, 1, Action.HOLD, Reason.WITHIN_CAPACITY, "prefill 1: held", (step,))

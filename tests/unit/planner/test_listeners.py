@@ -12,10 +12,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
+from penstock.core.cron import Recurring
 from penstock.core.errors import PortInUseError
 from penstock.core.exposition import parse_samples
 from penstock.core.histogram import (
@@ -30,6 +32,7 @@ from penstock.performance.profile import DecodeTable, PerformanceProfile, Prefil
 from penstock_planner.dashboard import Dashboard, curves_of
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.schedule import ScheduledBounds
 from penstock_planner.decision_steps import Forecast, forecast_of
 from penstock_planner.figures import Figures
 from penstock_planner.files import SnapshotWriter
@@ -159,9 +162,10 @@ COLOURS = 7
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("roles", [{P, D}, {Role.AGGREGATED}])
-def test_no_chart_has_one_colour_twice(roles, mode):
+@pytest.mark.parametrize("has_schedule", [True, False])
+def test_no_chart_has_one_colour_twice(roles, mode, has_schedule):
     """Every curve that the table knows, by the order in which its run begins."""
-    order = curves_of(roles, mode)
+    order = curves_of(roles, mode, has_schedule=has_schedule)
     values = {
         "role": [role.value for role in roles],
         "state": ["ready", "starting", "draining"],
@@ -170,6 +174,7 @@ def test_no_chart_has_one_colour_twice(roles, mode):
         "factor": ["prefill", "ttft", "itl"],
         "quantile": ["p50", "p99"],
         "figure": ["served", "predicted"],
+        "bound": ["least", "most"],
     }
     charts = {EXPECTED[1]: {EXPECTED[0]}}
     for each in SERIES.values():
@@ -182,6 +187,19 @@ def test_no_chart_has_one_colour_twice(roles, mode):
         assert len({order.index(curve) % COLOURS for curve in shown}) == len(shown), chart
     drawn = set.union(*charts.values())
     assert set(order) - drawn == {"planner"} - drawn
+
+
+async def test_what_the_schedule_bounds_is_drawn_with_the_replicas(world, monkeypatch):
+    """An entry of every minute: its floor and ceiling are curves of the role's chart, and the overview shades and names it."""
+    shaded = []
+    monkeypatch.setattr(Axes, "axvspan", lambda *_, **__: shaded.append("span"))
+    always = ScheduledBounds("always", Recurring("* * * * *", "UTC", 3600.0), {D: 2}, {D: 3})
+    world.config = replace(world.config, schedule=(always,))
+    drawn = await _drawn_in(world, 60)
+    least, most = (_values(drawn, f"scheduled {each}", "replicas/decode") for each in ("least", "most"))
+    assert set(least.values()) == {2.0}
+    assert set(most.values()) == {3.0}
+    assert shaded
 
 
 async def test_the_overview_is_a_picture_with_its_changes(world):

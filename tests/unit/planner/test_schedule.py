@@ -71,6 +71,28 @@ def test_a_period_holds_from_its_start_in_its_time_zone_for_its_length(at_s, is_
     assert OFFICE.is_on(at_s) is is_on
 
 
+@pytest.mark.parametrize(
+    ("period", "at_s", "words"),
+    [
+        (OFFICE, _s(2026, 1, 5, 12, zone=BERLIN), "until 2026-01-05 18:00 Europe/Berlin"),
+        (OFFICE, _s(2026, 1, 5, 18, zone=BERLIN), ""),
+        (Recurring("0 20 * * *", "UTC", 10 * 3600), _s(2026, 1, 5, 23), "until 2026-01-06 06:00 UTC"),
+        (Recurring("0 * * * *", "UTC", 7200), _s(2026, 1, 5, 23), ""),
+    ],
+)
+def test_a_period_says_until_when_it_holds(period, at_s, words):
+    """In its own time zone; nothing while none holds, nor where the next begins before it ends."""
+    assert period.ends_in_words(at_s) == words
+
+
+def test_an_entry_that_holds_is_said_with_its_bounds_and_its_end():
+    """As status and the condition have it."""
+    office, _ = _config().schedule
+    assert office.in_words(NOON) == (
+        "office: prefill at least 3, decode at least 2 until 2026-01-05 18:00 Europe/Berlin"
+    )
+
+
 def test_two_periods_meet_where_one_begins_during_the_other():
     """A night that ends at six in UTC ends before eight in Berlin; one of two hours more does not in summer."""
     assert not OFFICE.meets(Recurring("0 20 * * *", "UTC", 10 * 3600))

@@ -44,7 +44,9 @@ def _load(*, arrivals=10.0, work_s=6.0, calm=False):
 def _after(pulls, known=None, *, late=0.0, is_entry_late=True, **load):
     known = known or Served()
     for _ in range(pulls):
-        known = known.followed(_load(**load), P, ready=1, first=10.0, late=late, is_entry_late=is_entry_late)
+        known = known.followed(
+            _load(**load), P, ready=1, first=10.0, late=late, is_entry_late=is_entry_late, slo_s=5.0
+        )
     return known
 
 
@@ -72,7 +74,7 @@ def test_the_model_finds_to_what_was_served():
     for _ in range(400):
         share = known.share_of(P)
         known = known.followed(
-            _load(work_s=8.0 / share), P, ready=1, first=10.0, late=2.0, is_entry_late=True
+            _load(work_s=8.0 / share), P, ready=1, first=10.0, late=2.0, is_entry_late=True, slo_s=5.0
         )
         predicted.append(known.predicted_in_time)
     assert known.in_time == pytest.approx(0.8)
@@ -106,7 +108,13 @@ def test_the_correction_keeps_within_its_bounds(windows):
     known = Served()
     for work_s, late, ready in windows:
         known = known.followed(
-            _load(work_s=work_s), P, ready=ready, first=max(10.0, late), late=late, is_entry_late=True
+            _load(work_s=work_s),
+            P,
+            ready=ready,
+            first=max(10.0, late),
+            late=late,
+            is_entry_late=True,
+            slo_s=5.0,
         )
         assert SHARE_LEAST <= known.share_of(P) <= 1.0
         assert known.backlog_s >= 0

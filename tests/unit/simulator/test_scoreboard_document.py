@@ -85,6 +85,15 @@ def test_cases_have_a_budget_for_their_fleet_and_a_workload_that_exists(bench):
         assert scenario.planner.max_gpu_budget == case.budget
 
 
+def test_a_case_is_simulated_with_the_start_ups_that_it_names(bench):
+    """Mean and spread: without the spread a case of start-ups from 40 to 300 s is one of the mean alone."""
+    found = {case.name: case for case in bench["workloads"].cases(None)}
+    case = found["cycles-start-40-to-300"]
+    scenario = bench["cells"].scenario_of(bench["cells"].Cell(case, "load", 0))
+    assert scenario.cold_start_cv == case.cold_start_cv > 0
+    assert scenario.cold_start_s == case.cold_start_s
+
+
 def test_new_workloads_and_seeds_are_tuned_or_held_out_by_their_names(bench):
     """A rule that nobody can bend after a result: both kinds exist, and one of two seeds of a tuned one is held out."""
     split = importlib.import_module("split")

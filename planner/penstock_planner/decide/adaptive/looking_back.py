@@ -104,6 +104,7 @@ def _compared(served: Served, load: Load, case: rules.Case, window: Window) -> S
         first=sum(each.ttft_count for each in demands) + away,
         late=sum(lates) + away,
         is_entry_late=not _waits_inside(window),
+        slo_s=case.slo_s,
     )
 
 

@@ -23,6 +23,9 @@ move nothing, a twentieth of late ones at two requests per second a tenth in a q
 SHARE_LEAST = 0.5
 """Chosen: what makes more late than half of the throughput explains has another cause, and more workers would not help."""
 
+CALM_TAU_S = 7200.0
+"""Chosen: what is late in any fleet changes with the prompts alone; over half an hour it is a few requests, and chance."""
+
 CALM_LEAST = 20.0
 """Chosen: so many requests in time are assumed beside those seen while nothing waited."""
 
@@ -60,7 +63,8 @@ class Served:
         late: Those of them that were late, decayed alike.
         arrived: Arrivals, decayed alike.
         predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
-        calm: First tokens that came while nothing waited and a worker was idle, decayed alike.
+        calm_s: For how long nothing has waited and a worker has been idle at each pull.
+        calm: First tokens that came when that was so for longer than a first token may take, decayed over `CALM_TAU_S`.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
         unexplained: Requests of the newest window that were late beyond what the model says; below 0 where fewer were.
         newest: The newest window.
@@ -72,6 +76,7 @@ class Served:
     late: float = 0.0
     arrived: float = 0.0
     predicted_late: float = 0.0
+    calm_s: float = 0.0
     calm: float = 0.0
     calm_late: float = 0.0
     unexplained: float = 0.0
@@ -101,7 +106,15 @@ class Served:
         return self.calm_late / (self.calm + CALM_LEAST)
 
     def followed(
-        self, load: Load, role: Role, *, ready: int, first: float, late: float, is_entry_late: bool
+        self,
+        load: Load,
+        role: Role,
+        *,
+        ready: int,
+        first: float,
+        late: float,
+        is_entry_late: bool,
+        slo_s: float,
     ) -> Served:
         """Return it after one window.
 
@@ -112,13 +125,16 @@ class Served:
             first: First tokens, and requests turned away.
             late: Those of them that were late.
             is_entry_late: They were so for want of this role, as far as is known.
+            slo_s: What a first token may take.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
-        kept = math.exp(-load.dt_s / SERVED_TAU_S)
-        is_calm = load.served_at_once_by is not None
+        kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (SERVED_TAU_S, CALM_TAU_S))
+        # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
+        calm_s = 0.0 if load.served_at_once_by is None else self.calm_s + load.dt_s
+        is_calm = calm_s > slo_s
         share = self.share_of(role)
         wrong = late - self._always * first - predicted_late
-        if is_entry_late:
+        if is_entry_late and not is_calm:
             share = min(1.0, max(SHARE_LEAST, share - wrong / TRUST_REQUESTS))
         return replace(
             self,
@@ -128,8 +144,9 @@ class Served:
             late=self.late * kept + late,
             arrived=self.arrived * kept + load.arrivals,
             predicted_late=self.predicted_late * kept + predicted_late,
-            calm=self.calm * kept + (first if is_calm else 0.0),
-            calm_late=self.calm_late * kept + (late if is_calm else 0.0),
+            calm_s=calm_s,
+            calm=self.calm * calm_kept + (first if is_calm else 0.0),
+            calm_late=self.calm_late * calm_kept + (late if is_calm else 0.0),
             unexplained=wrong,
             newest=Compared(first, late, load.arrivals, predicted_late + self._always * load.arrivals),
         )
