@@ -55,7 +55,7 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
 
 _after = partial(decided_after, pull=_pull, config=CONFIG)
 
-_STARTUP_SEEN = RoleMemory(startup_s=30.0)
+_STARTUP_SEEN = RoleMemory(startups_s=(30.0,))
 LATER = PlannerState(
     memory={
         "adaptive": AdaptiveMemory(
@@ -138,7 +138,7 @@ def _slow_to_start(**roles):
     """Return the state of a planner that has learnt starts of 380 s, and has seen nothing arrive for ten minutes."""
     _, state = _after(600, rate=0.0, **roles)
     memory = AdaptiveMemory.read(state.memory)
-    learnt = {role: replace(each, startup_s=380.0) for role, each in memory.roles.items()}
+    learnt = {role: replace(each, startups_s=(380.0,)) for role, each in memory.roles.items()}
     return replace(state, memory={"adaptive": replace(memory, roles=learnt)})
 
 
@@ -338,11 +338,22 @@ def _counted(*counts):
 
 
 def test_start_up_is_learnt_from_the_counts():
-    """Asked for at 10 s, ready at 50 s: 40 s; the next one, 60 s, counts half."""
+    """Asked for at 10 s, ready at 50 s: 40 s; the next one takes 60 s."""
     memory = _counted((0, 1, 0), (10, 1, 1), (50, 2, 0))
     assert memory.startup_s == 40.0
     memory = _followed(_followed(memory, PoolCounts(2, 1), 60.0), PoolCounts(3, 0), 120.0)
-    assert memory.startup_s == 50.0
+    assert memory.startups_s == (40.0, 60.0)
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=12))
+def test_a_start_up_is_never_expected_shorter_than_any_of_the_last_two(took):
+    """Whatever they take, one after the other: the longer of the newest two, so that a long one is forgotten as well."""
+    memory, at_s = _counted((0, 1, 0)), 0
+    for each in took:
+        memory = _followed(_followed(memory, PoolCounts(1, 1), at_s + 1), PoolCounts(2, 0), at_s + 1 + each)
+        at_s += 1 + each
+        memory = _followed(memory, PoolCounts(1, 0), at_s)
+    assert memory.startup_s == max(took[-2:])
 
 
 def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
@@ -452,7 +463,7 @@ def test_a_start_up_that_the_manifest_states_counts_until_one_is_seen():
     """100 s stated of prefill, 200 of decode; one of 40 s seen goes before what is stated."""
     stated = AdaptiveMemory(stated_s={Role.PREFILL: 100.0, Role.DECODE: 200.0})
     assert (stated.known_startup_s(Role.PREFILL), stated.change_startup_s(Role.DECODE)) == (100.0, 200.0)
-    seen = replace(stated, roles={Role.PREFILL: RoleMemory(startup_s=40.0)})
+    seen = replace(stated, roles={Role.PREFILL: RoleMemory(startups_s=(40.0,))})
     assert (seen.known_startup_s(Role.PREFILL), seen.known_startup_s(Role.DECODE)) == (40.0, 40.0)
 
 

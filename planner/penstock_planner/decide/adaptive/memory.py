@@ -33,8 +33,9 @@ HOLD_S = 60.0
 """Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
 GPU-seconds and late requests as well."""
 
-_NEW_SHARE = 0.5
-"""Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
+STARTUPS_KEPT = 2
+"""Chosen: of so many newest start-ups the longest is expected: of a mean every other one takes longer. Of four it costs 5% more
+GPU-hours where start-ups take 40 to 300 s, for nothing."""
 
 
 def hold_s(expected_s: float) -> float:
@@ -49,16 +50,21 @@ class RoleMemory:
     Attributes:
         ready: At the newest pull; None before the first.
         begun_s: When each replica that starts now was first seen, oldest first.
-        startup_s: Learnt time from asked for to ready; None before the first.
+        startups_s: Times from asked for to ready, newest last, at most `STARTUPS_KEPT`.
         grown_s: When replicas were last added; None before that.
         shrunk_s: When replicas were last removed; None before that.
     """
 
     ready: int | None = None
     begun_s: tuple[float, ...] = ()
-    startup_s: float | None = None
+    startups_s: tuple[float, ...] = ()
     grown_s: float | None = None
     shrunk_s: float | None = None
+
+    @property
+    def startup_s(self) -> float | None:
+        """Return the start-up to expect, the longest seen of late; None before the first."""
+        return max(self.startups_s, default=None)
 
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's memory after one pull.
@@ -70,15 +76,13 @@ class RoleMemory:
         if self.ready is None:
             return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
         before = self.ready + len(self.begun_s)
-        begun, startup_s = self.begun_s, self.startup_s
+        begun = self.begun_s
         finished = max(0, min(pool.ready - self.ready, len(begun)))
-        for begun_s in begun[:finished]:
-            took_s = at_s - begun_s
-            startup_s = took_s if startup_s is None else startup_s + _NEW_SHARE * (took_s - startup_s)
+        startups_s = (*self.startups_s, *(at_s - begun_s for begun_s in begun[:finished]))[-STARTUPS_KEPT:]
         # What was taken back are the newest starts.
         begun = begun[finished:][: pool.starting]
         begun += (at_s,) * (pool.starting - len(begun))
-        after = replace(self, ready=pool.ready, begun_s=begun, startup_s=startup_s)
+        after = replace(self, ready=pool.ready, begun_s=begun, startups_s=startups_s)
         if pool.replicas > before:
             return replace(after, grown_s=at_s)
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
@@ -216,7 +220,7 @@ class AdaptiveMemory:
         return AdaptiveMemory(
             work=replace(self.work, rate=Trend(), level=0.0),
             kv=replace(self.kv, load=Trend()),
-            roles={role: RoleMemory(startup_s=each.startup_s) for role, each in self.roles.items()},
+            roles={role: RoleMemory(startups_s=each.startups_s) for role, each in self.roles.items()},
             hindsight={role: each.carried() for role, each in self.hindsight.items()},
             served=self.served.carried(),
         )
