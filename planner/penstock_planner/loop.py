@@ -38,6 +38,7 @@ from penstock_planner.decide.schedule import in_force
 from penstock_planner.figures import Observers, View
 from penstock_planner.ledger import Ledger
 from penstock_planner.sources.base import (
+    ITL,
     TTFT,
     Buckets,
     Query,
@@ -116,7 +117,7 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
-        self._first_tokens: Buckets = ()
+        self._counted: dict[str, Buckets] = {}
         # The last recorded decision, and how often writing had failed by then: pulls lost since would be
         # missed by a replay.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
@@ -250,15 +251,17 @@ class PlannerLoop:
         return pulled
 
     def _with_late(self, readings: Readings) -> Demand | None:
-        """Return the demand with the first tokens that came late since the pull before that knew it."""
-        demand, buckets = readings.demand, readings.latency.get(TTFT, ())
-        if demand is None or not buckets:
-            return demand
-        before, self._first_tokens = self._first_tokens, buckets
-        if not before:
-            return demand
-        slo_s = self._settings.config.ttft_slo_s
-        return replace(demand, ttft_late=round(later_than(gained(before, buckets), slo_s), 3))
+        """Return the demand with the first tokens and the gaps that were late since the pull before that knew them."""
+        config, demand = self._settings.config, readings.demand
+        if demand is None:
+            return None
+        late: dict[str, float | None] = {}
+        for name, slo_s in ((TTFT, config.ttft_slo_s), (ITL, config.itl_slo_s)):
+            buckets, before = readings.latency.get(name, ()), self._counted.get(name, ())
+            if buckets and slo_s is not None:
+                self._counted[name] = buckets
+                late[name] = round(later_than(gained(before, buckets), slo_s), 3) if before else None
+        return replace(demand, ttft_late=late.get(TTFT), itl_late=late.get(ITL))
 
     async def _scale(self, change: Change) -> str | None:
         """Ask the backend for a change; return why it refused, None if it accepted."""

@@ -129,6 +129,7 @@ class PlannerOptions(BaseModel):
     time_zone: TimeZone = _declared("time_zone", "time_zone")
     in_time: float = _declared("objective.in_time", "in_time")
     gpu_percent_per_point: float = _declared("objective.gpu_percent_per_point", "gpu_percent_per_point")
+    objective_itl: float | None = _declared("objective.itl_seconds")
     ttft_slo: Annotated[float, Field(gt=0)] = Field(
         5,
         description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "
@@ -178,7 +179,7 @@ class PlannerOptions(BaseModel):
         return DecideConfig(
             **declared,
             ttft_slo_s=self.ttft_slo,
-            itl_slo_s=self.itl_slo if is_sla else None,
+            itl_slo_s=self.itl_slo if is_sla else self.objective_itl,
             attainment=self.attainment,
             performance=performance if is_sla else None,
             min_replicas={each.role: each.replica_bounds[0] for each in services},
@@ -228,7 +229,9 @@ def modes_of(name: str) -> tuple[PlannerMode, ...]:
     if attribute == "ttft_slo":
         return _DEMAND_MODES
     setting = SETTINGS.get(attribute)
-    return () if setting is None else READ_IN_MODES.get(setting.key.partition(".")[0], ())
+    if setting is None:
+        return ()
+    return READ_IN_MODES.get(setting.key) or READ_IN_MODES.get(setting.key.partition(".")[0], ())
 
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)

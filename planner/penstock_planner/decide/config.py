@@ -62,7 +62,7 @@ class DecideConfig:
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
         ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
             ``planner.sla.ttftSeconds``.
-        itl_slo_s: ITL that mode sla holds, > 0; None: any.
+        itl_slo_s: ITL that mode sla holds, and of which mode adaptive counts what is above, > 0; None: any.
         performance: What mode sla plans by; None in every other mode that needs no profile.
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         schedule: Bounds that hold for periods of the calendar.

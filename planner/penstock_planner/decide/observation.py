@@ -61,6 +61,7 @@ class Demand:
         ttft_sum_s: Sum of the TTFT of requests whose first token came.
         ttft_late: First tokens that came after the TTFT that counts as in time; None: unknown.
         itl_sum_s: Sum of the gaps between successive tokens.
+        itl_late: Gaps above the ITL that counts as in time; None: unknown, or any does.
         waiting: Requests in the routers' queues now, for any role.
         waiting_tokens: Of those, counted as in ``uncached_tokens``.
         oldest_wait_s: Longest time that one of those has waited; None without any.
@@ -91,6 +92,7 @@ class Demand:
     in_flight_tokens: float = 0.0
     prefilling_workers: float = 0.0
     ttft_late: float | None = None
+    itl_late: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,12 @@ class ObjectiveConfig(SpecModel):
 
     in_time: Annotated[Number, Field(ge=0.5, lt=1)] = entry(
         0.99,
-        "Share of the requests to serve within the TTFT target; nothing is spent on more. A fraction, 0.5 to below 1.",
+        "Share of the requests to serve within the targets; nothing is spent on more. A fraction, 0.5 to below 1.",
+    )
+    itl_seconds: Seconds | None = entry(
+        None,
+        "Gap between tokens that counts as in time, mode adaptive (mode sla has sla.itlSeconds); null: any. The TTFT in time "
+        "is router.ttftSloSeconds.",
     )
     gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = entry(
         20,
@@ -286,6 +291,7 @@ READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "memory": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "objective": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "objective.itl_seconds": (PlannerMode.ADAPTIVE,),
     "time_zone": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "decode_kv_scale_up_threshold": _LOAD,
     "decode_kv_scale_down_threshold": _LOAD,
@@ -302,5 +308,6 @@ that it cannot be distinguished from one that was given, and a flag may choose a
 
 def unread_keys(planner: PlannerConfig, mode: str) -> tuple[str, ...]:
     """Return the keys that are given and that a mode does not decide by, in the model's order."""
-    given = planner.model_fields_set
-    return tuple(key for key, modes in READ_IN_MODES.items() if key in given and mode not in modes)
+    given = {*planner.model_fields_set, *(f"objective.{key}" for key in planner.objective.model_fields_set)}
+    unread = [key for key, modes in READ_IN_MODES.items() if key in given and mode not in modes]
+    return tuple(key for key in unread if "." not in key or key.partition(".")[0] not in unread)

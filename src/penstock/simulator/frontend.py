@@ -17,9 +17,12 @@ _BINS_PER_E = 100.0
 class GapHistogram:
     """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo_s: float | None = None) -> None:
+        """Begin without gaps; those above ``slo_s`` are late, none where it is None."""
         self._counts: dict[int, int] = {}
+        self._slo_s = math.inf if slo_s is None else slo_s
         self.total = 0
+        self.late = 0
         self.sum_s = 0.0
 
     def add(self, gap_s: float, count: int) -> None:
@@ -28,6 +31,7 @@ class GapHistogram:
             place = round(math.log(gap_s) * _BINS_PER_E)
             self._counts[place] = self._counts.get(place, 0) + count
             self.total += count
+            self.late += count if gap_s > self._slo_s else 0
             self.sum_s += gap_s * count
 
     def percentile(self, share: float) -> float | None:
@@ -56,7 +60,7 @@ class FrontendCounters:
         self._waiting: dict[int, float] = {}
         self._given: dict[int, str] = {}
         self._prefilling: dict[str, int] = {}
-        self._gap_count, self._gap_sum_s = 0, 0.0
+        self._gap_count, self._gap_late, self._gap_sum_s = 0, 0, 0.0
         self._turned_away: Mapping[Role, float] = {}
         # By the names of a `Demand`.
         self._counts = defaultdict[str, float](int)
@@ -130,6 +134,7 @@ class FrontendCounters:
             turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
             itl_sum_s=gaps.sum_s - self._gap_sum_s,
             itl_count=gaps.total - self._gap_count,
+            itl_late=gaps.late - self._gap_late,
             waiting=len(self._waiting),
             waiting_tokens=sum(weights[index] for index in self._waiting),
             oldest_wait_s=now_s - min(self._waiting.values()) if self._waiting else None,
@@ -139,6 +144,6 @@ class FrontendCounters:
             **{"ttft_late": 0.0, **self._counts},
         )
         self._at_s, self._turned_away = now_s, turned_away
-        self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s
+        self._gap_count, self._gap_late, self._gap_sum_s = gaps.total, gaps.late, gaps.sum_s
         self._counts.clear()
         return demand

@@ -40,7 +40,7 @@ class Simulation:
     ) -> None:
         self.scenario = scenario
         self.kernel = Kernel()
-        self.gaps = GapHistogram()
+        self.gaps = GapHistogram(None if scenario.planner is None else scenario.planner.itl_slo_s)
         self._chains = chains or PrefixChains(scenario.seed)
         self._start_ups = np.random.default_rng(scenario.seed)
         self._models = {

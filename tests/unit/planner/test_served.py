@@ -17,7 +17,7 @@ from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
-from penstock_planner.sources.base import TTFT
+from penstock_planner.sources.base import ITL, TTFT
 
 P = Role.PREFILL
 
@@ -162,3 +162,15 @@ async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histog
     served = AdaptiveMemory.read(newest["state"]["memory"]).served
     assert served.in_time == pytest.approx(0.8)
     assert replay(read_ledger(world.folder)).differences == ()
+
+
+async def test_the_live_planner_counts_late_gaps_from_the_routers_histogram(world):
+    """Three of thirty gaps a second lie beyond the ITL in time; without such a target none is counted."""
+    config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0, itl_slo_s=0.05)
+    world.load.demand = lambda _now: Demand(1.0, arrivals=10.0, ttft_count=10.0, itl_count=30.0)
+    world.measure_latency(lambda at_s: {ITL: ((0.05, 27 * at_s), (float("inf"), 30 * at_s))})
+    world.config = config
+    await world.run_until(10)
+    lates = [each["pull"]["demand"].get("itl_late") for each in world.records("pull")]
+    assert lates[0] is None
+    assert set(lates[1:]) == {3.0}

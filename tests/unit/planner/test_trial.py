@@ -71,7 +71,7 @@ def test_late_requests_that_nothing_explains_grow_the_role_they_waited_for():
     prefill = found[P]
     assert (prefill.action, prefill.reason, prefill.desired) == (Action.UP, Reason.SERVED_LATE, 3)
     assert (
-        "were late for no reason that the model knows, allowed are 1.0%: one more is tried"
+        "were late, by TTFT or ITL, for no reason that the model knows, allowed are 1.0%: one more is tried"
         in prefill.sentence
     )
     assert found[D].action is Action.HOLD
@@ -94,6 +94,28 @@ def test_what_waits_in_decode_workers_is_tried_with_decode():
             break
     assert found[D].action is Action.UP
     assert found[P].reason is not Reason.SERVED_LATE
+
+
+def test_gaps_between_tokens_that_are_late_are_tried_with_decode():
+    """A tenth of them above the ITL in time, every first token in time: one decode replica more, and no prefill replica."""
+    config = replace(CONFIG, itl_slo_s=0.05)
+    slow = {**GOOD, "itl_count": 80.0, "itl_late": 8.0}
+    found, state, at_s = _grown(24 * 60, _warm(), start_s=120, config=config, **slow)
+    decode = found[D]
+    assert (decode.action, decode.reason, decode.desired) == (Action.UP, Reason.SERVED_LATE, 2)
+    assert step_of(decode, "served").inputs["late_unexplained"] > 0.03
+    assert found[P].action is Action.HOLD
+    more = {**slow, "decode": 2}
+    found, state, _ = _grown(int(HOLDS_S) - 60, state, start_s=at_s, config=config, **more)
+    assert found is None, "a third does not help where the second did not"
+    assert AdaptiveMemory.read(state.memory).trials[D].helped is False
+
+
+def test_gaps_whose_lateness_is_not_known_are_no_reason():
+    """A source without a histogram of gaps, and a few late ones that the objective allows."""
+    for late in (None, 0.4):
+        found, _, _ = _grown(24 * 60, _warm(), start_s=120, **{**GOOD, "itl_count": 80.0, "itl_late": late})
+        assert found is None
 
 
 def test_a_replica_that_does_not_help_is_not_asked_for_again_within_the_hour():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.simulator.frontend import GapHistogram
+from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.observer import PlannerChange
 from penstock.simulator.scoreboard import (
     attainment_over_time,
@@ -102,6 +102,18 @@ def test_gap_percentiles_are_exact_to_a_bin(pairs):
     for share in (0.5, 0.9, 0.99):
         exact = expanded[int(np.ceil(share * expanded.size)) - 1]
         assert gaps.percentile(share) == pytest.approx(exact, rel=0.0051)
+
+
+def test_gaps_above_the_target_are_counted_for_the_planner():
+    """Of nine gaps the five of 60 ms are above 50 ms; without a target none is late; each pull has its own."""
+    for slo_s, late in ((0.05, 5), (None, 0)):
+        gaps = GapHistogram(slo_s)
+        frontend = FrontendCounters(gaps, 5.0)
+        gaps.add(0.05, 4)
+        gaps.add(0.06, 5)
+        first, second = (frontend.take(at_s, {}, {}) for at_s in (1.0, 2.0))
+        assert (first.itl_count, first.itl_late) == (9, late)
+        assert (second.itl_count, second.itl_late) == (0, 0)
 
 
 def test_regret_is_against_the_oracle_beside_the_same_router_and_rate():

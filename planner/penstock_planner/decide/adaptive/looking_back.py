@@ -77,11 +77,20 @@ def _tried(
     if memory.unserved_s is not None and pull.at_s - memory.unserved_s < LATE_TAU_S:
         first = 0.0
     trials = dict(memory.trials)
+    late_by_itl = _late_by_itl(demands) if first else 0.0
     for role, case in cases.items():
         late = memory.served.unexplained if first and role is cause else 0.0
+        late += late_by_itl if role is kv_role(pull.pools) else 0.0
         seen = Lateness(dt_s, first, late)
         trials[role] = memory.trials.get(role, Trial()).followed(case.pool, seen, 1.0 - config.in_time)
     return replace(memory, trials=trials)
+
+
+def _late_by_itl(demands: Sequence[Demand]) -> float:
+    """Return the window's requests in the share of its gaps that were late; where pulls do not know which were, none."""
+    gaps = sum(each.itl_count for each in demands)
+    late = sum(each.itl_late or 0.0 for each in demands)
+    return sum(each.ttft_count for each in demands) * late / gaps if gaps else 0.0
 
 
 def _waits_inside(window: Window) -> bool:

@@ -242,7 +242,7 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
     in_vain = "; one more has just been seen not to help" if is_late and trial.helped is False else ""
     step = Step("served", inputs, case.allowed, grows(applies) + in_vain)
     detail = (
-        f"{trial.share:.1%} of the last {trial.first:.0f} requests were late for no reason that the model knows, allowed are"
+        f"{trial.share:.1%} of the last {trial.first:.0f} requests were late, by TTFT or ITL, for no reason that the model knows, allowed are"
         f" {case.allowed:.1%}: one more is tried"
     )
     return RoleFinding(Reason.SERVED_LATE, detail, step)

@@ -39,7 +39,8 @@ class Lateness:
     Attributes:
         dt_s: Its length, > 0.
         first: Requests.
-        late: Those of them that were late for want of this role, beyond what the model says; may be below 0.
+        late: Those of them that were late for want of this role, beyond what the model says; may be below 0. For the role that
+            decodes, those late by ITL as well, of which the model knows nothing.
     """
 
     dt_s: float
