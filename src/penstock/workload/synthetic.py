@@ -275,6 +275,8 @@ class SyntheticSpec:
     output_tokens: int = flag("Mean output length.", default=256, ge=1)
     shift_s: float = math.inf
     """From here on prompts and outputs have other lengths, >= 0; infinite: never."""
+    shift_every_s: float = math.inf
+    """Then lengths go back and forth so often, > 0; infinite: they stay."""
     shift_input: float = flag("Factor on the prompts' lengths then.", default=1.0, gt=0)
     shift_output: float = flag("Factor on the outputs' lengths then.", default=1.0, gt=0)
     drift_input: float = flag(
@@ -302,6 +304,7 @@ class SyntheticSpec:
         for name, is_fine, bound in (
             ("duration_s", self.duration_s > 0, "above 0"),
             ("shift_s", self.shift_s >= 0, "at least 0"),
+            ("shift_every_s", self.shift_every_s > 0, "above 0"),
             ("every_s", self.every_s > self.step_length_s, f"above {length}"),
             ("cv", self.process is not Process.BURSTS or self.cv > 1, "above 1 for bursts"),
             ("peak", not is_on_and_off or self.peak > 1, f"above 1 for {self.process.value}"),
@@ -471,7 +474,9 @@ def _shifted(
     lengths: Sequence[int], arrivals: Sequence[float], factor: float, spec: SyntheticSpec
 ) -> list[int]:
     return [
-        length if at_s < spec.shift_s else min(max(1, round(length * factor)), spec.max_tokens)
+        min(max(1, round(length * factor)), spec.max_tokens)
+        if at_s >= spec.shift_s and (at_s - spec.shift_s) // spec.shift_every_s % 2 == 0
+        else length
         for length, at_s in zip(lengths, arrivals, strict=True)
     ]
 

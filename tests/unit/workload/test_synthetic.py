@@ -98,6 +98,14 @@ def test_a_shift_changes_the_lengths_from_its_time_on():
     assert [(r.input_tokens, r.output_tokens) for r in made] == [(800, 20)] * 2 + [(200, 80)] * 2
 
 
+def test_lengths_shift_back_and_forth():
+    """Agents for two seconds, chats for two, agents again."""
+    text = "constant:rate=1,count=7,input_tokens=800,output_tokens=20,length_cv=0"
+    made = synthesise(parse_synthetic(f"{text},shift_s=2,shift_every_s=2,shift_input=0.25,shift_output=4"), rng())
+
+    assert [r.input_tokens for r in made] == [800, 800, 200, 200, 800, 800, 200]
+
+
 def test_prompts_drift_to_their_last_length_and_answers_stay():
     """Three times as long at the last arrival, twice half-way."""
     text = "constant:rate=1,count=5,input_tokens=800,output_tokens=20,length_cv=0,drift_input=3"
@@ -186,6 +194,7 @@ def test_the_name_says_synthetic():
         ("poisson:rate", "rate=''"),
         ("poisson:duration_s=0", "duration_s=0.0 must be above 0"),
         ("poisson:shift_s=-1", "shift_s=-1.0 must be at least 0"),
+        ("poisson:shift_every_s=0", "shift_every_s=0.0 must be above 0"),
         ("bursts:cv=0.5", "cv=0.5 must be above 1 for bursts"),
         ("day:step_length_s=300", "period_s=600.0 must be at least four times step_length_s=300"),
     ],
