@@ -55,6 +55,7 @@ def config_of(case: Case, mode: str) -> DecideConfig:
         decode_gpus=case.gpus,
         ttft_slo_s=case.slo_s,
         metric_pulling_interval_s=case.pull_s,
+        switches_roles=case.switches_roles,
     )
     return configured(base, mode, case.pools(), case.itl_slo_s)
 

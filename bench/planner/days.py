@@ -27,9 +27,19 @@ BURST = f"step:rate=0.00056,peak=1800,step_s=3600,step_length_s=720,{_LONG}"
 """A request each half hour, and 1/s for 12 minutes in the second hour."""
 
 
+SWITCHABLE = ("drifting-prompts", "agents-and-chat", "alternating-tenants", "rag-and-essays")
+"""Loads whose shape changes, which are also run with workers that can be of either role."""
+
+
 def days() -> list[Case]:
     """Return every case."""
-    return [*_bursts(), *_hours(), *_starts(), *_weeks()]
+    fixed = [*_bursts(), *_hours(), *_starts(), *_weeks(), *_shapes()]
+    return [*fixed, *(_switchable(case) for case in fixed if case.name in SWITCHABLE)]
+
+
+def _switchable(case: Case) -> Case:
+    about = f"{case.about}; workers can switch roles"
+    return replace(case, name=f"{case.name}-switchable", about=about, switches_roles=True)
 
 
 def _case(name: str, about: str, source: str, **options: object) -> Case:
@@ -77,6 +87,32 @@ def _hours() -> list[Case]:
             "0.5/s; prompts grow from 6,000 to 18,000 tokens within six hours",
             f"poisson:rate=0.5,drift_input=3,duration_s={6 * HOUR_S},input_tokens=6000,output_tokens=300,length_cv=0.3,"
             "max_tokens=24000",
+        ),
+    ]
+
+
+def _shapes() -> list[Case]:
+    """Return the cases in which now prefill has the work, now decode."""
+    return [
+        _case(
+            "agents-and-chat",
+            "agents for two hours (14,000/150 at 0.6/s), chat for two (1,400/1,200 at 2.4/s), twice",
+            f"step:rate=0.6,peak=4,step_s=7200,step_length_s=7200,every_s=14400,duration_s={8 * HOUR_S},"
+            "input_tokens=14000,output_tokens=150,length_cv=0.3,max_tokens=24000,shift_s=7200,shift_every_s=7200,"
+            "shift_input=0.1,shift_output=8",
+        ),
+        _case(
+            "alternating-tenants",
+            "two tenants in turn, ten minutes each: 14,000/100 at 0.6/s, 1,400/1,200 at 1.8/s",
+            f"step:rate=0.6,peak=3,step_s=600,step_length_s=600,every_s=1200,duration_s={6 * HOUR_S},"
+            "input_tokens=14000,output_tokens=100,length_cv=0.3,max_tokens=24000,shift_s=600,shift_every_s=600,"
+            "shift_input=0.1,shift_output=12",
+        ),
+        _case(
+            "rag-and-essays",
+            "days of an hour and a half, 0.1/s to 0.8/s; every 20 minutes 12,000/200 turns to 1,200/2,000 and back",
+            f"day:rate=0.1,peak=8,period_s=5400,step_length_s=1200,duration_s={6 * HOUR_S},input_tokens=12000,"
+            "output_tokens=200,length_cv=0.3,max_tokens=24000,shift_s=1200,shift_every_s=1200,shift_input=0.1,shift_output=10",
         ),
     ]
 

@@ -55,6 +55,7 @@ class Case:
         seeds: Most seeds it is run with; None: as many as asked for.
         pull_s: Between two pulls of the planner's own modes, seconds.
         sample_s: Between two samples of the fleet, seconds.
+        switches_roles: Workers can change between prefill and decode.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Case:
     seeds: int | None = None
     pull_s: float = 1.0
     sample_s: float = 1.0
+    switches_roles: bool = False
 
     def pools(self, fleet: tuple[int, ...] | None = None) -> tuple[PoolSpec, ...]:
         """Return the pools, with another fleet if one is given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 
 from penstock.api import Role
@@ -17,7 +17,6 @@ from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.state import (
     Append,
     BeginLedger,
-    Change,
     Checkpoint,
     DecisionKind,
     Effect,
@@ -30,6 +29,7 @@ from penstock_planner.core.state import (
     Record,
     RecordDecision,
     Scale,
+    Switch,
 )
 from penstock_planner.decide.bounds import existing_gpus, owner
 from penstock_planner.decide.decision import Reason
@@ -154,7 +154,16 @@ class PlannerLoop:
                 case RecordDecision() as asked:
                     answer = self._record(asked)
                 case Scale(change):
-                    answer = await self._scale(change)
+                    answer = await self._asked(
+                        self._target.scale(change.role, change.desired, decision_id=change.decision_id)
+                    )
+                case Switch(giver, taker):
+                    replicas = {each.role: each.desired for each in (giver, taker)}
+                    answer = await self._asked(
+                        self._target.switch(
+                            giver.role, taker.role, replicas=replicas, decision_id=giver.decision_id
+                        )
+                    )
                 case _ as last:
                     raise AssertionError(f"{last}: asks for no answer")
             effects = self._core.answer(answer, self._time.now_s())
@@ -263,11 +272,11 @@ class PlannerLoop:
                 late[name] = round(later_than(gained(before, buckets), slo_s), 3) if before else None
         return replace(demand, ttft_late=late.get(TTFT), itl_late=late.get(ITL))
 
-    async def _scale(self, change: Change) -> str | None:
+    async def _asked(self, request: Awaitable[None]) -> str | None:
         """Ask the backend for a change; return why it refused, None if it accepted."""
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
-                await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
+                await request
         except (PenstockError, TimeoutError) as exc:
             return str(exc) or f"no answer in {TARGET_TIMEOUT_S:g} s"
         return None

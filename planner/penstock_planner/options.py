@@ -186,6 +186,7 @@ class PlannerOptions(BaseModel):
             max_replicas={each.role: each.replica_bounds[1] for each in services},
             parameters=parameters_of(self.mode, rules.policy_parameters) if rules.mode == self.mode else None,
             schedule=tuple(ScheduledBounds.of(each, gpus) for each in rules.schedule),
+            switches_roles=graph is not None and graph.spec.engine.switchable,
             external=tuple(each.role for each in services if each.is_external),
             startups_s={each.role: each.startup_seconds for each in services if each.startup_seconds},
             startup_timeout_s=max((each.startup_timeout_seconds for each in services), default=600.0),

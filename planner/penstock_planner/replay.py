@@ -82,7 +82,7 @@ def replay(ledger: LedgerFile) -> ReplayResult:
             decision, after = remake(record, performance)
             name = record["decision"]["id"]
             pairs = [
-                ("decision", record["decision"], to_plain(decision)),
+                ("decision", to_plain(from_plain(Decision, record["decision"])), to_plain(decision)),
                 ("state", _plain(from_plain(PlannerState, record["state"])), to_plain(after)),
                 *(
                     [("chain", _plain(from_plain(PlannerState, record["before"])), broken)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
@@ -68,7 +68,9 @@ def plan_of(
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
     options = join(given={} if disabled else given, graph=None if disabled else graph)
-    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled, paused)
+    # A pod's role is its workload's.
+    config = replace(options.decide_config(graph, performance), switches_roles=False)
+    return GraphPlan(options, config, services_of(graph), disabled, paused)
 
 
 def why_disabled(graph: GraphDeployment) -> str:

@@ -33,6 +33,7 @@ from penstock_planner.core.state import (
     Scale,
     Schedule,
     Starts,
+    Switch,
     actuation_record,
     added,
     anchor_position,
@@ -60,7 +61,7 @@ was made for is gone."""
 
 Answer = TargetState | Pull | bool | str | None
 """To `ObserveAt` (None: the backend could not be read), `ReadMetrics`, `RecordDecision` (whether it is on the disk) and
-`Scale` (why the backend refused; None if it took the change)."""
+`Scale` and `Switch` (why the backend refused; None if it took the change)."""
 
 
 class PlannerCore:
@@ -260,9 +261,9 @@ class PlannerCore:
             gone = max(0, asked - pool.replicas) if asked is not None else 0
             if asked is not None and not self._starts.get(role) and asked > pool.ready:
                 # Asked for on another timeline: its deadline begins now.
-                waiting = min(pool.starting, asked - pool.ready)
+                waiting = min(pool.begun, asked - pool.ready)
                 self._starts = added(self._starts, role, waiting, self._now_s)
-            for asked_s in finished(self._starts, role, pool.starting + gone):
+            for asked_s in finished(self._starts, role, pool.begun + gone):
                 took_s = self._now_s - asked_s
                 self._emit(Log("replica ready", {"role": role.value, "took_s": round(took_s, 1)}))
                 self._starts = without_oldest(self._starts, role)
@@ -395,20 +396,24 @@ class PlannerCore:
         Of those that a killed process left, only what still fits is asked for.
         """
         is_any_applied = False
-        for change in changes:
-            if is_left and not self._is_still_desired(change):
-                self._not_applied(change, Outcome.ABANDONED, "too old, or the pool has changed since")
+        for asked in _requests(changes):
+            together = asked.changes
+            if is_left and not all(self._is_still_desired(each) for each in together):
+                for each in together:
+                    self._not_applied(each, Outcome.ABANDONED, "too old, or the pool has changed since")
                 continue
-            error: str | None = yield Scale(change)
+            error: str | None = yield asked
             if error is not None:
-                keys = {"decision_id": change.decision_id, "error": error}
+                keys = {"decision_id": together[0].decision_id, "error": error}
                 self._emit(Log("decision not carried out", keys, is_warning=True))
-                self._not_applied(change, Outcome.FAILED, error)
+                for each in together:
+                    self._not_applied(each, Outcome.FAILED, error)
                 continue
             is_any_applied = True
-            self._starts = starts_after(self._starts, change)
-            self._append_actuation(change, Outcome.APPLIED)
-            self._count_in(change)
+            for each in together:
+                self._starts = starts_after(self._starts, each)
+                self._append_actuation(each, Outcome.APPLIED)
+                self._count_in(each)
         return is_any_applied
 
     def _count_in(self, change: Change) -> None:
@@ -434,7 +439,7 @@ class PlannerCore:
             or age_s > REAPPLY_INTERVALS * config.adjustment_interval_s
         ):
             return False
-        if pool.replicas == change.desired or change.desired < change.current:
+        if pool.replicas == change.desired or change.desired < change.current or change.is_switch:
             return pool.replicas in (change.desired, change.current)
         added = change.desired - change.current
         needed = existing_gpus(self._pools, config) + added * config.engine_gpus(change.role, pool.gpus)
@@ -455,3 +460,12 @@ class PlannerCore:
             config=self._config,
             is_resumed=is_resumed,
         ) | {"remembered": self.remembered}
+
+
+def _requests(changes: Sequence[Change]) -> list[Scale | Switch]:
+    """Return what to ask the backend for, in order: both sides of a switch at once."""
+    sides = sorted((each for each in changes if each.is_switch), key=lambda each: each.desired - each.current)
+    if len(sides) == 2:
+        return [Switch(*sides)]
+    # Of a switch that a killed process left half recorded, the backend has both sides.
+    return [Scale(change) for change in changes]

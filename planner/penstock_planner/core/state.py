@@ -77,6 +77,7 @@ class Change:
         desired: Replicas to ask for.
         decided_s: Simulated seconds.
         is_roll_back: It takes back a replica that never became ready.
+        is_switch: It is one side of workers that go from one role to the other.
     """
 
     decision_id: str
@@ -85,6 +86,7 @@ class Change:
     desired: int
     decided_s: float
     is_roll_back: bool = False
+    is_switch: bool = False
 
 
 def changes_of(decision: Decision) -> tuple[Change, ...]:
@@ -104,6 +106,7 @@ def recorded_changes(decision: Record) -> tuple[Change, ...]:
             each["desired"],
             decision["at_s"],
             is_roll_back=each["reason"] == Reason.NEVER_READY,
+            is_switch=decision.get("switched", 0) > 0,
         )
         for each in decision["roles"]
         if each["action"] != Action.HOLD
@@ -118,10 +121,15 @@ def without_asked(state: PlannerState, role: Role) -> PlannerState:
 def starts_after(starts: Starts, change: Change) -> Starts:
     """Return the replicas that start after the backend took a change.
 
-    A roll-back goes below the number that was asked for: what it takes back is out of ``starts`` already.
+    A roll-back goes below the number that was asked for: what it takes back is out of ``starts`` already. A worker that
+    switches does not start.
     """
     count = change.desired - change.current
-    return starts if change.is_roll_back else added(starts, change.role, count, change.decided_s)
+    return (
+        starts
+        if change.is_roll_back or change.is_switch
+        else added(starts, change.role, count, change.decided_s)
+    )
 
 
 def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
@@ -366,6 +374,24 @@ class Scale:
 
     change: Change
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Return what it is made of."""
+        return (self.change,)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Ask the backend to turn workers of the role that shrinks into workers of the one that grows, as one change."""
+
+    giver: Change
+    taker: Change
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Return what it is made of."""
+        return (self.giver, self.taker)
+
 
 @dataclass(frozen=True, slots=True)
 class Notify:
@@ -404,7 +430,18 @@ class Log:
     is_warning: bool = False
 
 
-Effect = ObserveAt | ReadMetrics | RecordDecision | Scale | Notify | Append | BeginLedger | Checkpoint | Log
+Effect = (
+    ObserveAt
+    | ReadMetrics
+    | RecordDecision
+    | Scale
+    | Switch
+    | Notify
+    | Append
+    | BeginLedger
+    | Checkpoint
+    | Log
+)
 
 
 class PlannerPhase(StrEnum):

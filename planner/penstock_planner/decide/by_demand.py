@@ -47,6 +47,9 @@ from penstock_planner.decide.sla.workers import ProfiledWorkers
 MOST_AT_ONCE = 64
 """Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""
 
+GIVES_AFTER_S = 30.0
+"""Chosen: a role that has just grown keeps what it got for so long: the time of a drain, after which its signals show it."""
+
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
 
@@ -224,7 +227,8 @@ def _draft(
         if found.applies:
             amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
             return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
-    return _spared(blank, case, window, memory)
+    made = _spared(blank, case, window, memory)
+    return replace(made, gives=_gives(case, window, memory)) if config.switches_roles else made
 
 
 def _at_most(replicas: int, config: DecideConfig) -> int:
@@ -257,6 +261,26 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         return proposal
     step = Step("starting", {"starting": pool.starting}, 0, "withdraw: what does not serve goes first")
     return replace(proposal.passed(step), detail=f"{proposal.detail}; one that only starts goes first")
+
+
+def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
+    """Return why the role could do with one fewer if it may have it back without a start; empty: it could not.
+
+    That asks for no hold-down and no floor of hindsight, which are reckoned with a start-up, only that what the role has just
+    got is used first.
+    """
+    pull, role = window.pulls[-1], case.role
+    grown_s = memory.of(role).grown_s
+    is_new = grown_s is not None and window.end_s - grown_s < GIVES_AFTER_S
+    if (
+        is_new
+        or case.pool.starting
+        or _waiting(role, pull)
+        or any(_unknown(role, each) for each in window.pulls)
+    ):
+        return ""
+    findings = rules.spares(replace(case, hindsight=None, trial=None))
+    return "; ".join(each.detail for each in findings) if all(each.applies for each in findings) else ""
 
 
 def _case(

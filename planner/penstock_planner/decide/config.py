@@ -70,6 +70,7 @@ class DecideConfig:
         external: Roles whose replicas another writer sets; they count against the budget and are never changed.
         startups_s: Start-up of a role's replicas as the manifest states it, seconds, > 0; absent: not stated.
         startup_timeout_s: Longest start-up that is waited for, > 0.
+        switches_roles: Workers can change between prefill and decode without a start.
         parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
     """
 
@@ -106,6 +107,7 @@ class DecideConfig:
     learns_from: str = ""
     startups_s: Mapping[Role, float] = field(default_factory=dict)
     startup_timeout_s: float = 600.0
+    switches_roles: bool = False
     parameters: Any = None
 
     @property

@@ -108,6 +108,7 @@ class Reason(StrEnum):
     ABOVE_SCHEDULE = "above_schedule"
     BUDGET_SHARE = "budget_share"
     SCALED_BY_OTHER = "scaled_by_other"
+    ROLE_SWITCH = "role_switch"
     IDLE = "idle"
     WAKE = "wake"
 
@@ -156,6 +157,7 @@ class Decision:
         gpus: GPUs that existing workers hold, draining ones included.
         gpus_after: The same plus what this decision adds; a scale-down frees its GPUs only once drained.
         max_gpu_budget: The ceiling that applied; None: none.
+        switched: Workers that the role which shrinks gives to the one which grows: both change by as many, as one.
     """
 
     id: str
@@ -165,6 +167,7 @@ class Decision:
     gpus: int
     gpus_after: int
     max_gpu_budget: int | None
+    switched: int = 0
 
     @property
     def is_hold(self) -> bool:
@@ -187,6 +190,7 @@ class RoleProposal:
         reason: The rule that asked last.
         detail: That rule in words and numbers, without the role.
         amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
+        gives: Why the other role could have one of its workers now, in words; empty: it keeps all that it does not remove.
     """
 
     role: Role
@@ -197,6 +201,7 @@ class RoleProposal:
     detail: str
     steps: tuple[Step, ...]
     amount: int = 1
+    gives: str = ""
 
     @property
     def change(self) -> int:

@@ -23,12 +23,19 @@ class PoolCounts:
         ready: Serving.
         starting: Asked for or restarting, not serving yet.
         gpus: GPUs per replica as the backend reports them, 0 when it does not know.
+        switching: Of ``starting``, those that served the other role: they finish its requests, then serve this one at once.
     """
 
     ready: int
     starting: int = 0
     draining: int = 0
     gpus: int = 0
+    switching: int = 0
+
+    @property
+    def begun(self) -> int:
+        """Return the replicas that load a model: a start-up away from serving."""
+        return self.starting - self.switching
 
     @property
     def replicas(self) -> int:

@@ -34,6 +34,7 @@ from penstock_planner.decide.decision import (
 )
 from penstock_planner.decide.observation import PoolCounts, Pull, Window
 from penstock_planner.decide.schedule import in_force, noted, within_schedule
+from penstock_planner.decide.switching import switched
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
@@ -41,7 +42,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
 
     The policy of ``config.mode`` proposes a change per role. What follows is the same for every policy: no role
     changes by more than ``config.max_step`` replicas, floors and ceilings over all roles (`within_bounds`),
-    GPUs that move from one role to the other (`reserve`); while an entry of the schedule holds, those are its bounds. Replica counts are taken from the newest pull.
+    GPUs that move from one role to the other (`reserve`), or workers (`switched`); while an entry of the schedule holds, those are its bounds. Replica counts are taken from the newest pull.
 
     Returns:
         The decision (without roles if the window is empty) and the next state.
@@ -60,14 +61,14 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     proposed = replace(proposed, proposals=[within_schedule(each, held) for each in proposed.proposals])
     pools, seen = window.pulls[-1].pools, proposed.roles
     gpus = existing_gpus(pools, config)
-    bounded, reserved = _bounded(proposed, pools, gpus, config)
+    bounded, reserved, moved = _bounded(proposed, pools, gpus, config)
     again_s = _again_s(bounded, config)
     if again_s is not None:
         bounded = [_once_more(proposal, again_s) for proposal in bounded]
     roles = tuple(_finish(noted(proposal, held)) for proposal in bounded)
-    added = sum(each.engine_gpus * each.amount for each in bounded if each.action is Action.UP)
+    added = sum(each.engine_gpus * each.amount for each in bounded if each.action is Action.UP and not moved)
     decision = Decision(
-        name, window.end_s, config.no_operation, roles, gpus, gpus + added, config.max_gpu_budget
+        name, window.end_s, config.no_operation, roles, gpus, gpus + added, config.max_gpu_budget, moved
     )
     memory = dict(state.roles)
     for each in roles:
@@ -83,15 +84,17 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
 
 def _bounded(
     proposed: Proposal, pools: Mapping[Role, PoolCounts], gpus: int, config: DecideConfig
-) -> tuple[list[RoleProposal], frozenset[Role]]:
-    """Return the proposals after steps, bounds, budget and rebalancing, and the roles with a reservation."""
+) -> tuple[list[RoleProposal], frozenset[Role], int]:
+    """Return the proposals after steps, bounds, budget and rebalancing, the roles with a reservation, and how many switch."""
     seen = proposed.roles
     owed = frozenset(role for role in pools if seen[role].owed)
     backed_off = [back_off(each, seen[each.role]) for each in proposed.proposals]
     stepped = [_limit(each, config) for each in left(backed_off, seen, config)]
+    if moved := switched(stepped, seen, config):
+        return moved, frozenset(), moved[0].amount
     raised_all = raised(stepped, gpus, config, seen=seen)
     bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
-    return reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config))
+    return *reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config)), 0
 
 
 def roll_back(

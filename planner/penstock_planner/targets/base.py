@@ -71,3 +71,17 @@ class Target(Protocol):
             ClusterError: the backend refused or failed.
         """
         ...
+
+    async def switch(
+        self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
+    ) -> None:
+        """Ask for workers of ``giver`` to become workers of ``taker``; both roles then have their ``replicas``.
+
+        Returns when it is recorded. From then on the workers count as starting in ``taker``, as `PoolCounts.switching`, and the
+        backend ends every switch: one that cannot be made becomes a start. Idempotent as `scale`.
+
+        Raises:
+            ConflictError: another writer changed the backend first; observe and decide again.
+            ClusterError: the backend refused or failed, and changed nothing.
+        """
+        ...

@@ -165,6 +165,13 @@ class KubernetesTarget:
             )
             raise
 
+    async def switch(
+        self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
+    ) -> None:
+        """Refuse: a pod's role is its workload's, so that `DecideConfig.switches_roles` is off."""
+        del replicas, decision_id
+        raise ClusterError(f"{self._graph}: pods keep their role; {giver} and {taker} are scaled apart")
+
     async def _scale(self, role: Role, service: ScaledService, wanted: int, decision_id: str) -> None:
         adapter = self._adapter(service)
         if adapter is None:

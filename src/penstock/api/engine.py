@@ -170,6 +170,11 @@ class EngineConfig(SpecModel):
         None, "Most requests in one batch; null: the runtime's default."
     )
     max_batch_tokens: Count | None = entry(None, "Most tokens in one step; null: the runtime's default.")
+    switchable: Flag = entry(
+        False,
+        "Workers of prefill and decode can take each other's role without a start, so that the planner moves them. Runtimes vllm "
+        "and simulated, on one machine and in simulations.",
+    )
     stream_interval_tokens: Count = entry(1, "Tokens between two streamed events.")
 
     rules = (PROFILE_RULE,)

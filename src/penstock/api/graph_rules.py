@@ -30,6 +30,7 @@ from penstock.api.runtimes import (
     known_runtimes,
 )
 from penstock.api.schedule_rules import SCHEDULE_RULES
+from penstock.api.switch_rules import SWITCH_RULES
 from penstock.core.simulated_tokens import SIMULATED
 
 _WITHOUT_EFFECT = (
@@ -474,6 +475,7 @@ GraphSpec.rules = (
     *ZERO_RULES,
     *SCHEDULE_RULES,
     *SPEC_LEASE_RULES,
+    *SWITCH_RULES,
     *(
         rule
         for name, traits in SHIPPED.items()

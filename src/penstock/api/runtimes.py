@@ -47,6 +47,8 @@ class RuntimeTraits:
         has_mocker: It has a program that models its workers, ``engine.mocker``.
         has_request_limit: Its workers follow ``engine.requestLimit``.
         serves_several_names: Its workers answer to ``model.aliases``, too, and load ``model.adapters``.
+        switches_roles: A worker that has drained serves the other role of prefill and decode at once, with the command that it was
+            started with under ``engine.switchable``.
         frontend: Takes the router's place; None: Penstock's router does.
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
@@ -64,6 +66,7 @@ class RuntimeTraits:
     has_mocker: bool = False
     has_request_limit: bool = False
     serves_several_names: bool = False
+    switches_roles: bool = False
     frontend: OwnFrontend | None = None
     stall_real_s: float = ENGINE_STALL_REAL_S
     pairs_by_version: bool = False
@@ -85,7 +88,12 @@ DYNAMO_FRONTEND: Final = OwnFrontend(
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
 
 SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
-    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0", serves_several_names=True, pairs_by_version=True),
+    "vllm": RuntimeTraits(
+        image="vllm/vllm-openai:v0.32.0",
+        serves_several_names=True,
+        switches_roles=True,
+        pairs_by_version=True,
+    ),
     "dynamo": RuntimeTraits(
         image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
         has_mocker=True,
@@ -99,12 +107,15 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         is_simulated=True,
         has_request_limit=True,
         serves_several_names=True,
+        switches_roles=True,
         stall_real_s=STALL_REAL_S,
     ),
 }
 """The runtimes of this distribution; the rules name them in this order."""
 
-_UNKNOWN = RuntimeTraits(image="", has_mocker=True, has_request_limit=True, serves_several_names=True)
+_UNKNOWN = RuntimeTraits(
+    image="", has_mocker=True, has_request_limit=True, serves_several_names=True, switches_roles=True
+)
 """Of a name that no distribution registered: one rule refuses it, and the others keep silent."""
 
 
@@ -169,4 +180,5 @@ PENSTOCK_ROUTER = RuntimesWith(lambda traits: traits.frontend is None)
 HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
 HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)
+SWITCHES_ROLES = RuntimesWith(lambda traits: traits.switches_roles)
 KNOWN_BATCH_LIMIT = RuntimesWith(lambda traits: traits.is_simulated or traits.frontend is not None)

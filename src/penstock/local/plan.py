@@ -27,6 +27,7 @@ class Step(Enum):
     BEGIN_DRAIN = "ask the router to send nothing new, and watch what is in flight"
     TERMINATE = "send SIGTERM"
     KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
+    SWITCH = "write the role that a drained worker takes; it is ready again once it answers its health check"
     RETIRE = "take out the entry, whose process has ended for good; the base entry becomes stopped"
     FORGET = "drop what is remembered about a name that is no longer in the file"
 
@@ -222,7 +223,7 @@ def _drain(
     name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
 ) -> Action | None:
     if known.pid is None:
-        return Action(Step.RETIRE, name)
+        return Action(Step.RETIRE if entry.takes is None else Step.SWITCH, name)
     allowed_s = grace_s(entry, speed)
     if not entry.served or known.terminated_s is not None:
         return _wind_up(name, known, now_s, allowed_s)
@@ -231,6 +232,8 @@ def _drain(
     waited_s = now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
     unwatched = known.drain.router_away and waited_s >= SETTLE_S
+    if entry.takes is not None and (is_idle or waited_s < allowed_s):
+        return Action(Step.SWITCH, name) if is_idle else None
     return Action(Step.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
 
 

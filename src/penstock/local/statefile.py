@@ -93,6 +93,7 @@ class ProcessEntry:
         stall_s: A worker with requests that makes no token for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
         order: Rises with every requested replica; the newest has the largest.
+        takes: The role that it takes once it has drained, with its process and GPUs; None: it keeps its own.
     """
 
     service: str
@@ -116,6 +117,7 @@ class ProcessEntry:
     restarts: int = 0
     reason: str | None = None
     order: int = 0
+    takes: str | None = None
 
     @property
     def process(self) -> ProcessId | None:
@@ -136,6 +138,15 @@ class ProcessEntry:
     def is_replica(self) -> bool:
         """True while it counts towards its pool."""
         return self.state in REPLICA_STATES
+
+    @property
+    def is_switching(self) -> bool:
+        """True while it drains to take another role: it counts towards that one's pool."""
+        return self.state is EntryState.DRAINING and self.takes is not None
+
+    def counts_as(self, role: str) -> bool:
+        """Return whether it is a replica of a role, or will be without a start."""
+        return self.takes == role if self.is_switching else self.role == role and self.is_replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +252,12 @@ def _runs(ids: list[int]) -> list[list[int]]:
     return runs
 
 
-_VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
+_VICTIM_RANK = {
+    EntryState.REQUESTED: 0,
+    EntryState.STARTING: 1,
+    EntryState.DRAINING: 2,  # it switches to the role
+    EntryState.READY: 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +280,8 @@ def template(state: StateFile, role: str) -> ProcessEntry | None:
 
 
 def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
-    """Return the entries that count as replicas of ``role``, by name."""
-    return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
+    """Return the entries that count as replicas of ``role``, by name; those that switch to it included."""
+    return {name: entry for name, entry in state.entries.items() if entry.counts_as(role)}
 
 
 def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str]:
@@ -282,7 +298,7 @@ def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, st
 def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mapping[str, float]) -> str:
     """Return the replica whose removal costs least.
 
-    One that does not serve yet goes first (requested before starting), then the one with the fewest
+    One that does not serve yet goes first (requested before starting, then what switches to the role), then the one with the fewest
     tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
     """
 
@@ -303,7 +319,7 @@ def withdraw(state: StateFile, name: str) -> StateFile:
     if entry.state is EntryState.REQUESTED and entry.pid is None:
         return retire(state, name)
     reason = "withdrawn before it was ready" if entry.state is EntryState.STARTING else None
-    return state.change(name, state=EntryState.DRAINING, reason=reason)
+    return state.change(name, state=EntryState.DRAINING, reason=reason, takes=None)
 
 
 def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
@@ -322,6 +338,63 @@ def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[s
         state = withdraw(state, victim)
         withdrawn.append(victim)
     return ScaleOutcome(state, tuple(added), tuple(withdrawn))
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOutcome:
+    """What one request to switch made of the file."""
+
+    state: StateFile
+    switching: tuple[str, ...] = ()
+    refusal: str | None = None
+
+
+def switch(
+    state: StateFile,
+    giver: str,
+    taker: str,
+    replicas: Mapping[str, int],
+    inflight_tokens: Mapping[str, float],
+) -> SwitchOutcome:
+    """Let ready workers of one role drain to become workers of another, until both have their ``replicas``; twice changes nothing more.
+
+    The base entry stays what it is, as it holds its service's command; so does the last ready worker of the role. Where fewer
+    can be taken than are asked for, nothing changes.
+    """
+    before = state
+    missing = replicas[taker] - len(replicas_of(state, taker))
+    spare = len(replicas_of(state, giver)) - replicas[giver]
+    switching: list[str] = []
+    for _ in range(min(missing, spare)):
+        ready = {
+            name: each for name, each in replicas_of(state, giver).items() if each.state is EntryState.READY
+        }
+        able = {
+            name: each
+            for name, each in ready.items()
+            if name != base_name(state.arbiter.namespace, each.service)
+        }
+        if len(ready) < 2 or not able:
+            return SwitchOutcome(before, refusal=f"{giver} has no ready worker to spare for {taker}")
+        victim = choose_victim(able, inflight_tokens)
+        reason = f"switches to {taker}"
+        state = state.change(victim, state=EntryState.DRAINING, takes=taker, reason=reason)
+        switching.append(victim)
+    return SwitchOutcome(state, tuple(switching))
+
+
+def switched(state: StateFile, name: str) -> StateFile:
+    """Return the file after a worker has drained and takes its new role: it is ready once it answers its health check again.
+
+    It keeps its name, process and GPUs; of the new role's service it has the limits, and the command of its next start.
+    """
+    entry = state.entries.get(name)
+    base = None if entry is None or not entry.is_switching else template(state, entry.takes or "")
+    if entry is None or base is None:
+        return state
+    kept = {field: getattr(entry, field) for field in ("url", "ports", "pid", "started", "gpus", "restarts")}
+    order = state.next_order()
+    return state.with_entry(name, replace(base, **kept, state=EntryState.STARTING, served=False, order=order))
 
 
 _T = TypeVar("_T")

@@ -345,7 +345,7 @@ def _pool(role: str, entries: Iterable[ProcessEntry], processes: Iterable[Proces
     return PoolStatus(
         role=role,
         ready=states.count(EntryState.READY),
-        desired=sum(entry.is_replica for entry in entries if entry.role == role),
+        desired=sum(entry.counts_as(role) for entry in entries),
         draining=states.count(EntryState.DRAINING),
         failed=states.count(EntryState.FAILED),
     )

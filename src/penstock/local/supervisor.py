@@ -22,7 +22,7 @@ from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Action, Drain, ObservedProcess, ProcessExit, Step, plan, plan_stop
-from penstock.local.statefile import ProcessEntry, ProcessId, StateFile, retire
+from penstock.local.statefile import ProcessEntry, ProcessId, StateFile, retire, switched
 from penstock.local.store import StateStore, UnwritableError, cache_folder, drop_cache
 from penstock.runtimes import PORT
 
@@ -104,6 +104,10 @@ class Record:
         entry = self.state.entries.get(name)
         restarts = 0 if entry is None else entry.restarts + 1
         self.change(name, state=EntryState.STARTING, pid=None, started=None, restarts=restarts, reason=reason)
+
+    def switched(self, name: str) -> None:
+        """Write the role that a worker has drained for, unless it has been withdrawn since."""
+        self._edit(lambda state: switched(state, name))
 
     def retired(self, name: str) -> None:
         """Take out an entry whose process has ended."""
@@ -289,14 +293,10 @@ class Supervisor:
             case Step.BEGIN_DRAIN:
                 _log.info("draining", name=name)
                 self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
-            case Step.TERMINATE:
-                _log.info("terminating", name=name)
-                self._launcher.send(name, signal.SIGTERM)
-                self._observed[name] = replace(self._observed[name], terminated_s=now_s)
-            case Step.KILL:
-                _log.warning("killing", name=name, reason=reason)
-                self._launcher.send(name, signal.SIGKILL)
-                self._observed[name] = replace(self._observed[name], verdict=reason)
+            case Step.TERMINATE | Step.KILL:
+                self._end(action, now_s)
+            case Step.SWITCH:
+                self._switch(name, now_s)
             case Step.RETIRE:
                 self._record.retired(name)
                 self._drop(name)
@@ -326,6 +326,26 @@ class Supervisor:
         self._observed[name] = replace(fresh, pid=process.pid)
         _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
         self._record.started(name, process)
+
+    def _end(self, action: Action, now_s: float) -> None:
+        name, reason = action.name, action.reason
+        if action.step is Step.TERMINATE:
+            _log.info("terminating", name=name)
+            self._launcher.send(name, signal.SIGTERM)
+            self._observed[name] = replace(self._observed[name], terminated_s=now_s)
+        else:
+            _log.warning("killing", name=name, reason=reason)
+            self._launcher.send(name, signal.SIGKILL)
+            self._observed[name] = replace(self._observed[name], verdict=reason)
+
+    def _switch(self, name: str, now_s: float) -> None:
+        """Give a drained worker its new role; one whose process has ended meanwhile starts anew in it."""
+        self._record.switched(name)
+        running = self._observed.get(name, ObservedProcess()).pid
+        self._observed[name] = ObservedProcess(pid=running, started_s=None if running is None else now_s)
+        self._observer.forget(name)
+        role = self._record.state.entries[name].role if name in self._record.state.entries else ""
+        _log.info("role switched", name=name, role=role, pid=running)
 
     def _cache_of(self, name: str) -> Path:
         return cache_folder(self._record.state.arbiter.namespace) / name

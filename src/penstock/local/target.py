@@ -5,15 +5,23 @@ It starts and stops nothing itself; the supervisor in the arbiter process makes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
 from penstock.local.probes import NoAnswer, Probes, frontend_of
-from penstock.local.statefile import ProcessEntry, ScaleOutcome, StateFile, scale, template
+from penstock.local.statefile import (
+    ProcessEntry,
+    ScaleOutcome,
+    StateFile,
+    SwitchOutcome,
+    scale,
+    switch,
+    template,
+)
 from penstock.local.store import StateStore
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint, TargetState
@@ -30,8 +38,9 @@ def target_state(state: StateFile) -> TargetState:
     for role in WORKER_ROLES:
         base = template(state, role)
         if base is not None:
-            entries = [entry for entry in workers.values() if entry.role == role]
-            pools[role] = _pool(base, entries)
+            entries = [entry for entry in workers.values() if entry.role == role and not entry.is_switching]
+            switching = sum(entry.is_switching and entry.takes == role for entry in workers.values())
+            pools[role] = _pool(base, entries, switching)
             for entry in entries:
                 if entry.state is EntryState.FAILED:
                     failures[role] = entry.reason or ""
@@ -47,19 +56,32 @@ def target_state(state: StateFile) -> TargetState:
     )
 
 
-def _pool(base: ProcessEntry, entries: list[ProcessEntry]) -> PoolCounts:
+def _pool(base: ProcessEntry, entries: list[ProcessEntry], switching: int) -> PoolCounts:
     states = [entry.state for entry in entries]
     return PoolCounts(
         ready=states.count(EntryState.READY),
-        starting=sum(state in _ON_THE_WAY for state in states),
+        starting=sum(state in _ON_THE_WAY for state in states) + switching,
         draining=states.count(EntryState.DRAINING),
         gpus=base.gpus_per_replica,
+        switching=switching,
     )
 
 
 def _is_adjusting(entry: ProcessEntry) -> bool:
     """A worker that was ready once and restarts after a crash is no adjustment."""
     return entry.state is EntryState.DRAINING or (entry.state in _ON_THE_WAY and not entry.served)
+
+
+OutcomeT = TypeVar("OutcomeT", ScaleOutcome, SwitchOutcome)
+
+
+def _check(state: StateFile, *roles: Role) -> None:
+    """Refuse what is asked of a graph that stops, or of roles that it does not have."""
+    if state.arbiter.stopping:
+        raise ClusterError(f"{state.arbiter.namespace}: the graph is being stopped; nothing is scaled")
+    for role in roles:
+        if template(state, role) is None:
+            raise ClusterError(f"{state.arbiter.namespace}: has no {role} service to scale")
 
 
 class LocalTarget:
@@ -86,23 +108,14 @@ class LocalTarget:
         """
         if replicas < 0:
             raise ClusterError(f"{role}: {replicas} desired replicas; must be 0 or more")
-        before = self._read()
-        loads = await self._loads(before)
+        loads = await self._loads(self._read())
 
         def change(state: StateFile) -> tuple[StateFile, ScaleOutcome]:
-            if state.arbiter.stopping:
-                raise ClusterError(
-                    f"{state.arbiter.namespace}: the graph is being stopped; nothing is scaled"
-                )
-            if template(state, role) is None:
-                raise ClusterError(f"{state.arbiter.namespace}: has no {role} service to scale")
+            _check(state, role)
             outcome = scale(state, role, replicas, loads)
             return outcome.state, outcome
 
-        try:
-            outcome = self._store.update(change)
-        except ConfigError as exc:
-            raise ClusterError(str(exc)) from exc
+        outcome = self._update(change)
         if outcome.added or outcome.withdrawn:
             _log.info(
                 "pool scaled",
@@ -114,6 +127,35 @@ class LocalTarget:
             )
         if outcome.refusal is not None:
             raise ClusterError(f"{role} -> {replicas}: {outcome.refusal}")
+
+    async def switch(
+        self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
+    ) -> None:
+        """Write into the statefile which ready workers of ``giver`` drain to serve as ``taker``, those with the fewest tokens."""
+        loads, wanted = (
+            await self._loads(self._read()),
+            {role.value: count for role, count in replicas.items()},
+        )
+
+        def change(state: StateFile) -> tuple[StateFile, SwitchOutcome]:
+            _check(state, giver, taker)
+            outcome = switch(state, giver, taker, wanted, loads)
+            return outcome.state, outcome
+
+        outcome = self._update(change)
+        if outcome.refusal is not None:
+            raise ClusterError(outcome.refusal)
+        if outcome.switching:
+            names = list(outcome.switching)
+            _log.info(
+                "workers switch", giver=giver.value, taker=taker.value, names=names, decision_id=decision_id
+            )
+
+    def _update(self, change: Callable[[StateFile], tuple[StateFile, OutcomeT]]) -> OutcomeT:
+        try:
+            return self._store.update(change)
+        except ConfigError as exc:
+            raise ClusterError(str(exc)) from exc
 
     def _read(self) -> StateFile:
         try:

@@ -143,7 +143,7 @@ def kv_event_flags(spec: GraphSpec, role: Role, context: RuntimeContext, local: 
         local: What a worker of one host binds in its place, for events and to serve earlier ones.
     """
     port = spec.router.kv_events_port
-    if port is None or role is Role.DECODE:
+    if port is None or (role is Role.DECODE and not spec.engine.switchable):
         return []
     endpoint, replay = local
     if context.environment is Environment.KUBERNETES:
@@ -224,13 +224,15 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
 
     The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
-    overrides what the service's role implies.
+    overrides what the service's role implies. Workers that can be of either role have one configuration.
     """
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
         return []
     extra = {_LEASE: lease.duration_seconds}
-    if role is Role.DECODE:
+    if spec.engine.switchable:
+        kv_role = "kv_both"
+    if role is Role.DECODE or spec.engine.switchable:
         extra["decoder_kv_blocks_ttl"] = lease.decoder_blocks_ttl_seconds
     config: dict[str, object] = {
         "kv_connector": "NixlConnector",

@@ -38,7 +38,8 @@ class Simulated(Runtime):
         for name in spec.model_names:
             argv += ["--served-model-name", name]
         argv += ["--host", context.host, "--port", "{port}"]
-        argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
+        role = "both" if spec.engine.switchable else service.role.value
+        argv += ["--role", role, "--profile", service.profile or spec.engine.profile]
         argv += ["--speed", f"{context.speed:g}"]
         argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
         for each in spec.model.adapters:

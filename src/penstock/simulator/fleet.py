@@ -27,6 +27,7 @@ class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
+    SWITCHING = "switching"
     DOWN = "down"
     GONE = "gone"
 
@@ -45,6 +46,7 @@ class SimulatedWorker:
         busy_tokens: Prompt tokens computed so far.
         kv_usage_fraction: As last scraped, with the tokens then in flight; None before the first scrape.
         slots: Which of its jobs run and which wait for its engine, by index.
+        takes: The role that it switches to, once it is idle, or has switched to and does not serve yet; None: it stays.
     """
 
     def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
@@ -57,6 +59,7 @@ class SimulatedWorker:
         self.incarnation = 0
         self.version = 0
         self.busy_tokens = 0
+        self.takes: Role | None = None
         self.renew(server)
 
     def renew(self, server: Server) -> None:
@@ -112,11 +115,13 @@ class SimulatedFleet:
     def counts(self, role: Role) -> PoolCounts:
         """Return a pool's replicas as the planner sees them; a dead worker that comes back is starting."""
         spec = self._scenario.pool(role)
+        switching = len(self._taken(role))
         return PoolCounts(
             ready=len(self.of(role, State.READY)),
-            starting=len(self.of(role, State.STARTING, State.DOWN)),
+            starting=len(self.of(role, State.STARTING, State.DOWN)) + switching,
             draining=len(self.of(role, State.DRAINING)),
             gpus=spec.gpus,
+            switching=switching,
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
@@ -125,12 +130,26 @@ class SimulatedFleet:
         if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
             return None
-        worker = SimulatedWorker(spec, self._numbers[role], self._make_server(role), now_s)
-        self._numbers[role] += 1
-        self._workers[worker.name] = worker
+        worker = self._named(spec, now_s)
         self.gpus += spec.gpus
         self._place(worker)
         return worker
+
+    def _named(self, spec: PoolSpec, now_s: float) -> SimulatedWorker:
+        role = spec.role
+        worker = SimulatedWorker(spec, self._numbers[role], self._make_server(role), now_s)
+        self._numbers[role] += 1
+        self._workers[worker.name] = worker
+        return worker
+
+    def switched(self, worker: SimulatedWorker, now_s: float) -> SimulatedWorker:
+        """Return the worker in the role that it takes, with the same GPUs, an empty cache and another name."""
+        assert worker.takes is not None  # noqa: S101 - the caller's
+        made = self._named(self._scenario.pool(worker.takes), now_s)
+        made.is_placed, made.state, made.takes = worker.is_placed, State.SWITCHING, made.role
+        worker.state, worker.takes = State.GONE, None
+        del self._workers[worker.name]
+        return made
 
     def _place(self, worker: SimulatedWorker) -> bool:
         nodes = self._scenario.faults.node_gpus
@@ -154,8 +173,17 @@ class SimulatedFleet:
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
             return next((each for each in reversed(unready) if not each.is_placed), unready[-1])
+        if taken := self._taken(role):
+            return taken[-1]
+        return self.least_busy(role)
+
+    def least_busy(self, role: Role) -> SimulatedWorker | None:
+        """Return the ready worker with the fewest jobs, the newest of several."""
         ready = self.of(role, State.READY)
         return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
+
+    def _taken(self, role: Role) -> list[SimulatedWorker]:
+        return [each for each in self._workers.values() if each.takes is role]
 
     def remove(self, worker: SimulatedWorker) -> None:
         """Let a worker go; its GPUs are free."""

@@ -15,7 +15,6 @@ from penstock.simulator.scenario import Fault, PlannerPatience
 from penstock.simulator.state import SimulationState
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.state import (
-    Change,
     Effect,
     Notify,
     ObserveAt,
@@ -23,6 +22,7 @@ from penstock_planner.core.state import (
     ReadMetrics,
     RecordDecision,
     Scale,
+    Switch,
 )
 from penstock_planner.decide.by_demand import carried, resumed
 from penstock_planner.decide.config import DecideConfig
@@ -34,8 +34,8 @@ from penstock_planner.targets.base import TargetState
 _SOURCE = "simulator"
 _TIMELINE = "simulated"
 
-ScalePool = Callable[[Change], str | None]
-"""Carries a change of a pool out; returns why it was refused, None if it was not."""
+ScalePool = Callable[[Scale | Switch], str | None]
+"""Carries a change of pools out; returns why it was refused, None if it was not."""
 
 DEADLINE_S = 600.0
 """The default of the planner's ``--adjustment-deadline``."""
@@ -117,8 +117,8 @@ class VirtualPlanner:
                     answer = self._pull(seen, now_s)
                 case RecordDecision():
                     answer = True
-                case Scale(change):
-                    answer = scale(change)
+                case Scale() | Switch() as asked:
+                    answer = scale(asked)
                 case _:
                     return
 
@@ -162,10 +162,15 @@ class Control:
     """Runs one planner in a run."""
 
     def __init__(
-        self, state: SimulationState, config: DecideConfig, scale: Callable[[Role, int], None]
+        self,
+        state: SimulationState,
+        config: DecideConfig,
+        scale: Callable[[Role, int], None],
+        switch: Callable[[Role, Role, int], None],
     ) -> None:
         self._state = state
         self._scale_pool = scale
+        self._switch = switch
         self._scenario = state.scenario
         deadline_s = self._scenario.patience.deadline_s
         if deadline_s is None:
@@ -195,8 +200,12 @@ class Control:
             planner.tick(now_s, self._observation(now_s), self._scale)
         kernel.at(planner.next_s, Order.PLANNER, self._tick)
 
-    def _scale(self, change: Change) -> None:
-        self._scale_pool(change.role, change.desired)
+    def _scale(self, asked: Scale | Switch) -> None:
+        if isinstance(asked, Switch):
+            count = asked.taker.desired - asked.taker.current
+            self._switch(asked.giver.role, asked.taker.role, count)
+        else:
+            self._scale_pool(asked.change.role, asked.change.desired)
 
     # -- what a pull sees -----------------------------------------------------------------------------
 
@@ -226,7 +235,9 @@ class Control:
         in_flight = {role: float(sum(len(each.jobs) for each in fleet.of(role, *State))) for role in roles}
         return SimulatedObservation(
             pools={role: fleet.counts(role) for role in roles},
-            is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
+            is_adjusting=any(
+                fleet.of(role, State.STARTING, State.DRAINING, State.SWITCHING) for role in roles
+            ),
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
             waiting=float(state.waiting) if scenario.is_disaggregated else None,
             age_s=scenario.routers.propagation_delay_s,

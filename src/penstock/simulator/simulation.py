@@ -28,6 +28,9 @@ from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
 
+SWITCH_S = 2.0
+"""Chosen: from idle to serving the other role: the call, its check, and two looks of the router's discovery."""
+
 PATIENCE_S = 3600.0
 """Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
 
@@ -65,7 +68,9 @@ class Simulation:
         state = SimulationState(
             scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
         )
-        self.control = None if scenario.planner is None else Control(state, scenario.planner, self._scale)
+        self.control = (
+            None if scenario.planner is None else Control(state, scenario.planner, self._scale, self._switch)
+        )
         self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
         self._scrapes = Scrapes(state, self._apply)
         self._state = state
@@ -266,8 +271,7 @@ class Simulation:
         for job, stage in worker.server.run(self.kernel.now_s):
             self._hear(worker, job, stage)
         self._rearm(worker)
-        if worker.state is State.DRAINING:
-            self._let_go_if_idle(worker)
+        self._let_go_if_idle(worker)
 
     def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
         now_s = self.kernel.now_s
@@ -328,9 +332,15 @@ class Simulation:
             )
 
     def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
-        if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
+        is_leaving = worker.state in {State.DRAINING, State.SWITCHING}
+        if not is_leaving or worker.jobs or not worker.server.is_idle(self.kernel.now_s):
+            return
+        if worker.state is State.DRAINING:
             self._remove(worker)
             self.fleet.check_budget()
+        elif worker.takes is not worker.role:
+            made = self.fleet.switched(worker, self.kernel.now_s)
+            self.kernel.at(self.kernel.now_s + SWITCH_S, Order.FLEET, self._ready, made, made.incarnation)
 
     def _settle(self, source: SimulatedWorker) -> None:
         self._rearm(source)
@@ -394,6 +404,16 @@ class Simulation:
         self.fleet.check_budget()
         self._update_router()
 
+    def _switch(self, giver: Role, taker: Role, count: int) -> None:
+        """Turn ready workers of one role into workers of the other, each once it is idle."""
+        for _ in range(count):
+            worker = self.fleet.least_busy(giver)
+            if worker is None:
+                break
+            worker.state, worker.takes = State.SWITCHING, taker
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
+        self._update_router()
+
     def _start(self, worker: SimulatedWorker) -> None:
         now_s, faults = self.kernel.now_s, self.scenario.faults
         is_failing = faults.failing_starts > 0 and self._start_ups.random() < faults.failing_starts
@@ -413,15 +433,16 @@ class Simulation:
             self._start(placed)
 
     def _drain(self, worker: SimulatedWorker) -> None:
-        if worker.state is State.READY:
-            worker.state = State.DRAINING
+        if worker.state in {State.READY, State.SWITCHING}:
+            worker.state, worker.takes = State.DRAINING, None
             self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
         else:
             self._remove(worker)
 
     def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
-        if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
-            worker.state = State.READY
+        is_due = worker.state in {State.STARTING, State.DOWN} or worker.takes is worker.role
+        if is_due and worker.incarnation == incarnation:
+            worker.state, worker.takes = State.READY, None
             self._update_router()
 
     def _fail(self, failure: WorkerFailure) -> None:
@@ -438,8 +459,10 @@ class Simulation:
         if failure.back_s is None or was_draining:
             self._remove(worker)
         else:
-            worker.state = State.DOWN
-            self.kernel.at(failure.back_s, Order.FLEET, self._ready, worker, worker.incarnation)
+            # One that was to switch comes back in its new role.
+            back = worker if worker.takes is None else self.fleet.switched(worker, self.kernel.now_s)
+            back.state, back.takes = State.DOWN, None
+            self.kernel.at(failure.back_s, Order.FLEET, self._ready, back, back.incarnation)
         now_s = self.kernel.now_s
         for job in jobs:
             self.frontend.lost(job)

@@ -85,7 +85,7 @@ class Scrapes:
         """Read the workers' gauges; the picker knows them ``propagation_delay_s`` later."""
         now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
         usage = {}
-        for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING):
+        for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING, State.SWITCHING):
             usage[worker.name] = (
                 worker.incarnation,
                 worker.server.kv_usage_fraction(now_s),

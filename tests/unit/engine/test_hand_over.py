@@ -41,6 +41,19 @@ async def test_decode_goes_on_where_prefill_stopped(serving, hand_over):
         assert await decode.metric("vllm:external_prefix_cache_hits_total") == 100
 
 
+async def test_workers_of_both_roles_do_what_each_request_says(serving, hand_over):
+    """The first keeps a prompt for the second, then reads one that the second kept: a role is the router's word for it."""
+    async with serving(role="both") as first, serving(role="both") as second:
+        for keeper, reader in ((first, second), (second, first)):
+            prompt = f"{keeper.server.port}" + PROMPT
+            params = await hand_over(keeper, prompt)
+            assert (params["do_remote_prefill"], params["remote_port"]) == (True, keeper.server.port)
+            body = await reader.complete(prompt, max_tokens=8, kv_transfer_params=params)
+            assert (body["usage"]["completion_tokens"], body["kv_transfer_params"]) == (8, None)
+            assert await keeper.metric(KV) == await reader.metric(KV) == 0
+            assert await reader.metric("vllm:nixl_xfer_time_seconds_count") == 1
+
+
 async def test_second_read_of_the_same_blocks_is_refused(serving, hand_over):
     """Blocks that are gone cannot be decoded from: 500 before any token, and it is counted."""
     async with serving(role="prefill") as prefill, serving(role="decode") as decode:

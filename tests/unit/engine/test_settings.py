@@ -81,6 +81,13 @@ def test_transfer_config_sets_lease_and_policy():
             "kv_lease_duration: Input should be greater than 0",
         ),
         (
+            {
+                "role": EngineRole.BOTH,
+                "kv_transfer_config": '{"kv_connector_extra_config": {"bidirectional_kv_xfer": true}}',
+            },
+            "bidirectional_kv_xfer does not go with --role both",
+        ),
+        (
             {"role": EngineRole.DECODE, "kv_transfer_config": '{"kv_role": "kv_producer"}'},
             "kv_role kv_producer belongs to --role prefill, but --role is decode",
         ),

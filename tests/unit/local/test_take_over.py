@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,11 @@ from penstock.core.local_state import EntryState
 from penstock.local import arbiter, liveness, plan
 from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
-from penstock.local.statefile import ProcessId, StateFile, scale
+from penstock.local.statefile import ProcessId, StateFile, scale, switch
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Supervisor
 
+Story = Callable[..., Awaitable[None]]
 TICKS = 12
 """Enough for every restart and drain of the story: each takes at most four."""
 
@@ -189,7 +191,18 @@ async def take_over(store: Store, machine: Machine) -> None:
     await ticks(successor, store)
 
 
-async def killed_at(machine: Machine, state: StateFile) -> StateFile:
+async def switching_story(store: Store, machine: Machine, living: dict[str, int]) -> None:
+    """Let one of two decode workers take prefill's role, and come back; no process of the three is to end."""
+    supervisor = Supervisor(store, Launcher(machine), store.read())
+    await ticks(supervisor, store, until=is_settled)
+    living.update({name: entry.pid for name, entry in store.read().entries.items()})
+    for giver, taker in (("decode", "prefill"), ("prefill", "decode")):
+        replicas = {giver: 1, taker: 2}
+        store.update(lambda state, to=(giver, taker), n=replicas: (switch(state, *to, n, {}).state, None))
+        await ticks(supervisor, store, until=is_settled)
+
+
+async def killed_at(machine: Machine, state: StateFile, story: Story = story) -> StateFile:
     """Live through the story with its kill; return the file that the successor leaves, having checked who lives on."""
     store = Store(StateStore.of("n").path)
     store.machine = machine
@@ -199,7 +212,7 @@ async def killed_at(machine: Machine, state: StateFile) -> StateFile:
         await story(store, machine, living)
     except Killed:
         dead = store.read().entries
-        wanted = {name: pid for name, pid in living.items() if dead[name].is_replica}
+        wanted = {name: pid for name, pid in living.items() if dead[name].is_replica or dead[name].takes}
         await take_over(store, machine)
         after = store.read().entries
         assert {name: after[name].pid for name in wanted} == wanted, f"step {machine.steps}"
@@ -221,3 +234,28 @@ async def test_no_kill_of_the_arbiter_replaces_a_living_worker_or_leaves_one_beh
         entries = (await killed_at(machine, state)).entries.values()
         assert {entry.pid for entry in entries if entry.pid} == {one.pid for one in machine.children()}, step
         assert len({gpu for entry in entries for gpu in entry.gpus}) == len(machine.children()), step
+
+
+async def test_no_kill_of_the_arbiter_loses_a_worker_that_switches_or_empties_a_role(
+    machine_that_dies_at, state_of, entry_of
+):
+    """Whatever step the kill falls on: its process lives on, no GPU is held twice or lost, each role keeps a worker."""
+    state = state_of("n", gpus=3)
+    for gpu, (name, role) in enumerate(
+        (("decode", "decode"), ("prefill", "prefill"), ("decode_1", "decode"))
+    ):
+        state = state.with_entry(f"n_{name}", entry_of(role, role, gpus=(gpu,), order=gpu))
+    whole = machine_that_dies_at(0)
+    after = await killed_at(whole, state, switching_story)
+    assert after.entries["n_decode_1"].role == "decode"
+    assert [name for name, _ in whole.started] == list(state.entries)
+    roles = set()
+    for step in range(1, whole.steps + 1):
+        machine = machine_that_dies_at(step)
+        entries = (await killed_at(machine, state, switching_story)).entries
+        roles.add(entries["n_decode_1"].role)
+        assert {entry.pid for entry in entries.values()} == {one.pid for one in machine.children()}, step
+        assert sorted(gpu for entry in entries.values() for gpu in entry.gpus) == [0, 1, 2], step
+        assert {entry.role for entry in entries.values()} == {"prefill", "decode"}, step
+        assert {entry.state for entry in entries.values()} == {EntryState.READY}, step
+    assert roles == {"prefill", "decode"}

@@ -136,6 +136,7 @@ class _Backend:
     refuses: bool = False
     starting: dict[Role, list[float]] = field(default_factory=dict)
     draining: dict[Role, list[float]] = field(default_factory=dict)
+    switching: dict[Role, list[float]] = field(default_factory=dict)
     failed: dict[Role, list[str]] = field(default_factory=dict)
     seen_gpus: list[int] = field(default_factory=list)
 
@@ -151,8 +152,11 @@ class _Backend:
             starting[:] = [s for s in starting if now_s < s + self.start_s]
         draining = self.draining.setdefault(role, [])
         draining[:] = [s for s in draining if now_s < s + self.drain_s]
-        ready = self.replicas[role] - len(starting)
-        return PoolCounts(ready, len(starting), len(draining), self.gpus)
+        switching = self.switching.setdefault(role, [])
+        switching[:] = [s for s in switching if now_s < s + self.drain_s]
+        coming = len(starting) + len(switching)
+        ready = self.replicas[role] - coming
+        return PoolCounts(ready, coming, len(draining), self.gpus, len(switching))
 
     async def observe(self) -> TargetState:
         self.killer.step("observe")
@@ -185,6 +189,20 @@ class _Backend:
                 self.draining.setdefault(role, []).append(self.time.now_s())
         self.replicas[role] = replicas
         self.killer.step("scale: after")
+
+    async def switch(
+        self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
+    ) -> None:
+        self.killer.step("switch: before")
+        if self.refuses:
+            raise ClusterError("the arbiter does not answer")
+        count = min(self.replicas[giver] - replicas[giver], replicas[taker] - self.replicas[taker])
+        if count > 0:
+            self.calls.append((taker, replicas[taker], decision_id))
+            self.replicas[giver] -= count
+            self.replicas[taker] += count
+            self.switching.setdefault(taker, []).extend([self.time.now_s()] * count)
+        self.killer.step("switch: after")
 
 
 @dataclass

@@ -85,7 +85,17 @@ def _prepare_sla(world):
     return world
 
 
+def _prepare_switching(world):
+    """Let a worker of prefill, which has nothing to do, go to decode, and later come back: 7 s to drain."""
+    world.config = replace(world.config, metric_pulling_interval_s=5.0, switches_roles=True)
+    world.backend.replicas = {P: 2, D: 1}
+    world.load.kv = lambda now, _workers: 0.95 if now < 1040 else 0.2
+    world.load.queue = lambda now, workers: 0.0 if now < 1040 else 2.0 * workers
+    return world
+
+
 SCENARIOS = {
+    "switching": (_prepare_switching, 100.0, [(D, 2), (P, 2)]),
     "up and down": (_prepare, 260.0, [(D, 2), (P, 2), (D, 3), (P, 1), (D, 2), (D, 1)]),
     "never ready": (_prepare_failing, 260.0, [(D, 2), (D, 2)]),
     # How much it asks for is the policy's own tests' business.
@@ -157,7 +167,10 @@ def _telling(labels):
     "scenario",
     [
         pytest.param(
-            name, marks=() if name in {"adaptive", "never ready", "up and down"} else pytest.mark.nightly
+            name,
+            marks=()
+            if name in {"adaptive", "never ready", "switching", "up and down"}
+            else pytest.mark.nightly,
         )
         for name in SCENARIOS
     ],

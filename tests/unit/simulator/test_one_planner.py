@@ -253,7 +253,11 @@ def drive_virtual(script, config):
             age_s=0.0,
             demand=backend.demand(now_s),
         )
-        planner.tick(now_s, seen, lambda change, at_s=now_s: backend.scale(change.role, change.desired, at_s))
+        planner.tick(
+            now_s,
+            seen,
+            lambda asked, at_s=now_s: backend.scale(asked.change.role, asked.change.desired, at_s),
+        )
     return planner.decisions, backend.calls, ticks
 
 

@@ -101,7 +101,9 @@ def test_a_shift_changes_the_lengths_from_its_time_on():
 def test_lengths_shift_back_and_forth():
     """Agents for two seconds, chats for two, agents again."""
     text = "constant:rate=1,count=7,input_tokens=800,output_tokens=20,length_cv=0"
-    made = synthesise(parse_synthetic(f"{text},shift_s=2,shift_every_s=2,shift_input=0.25,shift_output=4"), rng())
+    made = synthesise(
+        parse_synthetic(f"{text},shift_s=2,shift_every_s=2,shift_input=0.25,shift_output=4"), rng()
+    )
 
     assert [r.input_tokens for r in made] == [800, 800, 200, 200, 800, 800, 200]
 

@@ -10,7 +10,7 @@ from autoscaler_conformance.plant import Plant, Situation, performance_of
 from penstock.api import Role
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.scenario import Fault
-from penstock_planner.core.state import Change
+from penstock_planner.core.state import Scale, Switch
 from penstock_planner.decide.config import DecideConfig, Mode
 
 
@@ -122,10 +122,11 @@ def play(mode: str, situation: Situation) -> SituationHistory:
 
 
 def _tick(planner: VirtualPlanner, plant: Plant, now_s: float, history: SituationHistory) -> None:
-    def scale(change: Change) -> None:
-        before = plant.counts(change.role).replicas
-        plant.scale(change.role, change.desired)
-        history.changes.append(PoolChange(now_s, change.role, before, change.desired))
+    def scale(asked: Scale | Switch) -> None:
+        for change in asked.changes:
+            before = plant.counts(change.role).replicas
+            plant.scale(change.role, change.desired)
+            history.changes.append(PoolChange(now_s, change.role, before, change.desired))
 
     planner.tick(now_s, plant.observe(now_s), scale)
 

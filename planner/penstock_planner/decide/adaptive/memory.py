@@ -69,10 +69,11 @@ class RoleMemory:
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's memory after one pull.
 
-        New starts are recorded, finished ones timed, oldest first. A replica that is starting at the first pull has been
+        New starts are recorded, finished ones timed, oldest first; a worker that switches roles is supply at once. A replica that is starting at the first pull has been
         so for an unknown time: its age counts from there. The workers of the first pull count as just added, because their
         caches may be empty and nothing is known of the load before it.
         """
+        pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
         if self.ready is None:
             return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
         before = self.ready + len(self.begun_s)

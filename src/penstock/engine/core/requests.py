@@ -17,6 +17,17 @@ class EngineRole(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     AGGREGATED = "aggregated"
+    BOTH = "both"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps a prompt's KV for decode where a request says so."""
+        return self in {EngineRole.PREFILL, EngineRole.BOTH}
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it fetches a prompt's KV where a request says so."""
+        return self in {EngineRole.DECODE, EngineRole.BOTH}
 
 
 class FinishReason(StrEnum):

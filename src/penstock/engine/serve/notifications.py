@@ -20,7 +20,6 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.engine.core.lease import MAX_RANKS, HeartbeatSchedule, Read, reads_of
-from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.metrics import EngineMetrics
 from penstock.engine.serve.protocol import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
@@ -175,7 +174,7 @@ class KvReading(Notifier):
         super().__init__(group)
         self._metrics = metrics
         self._ranks = settings.engine.ranks
-        self._renews = settings.engine.role is EngineRole.DECODE
+        self._renews = settings.engine.role.fetches
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)

@@ -191,7 +191,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
             f"Got priority {fields.priority} but Priority scheduling is not enabled.", param="priority"
         )
     params = fields.kv_transfer_params
-    hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
+    hands_over = settings.engine.role.keeps and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
     limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
     adapter = fields.model if fields.model in settings.adapters else None
@@ -330,7 +330,7 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
 
     No other worker will fetch it, so its blocks can be freed. Source: vLLM 0.32, ``_with_kv_transfer_rejection_cleanup``.
     """
-    if settings.engine.role is not EngineRole.DECODE or b"do_remote_prefill" not in body:
+    if not settings.engine.role.fetches or b"do_remote_prefill" not in body:
         return None
     try:
         params = _read_object(body).get("kv_transfer_params")
@@ -342,7 +342,7 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
 def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv | None:
     """Return the KV to fetch: a prompt's from prefill, or the conversation's so far from decode."""
     role = settings.engine.role
-    if role is EngineRole.DECODE and params.get("do_remote_prefill") is True:
+    if role.fetches and params.get("do_remote_prefill") is True:
         return _remote(params, settings).model_copy(update={"tokens": None})
     is_next_turn = params.get("do_remote_decode") is True and params.get("remote_block_ids")
     if role is EngineRole.PREFILL and settings.is_bidirectional and is_next_turn:

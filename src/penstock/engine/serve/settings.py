@@ -52,7 +52,7 @@ class ServeFlags:
         default="h200-llama-3.1-8b-tp1",
     )
     role: EngineRole = flag(
-        "prefill keeps KV for decode workers, decode fetches it, aggregated does both phases alone.",
+        "prefill keeps KV for decode workers, decode fetches it, both does what each request says; aggregated does both phases alone.",
         default=EngineRole.AGGREGATED,
     )
     served_names: tuple[str, ...] = flag(
@@ -300,6 +300,11 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
         return _KvTransferConfig()
     config = read_json_flag(_KvTransferConfig, flags.kv_transfer_config, "--kv-transfer-config")
     expected = _ROLE_OF_KV_ROLE.get(config.kv_role or "", flags.role)
+    if flags.role is EngineRole.BOTH and config.kv_connector_extra_config.bidirectional_kv_xfer:
+        raise ConfigError(
+            "--kv-transfer-config: bidirectional_kv_xfer does not go with --role both: a kept block would be prefill's or decode's;"
+            " remove it"
+        )
     if expected is not flags.role:
         raise ConfigError(
             f"--kv-transfer-config: kv_role {config.kv_role} belongs to --role {expected}, "

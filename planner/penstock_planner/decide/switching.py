@@ -1,0 +1,67 @@
+"""A worker that goes from one role to the other in place of a start: what one role lacks and the other has. Pure.
+
+Both changes are one decision and one request to the backend, which drains the worker, switches it, checks that it
+switched, and counts it in its new role. It holds the same GPUs throughout, so that the budget is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock_planner.decide.bounds import is_left
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
+
+_STAYS_DOWN = frozenset({Reason.ABOVE_BUDGET, Reason.ABOVE_SCHEDULE, Reason.IDLE})
+"""Reasons to shrink that ask for fewer GPUs, whatever the other role has to do."""
+
+
+def switched(
+    proposals: Sequence[RoleProposal], seen: Mapping[Role, RoleState], config: DecideConfig
+) -> list[RoleProposal] | None:
+    """Return the proposals that move workers between the roles; None where none is to move.
+
+    A role takes where it is to grow and has room below its ceiling; it gives where it is to shrink, or could do with one fewer
+    now. What takes has a ready worker already or none is needed for the other to go on: the giving role keeps one ready
+    worker, and its floor.
+    """
+    if not config.switches_roles or len(proposals) != 2:
+        return None
+    for taker, giver in (proposals, reversed(proposals)):
+        count = min(_room(taker, config), _spare(giver, seen[giver.role], config))
+        if count > 0:
+            return [_grown(taker, giver, count), _shrunk(giver, taker, count)]
+    return None
+
+
+def _room(taker: RoleProposal, config: DecideConfig) -> int:
+    if taker.action is not Action.UP:
+        return 0
+    ceiling = config.max_replicas.get(taker.role)
+    return taker.amount if ceiling is None else min(taker.amount, ceiling - taker.pool.replicas)
+
+
+def _spare(giver: RoleProposal, state: RoleState, config: DecideConfig) -> int:
+    if giver.action is Action.UP or is_left(giver.role, state, config) or giver.reason in _STAYS_DOWN:
+        return 0
+    wanted = giver.amount if giver.action is Action.DOWN else int(bool(giver.gives))
+    floor = config.floor(giver.role, giver.engine_gpus)
+    return min(wanted, giver.pool.ready - 1, giver.pool.replicas - floor)
+
+
+def _grown(taker: RoleProposal, giver: RoleProposal, count: int) -> RoleProposal:
+    detail = f"{taker.detail}; {count} of {giver.role.value} {'switches' if count == 1 else 'switch'}"
+    return replace(taker.passed(_step(giver, count)), detail=detail, amount=count)
+
+
+def _shrunk(giver: RoleProposal, taker: RoleProposal, count: int) -> RoleProposal:
+    why = giver.detail if giver.action is Action.DOWN else giver.gives
+    detail = f"{count} to {taker.role.value}, which lacks workers: {why}"
+    return giver.changed(Action.DOWN, Reason.ROLE_SWITCH, detail, _step(giver, count), amount=count)
+
+
+def _step(giver: RoleProposal, count: int) -> Step:
+    inputs = {"workers": count, "from": giver.role.value, "ready": giver.pool.ready}
+    return Step("switch", inputs, None, f"{count} from {giver.role.value}")
