@@ -33,7 +33,7 @@ spec:
     frontend: {{role: router}}
     prefill: {{role: prefill, replicas: {prefill}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
     decode: {{role: decode, replicas: {decode}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
-  engine: {{profile: {profile}, streamIntervalTokens: {stream_interval}}}
+  engine: {{profile: {profile}, streamIntervalTokens: {stream_interval}, switchable: {switchable}}}
   planner: {{mode: load, adjustmentIntervalSeconds: {interval}, maxGpuBudget: {budget}}}
 """
 DEFAULTS = {
@@ -43,6 +43,7 @@ DEFAULTS = {
     "floor": 1,
     "profile": "h200-llama-3.1-8b-tp1",
     "stream_interval": 4,
+    "switchable": "false",
     "interval": 30,
     "budget": 8,
 }

@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic.alias_generators import to_camel
 
-from penstock.api.enums import Environment, Role
+from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule
 from penstock.api.runtimes import SWITCHES_ROLES
@@ -72,18 +72,6 @@ SWITCH_RULES: tuple[Rule[GraphSpec], ...] = (
         cel="!self.engine.switchable || !self.services.exists(k, self.services[k].role == 'aggregated')",
         holds=lambda spec: not spec.engine.switchable or spec.service(Role.AGGREGATED) is None,
         text="true, but aggregated workers have one role",
-        remedy="remove it",
-    ),
-    Rule(
-        path="engine.switchable",
-        must=f"engine.switchable does not go with planner.environment {Environment.KUBERNETES}",
-        cel=(
-            f"!self.engine.switchable || !has(self.planner.environment) || self.planner.environment != '{Environment.KUBERNETES}'"
-        ),
-        holds=lambda spec: (
-            not spec.engine.switchable or spec.planner.environment is not Environment.KUBERNETES
-        ),
-        text="true, but on a cluster a worker's role is that of its pods' workload",
         remedy="remove it",
     ),
     *map(_same, (*_REQUIRED, *_OPTIONAL, *_LISTED)),
