@@ -190,14 +190,20 @@ async def test_an_event_of_an_error_is_a_break(served, path):
     assert got | {"identity": expected["identity"]} == expected
 
 
-async def test_what_breaks_two_workers_off_ends(served):
-    """A request that kills engines takes no third one; the client sees an error, and the log names it."""
+async def test_what_breaks_two_workers_off_ends_and_is_refused_for_a_while(served):
+    """A request that kills engines takes no third one, however often a client repeats it; the log and the answer name it."""
     speakers, router = served
     speakers.breaks = [(1500, b""), (1500, b"")]
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/completions")
     assert len(speakers.seen) == 2
     assert await router.metric("penstock_router_lost_streams_total", why="deaths") == 1
+    answer = await router.post(raw=orjson.dumps(STREAMED | ASKED["/v1/completions"]))
+    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (422, "query_of_death")
+    assert len(speakers.seen) == 2
+    assert await router.metric("penstock_router_errors_total", reason="query_of_death") == 1
+    other = read(await asked(router, "/v1/completions", max_tokens=4))
+    assert other["reasons"] == ["length"]
 
 
 async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(served):

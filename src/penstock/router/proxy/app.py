@@ -148,6 +148,7 @@ class RouterApp:
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
+            self.handler.deadly.check(call.request.raw)
             if self.tracing is not None:
                 call.trace = RequestTrace(self.tracing, request, call)
             if self.reader is not None:

@@ -56,6 +56,7 @@ from penstock.router.core.retries import FailedTry, KvLease, RetryRules, RetrySc
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.deadly import DeadlyRequests
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorReply,
@@ -97,6 +98,7 @@ class CompletionHandler:
 
     Attributes:
         retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
+        deadly: What broke workers off, refused for a while.
     """
 
     def __init__(self, context: RouterContext, transfers: KvTransfers) -> None:
@@ -112,7 +114,8 @@ class CompletionHandler:
             is_split: RequestPlan(self._entry, is_split, lease_s, most) for is_split in (False, True)
         }
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
-        self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics)
+        self.deadly = DeadlyRequests(clock.now_s)
+        self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics, self.deadly)
         # Each raises ClientDisconnected where nobody is there to get an answer.
         self._ask: Mapping[type[Asked], Callable[[CompletionCall, Any], Awaitable[Answer]]] = {
             Choose: self._choose,

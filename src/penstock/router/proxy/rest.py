@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import xxhash
-
 from penstock.api import GraphSpec
 from penstock.api.router import RetriesConfig
 from penstock.core.http.streaming import Observe
@@ -24,6 +22,7 @@ from penstock.router.proxy.continuation import (
     rest_of,
     said_of,
 )
+from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
 from penstock.router.proxy.stream import RelayMeter
 
 log = get_logger(__name__)
@@ -32,7 +31,10 @@ log = get_logger(__name__)
 class StreamRests:
     """The rests of one router's broken streams."""
 
-    def __init__(self, config: RetriesConfig, graph: GraphSpec | None, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, config: RetriesConfig, graph: GraphSpec | None, metrics: RouterMetrics, deadly: DeadlyRequests
+    ) -> None:
+        self._deadly = deadly
         self._most = config.max_continuations
         self._tokens_per_event = 1 if graph is None else graph.engine.stream_interval_tokens
         self._metrics = metrics
@@ -93,8 +95,10 @@ class StreamRests:
         if step.why == "request":
             words = refusal_of(call.request) or "retries.maxContinuations is 0"
         elif step.why == "deaths":
-            digest = xxhash.xxh3_64_hexdigest(_begun(call).request.raw)
-            words = f"{call.machine.deaths} workers broke off at it; body {digest}"
+            digest = self._deadly.add(_begun(call).request.raw)
+            words = (
+                f"{call.machine.deaths} workers broke off at it; refused for {REFUSED_S:g} s; body {digest}"
+            )
         elif step.why == "said":
             words = said_of(_begun(call).kept, _begun(call).request).refusal
         self._metrics.lost_streams[step.why] += 1

@@ -1,0 +1,53 @@
+"""Requests of death: what broke workers off is refused for a while, so that a client's retries do not break the next ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import xxhash
+
+from penstock.router.proxy.completion import RequestRefused
+
+REFUSED_S = 600.0
+"""Chosen: longer than clients retry, simulated seconds; an engine that was mended meanwhile gets the request again soon."""
+
+KEPT_MOST = 1024
+"""Chosen: so many bodies are remembered, the newest; their hashes take 100 KiB."""
+
+QUERY_OF_DEATH = "query_of_death"
+
+
+class DeadlyRequests:
+    """The bodies that one router refuses, by their hash."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._until_s: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, body: bytes) -> str:
+        """Refuse a body from now on; return the hash that names it in the log and to clients."""
+        digest = xxhash.xxh3_64_hexdigest(body)
+        self._until_s[digest] = self._now_s() + REFUSED_S
+        self._until_s.move_to_end(digest)
+        while len(self._until_s) > KEPT_MOST:
+            self._until_s.popitem(last=False)
+        return digest
+
+    def check(self, body: bytes) -> None:
+        """Raise `RequestRefused` for a body that broke workers off lately; costs nothing where none has."""
+        if not self._until_s:
+            return
+        digest = xxhash.xxh3_64_hexdigest(body)
+        until_s = self._until_s.get(digest)
+        if until_s is None:
+            return
+        left_s = until_s - self._now_s()
+        if left_s <= 0:
+            del self._until_s[digest]
+            return
+        message = (
+            f"request {digest} broke off every worker that had it; it is refused for another {left_s:.0f} s, so that it does not "
+            "break off more; change it, or see the workers' logs"
+        )
+        raise RequestRefused(422, message, code=QUERY_OF_DEATH)
