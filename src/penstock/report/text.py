@@ -166,6 +166,12 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
             f"OVERLOAD: {overload['factor']:g} times a capacity of {_rate(overload['capacity']['rps'])} req/s, measured with"
             f" {overload['capacity']['concurrency']} requests in flight"
         )
+    broken = summary.get("broken_streams")
+    if broken is not None and (broken["continued"] or broken["lost"]):
+        found.append(
+            f"BROKEN STREAMS: {broken['continued']} went on at another worker, {broken['lost']} ended in an error, as the router"
+            " counts them for all its clients"
+        )
     if summary["is_partial"]:
         found.append(
             f"PARTIAL: stopped early; {requests['not_sent']} requests not sent, {requests['unfinished']} cut off"

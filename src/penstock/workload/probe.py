@@ -19,7 +19,7 @@ from penstock.core.errors import (
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts, parse_http_url
 from penstock.core.http.messages import Headers
-from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
+from penstock.core.metric_names import ROUTER_CONTINUATIONS, ROUTER_LOST_STREAMS, SCHEDULE_LAG_P99, TIME_SCALE
 from penstock.workload.exchange import Destination
 
 _TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
@@ -93,6 +93,50 @@ class ServerLag:
     name: str
     role: str
     p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStreams:
+    """What became of streams whose worker broke off, of all clients of a router.
+
+    Attributes:
+        continued: Went on at another worker.
+        lost: Ended in an error.
+    """
+
+    continued: int
+    lost: int
+
+
+class BrokenStreamCount:
+    """Counts the streams that broke off at a router's workers from `begin` to `end`; clients do not see those that went on."""
+
+    def __init__(self, pool: ConnectionPool, url: str) -> None:
+        self._pages = ServerPages(pool, url, timeouts=_POLL_TIMEOUTS)
+        self._before: tuple[float, float] | None = None
+        self.found: BrokenStreams | None = None
+
+    async def begin(self) -> None:
+        """Read the counters."""
+        self._before = await self._read()
+
+    async def end(self) -> None:
+        """Read them again; nothing is found of a server that is no router, or one that was replaced meanwhile."""
+        before, after = self._before, await self._read()
+        if before is not None and after is not None:
+            continued, lost = (round(late - early) for late, early in zip(after, before, strict=True))
+            self.found = BrokenStreams(continued, lost) if min(continued, lost) >= 0 else None
+
+    async def _read(self) -> tuple[float, float] | None:
+        """Return both counters; None where the server is no router. One that has counted nothing yet shows no sample."""
+        if await self._pages.workers() is None:
+            return None
+        url = self._pages.url
+        continued, lost = [
+            await self._pages.samples(url, f"{name}_total")
+            for name in (ROUTER_CONTINUATIONS, ROUTER_LOST_STREAMS)
+        ]
+        return sum(each.value for each in continued), sum(each.value for each in lost)
 
 
 class LagWatch:

@@ -20,7 +20,7 @@ from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
 from penstock.workload.exchange import Destination, RequestSender
-from penstock.workload.probe import LagWatch
+from penstock.workload.probe import BrokenStreamCount, LagWatch
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import ScheduleLag
@@ -106,6 +106,7 @@ class Replayer:
         self._send_lag = LagTracker()
         self._loop_lag = LagTracker()
         self._lag_watch = LagWatch(pool, destination.url, admin_key=destination.admin_key)
+        self.broken_streams = BrokenStreamCount(pool, destination.url)
         self._cpu_share: float | None = None
 
     @property
@@ -143,6 +144,7 @@ class Replayer:
         self._tiers = {tier: TierProgress() for tier in Tier if tier in present}
         # every percentile of sending is over all requests, not over the newest of them
         self._send_lag = LagTracker(window=max(1, len(requests)))
+        await self.broken_streams.begin()
         self.zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
         self.zero_unix_s = time.time() + _HEAD_START_S
         cpu_s, real_s = time.process_time(), time.monotonic()
@@ -153,6 +155,7 @@ class Replayer:
         self._end_s = self._clock.now_s()
         self._cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - real_s)
         await self._lag_watch.poll()
+        await self.broken_streams.end()
 
     async def _run_all(self, requests: Sequence[TraceRequest], stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as aside:

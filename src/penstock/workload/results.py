@@ -81,6 +81,7 @@ _SUMMARY: Final = _model(
     "summary",
     _SHAPE,
     tiers=types.GenericAlias(dict, (str, _model("tier", {"requests": _OUTCOMES, **_TIMES}))),
+    broken_streams=_model("broken_streams", {"continued": int, "lost": int}),
     overload=_model("overload", {"factor": float, "capacity": {"rps": float, "concurrency": int}}),
 )
 

@@ -271,7 +271,7 @@ def _summary(
         speed=plan.config.speed,
         schedule_lag=replayer.schedule_lag,
     )
-    not_sent = seen.planned - seen.sent
+    not_sent, broken = seen.planned - seen.sent, replayer.broken_streams.found
     measured["requests"] = {
         "planned": seen.planned,
         "sent": seen.sent,
@@ -284,6 +284,7 @@ def _summary(
         "is_partial": bool(not_sent or replayer.unfinished),
         "started": {"unix_s": round(replayer.zero_unix_s, 3), "model_s": round(replayer.zero_s, 6)},
         **measured,
+        "broken_streams": None if broken is None else asdict(broken),
         "settings": _settings(plan, model),
         "trace": _trace(plan),
     }

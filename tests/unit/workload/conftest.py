@@ -52,6 +52,7 @@ class FakeServer:
         ready: Status of /ready.
         lags: Lag that each process exports; "" is the server, other names are workers.
         speed: Of the router that it plays; None plays none.
+        broken: Streams that went on elsewhere, counted up by each completion; None: it shows none.
         time_scales: Speed that each simulated worker exports, by name; "" is the server itself.
     """
 
@@ -65,6 +66,7 @@ class FakeServer:
         self.admin = None
         self.speed = None
         self.time_scales = {}
+        self.broken = None
         self.url = ""
 
     async def handle(self, request, responder):
@@ -85,6 +87,7 @@ class FakeServer:
             responder.send(self.ready, b'{"reasons":["no worker of role decode is ready"]}')
         else:
             self.bodies.append(orjson.loads(request.body))
+            self.broken = None if self.broken is None else self.broken + 2
             self.headers.append(request.headers)
             await self.script(self.bodies[-1], responder)
 
@@ -101,6 +104,9 @@ class FakeServer:
         lines = [f"penstock_schedule_lag_p99_seconds {self.lags[name]}"] if name in self.lags else []
         if name in self.time_scales:
             lines.append(f"penstock_time_scale {self.time_scales[name]}")
+        if self.broken is not None and not name:
+            lines.append(f'penstock_router_stream_continuations_total{{reason="connect"}} {self.broken}')
+            lines.append('penstock_router_lost_streams_total{why="deaths"} 7')
         return "\n".join(lines).encode()
 
 

@@ -12,6 +12,7 @@ from penstock.core.errors import (
     StreamBroken,
     UpstreamConnectError,
 )
+from penstock.report.text import notes
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload import results as results_module
 from penstock.workload.arrivals import Selection, Spread
@@ -268,6 +269,27 @@ async def test_the_servers_say_how_late_they_ran(azure_file, fake_server, run_to
         {"name": "w1", "role": "decode", "p99_s": 0.5},
     ]
     assert {"router", "w1"} <= set(lag["late"])
+
+
+async def test_streams_that_broke_off_meanwhile_are_counted_by_the_router(
+    azure_file, fake_server, run_to_end
+):
+    """Three requests of which each broke twice, beside 40 and 7 from before; a client sees none of that, so notes say it."""
+    fake_server.lags = {"": "0"}
+    fake_server.broken = 40
+
+    summary = await run_to_end(azure_file)
+
+    assert summary["broken_streams"] == {"continued": 6, "lost": 0}
+    assert [note for note in notes(summary) if "BROKEN STREAMS: 6 went on at another worker, 0 ended" in note]
+
+
+async def test_a_server_that_is_no_router_counts_no_broken_streams(azure_file, run_to_end):
+    """Unknown is not zero."""
+    summary = await run_to_end(azure_file)
+
+    assert summary["broken_streams"] is None
+    assert not [note for note in notes(summary) if "BROKEN" in note]
 
 
 @pytest.mark.parametrize(("key", "names"), [("root", ["router", "w1"]), (None, ["router"])])
