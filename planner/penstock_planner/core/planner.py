@@ -443,7 +443,7 @@ class PlannerCore:
             return pool.replicas in (change.desired, change.current)
         added = change.desired - change.current
         needed = existing_gpus(self._pools, config) + added * config.engine_gpus(change.role, pool.gpus)
-        ceiling = config.max_gpu_budget
+        ceiling = config.within_pool.max_gpu_budget
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 
     def _forget_asked(self, role: Role) -> None:

@@ -72,6 +72,7 @@ class DecideConfig:
         startup_timeout_s: Longest start-up that is waited for, > 0.
         switches_roles: Workers can change between prefill and decode without a start.
         parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
+        grant: GPUs that a pool lets the graph hold now, in place of ``max_gpu_budget``; None: it is in no pool.
     """
 
     adjustment_interval_s: float = 30.0
@@ -109,6 +110,7 @@ class DecideConfig:
     startup_timeout_s: float = 600.0
     switches_roles: bool = False
     parameters: Any = None
+    grant: int | None = None
 
     @property
     def policy(self) -> PlannerPolicy:
@@ -145,6 +147,16 @@ class DecideConfig:
             max_replicas=lowered_ceilings(self.max_replicas, held),
             scale_to_zero_after_s=None if floors else self.scale_to_zero_after_s,
         )
+
+    @property
+    def unbounded(self) -> DecideConfig:
+        """Return the configuration by which a graph in a pool says what it wants: without GPUs and steps that bound it."""
+        return self if self.grant is None else replace(self, max_gpu_budget=None, max_step=None)
+
+    @property
+    def within_pool(self) -> DecideConfig:
+        """Return the configuration with the grant for a budget."""
+        return self if self.grant is None else replace(self, max_gpu_budget=self.grant)
 
     @property
     def reads_calendar(self) -> bool:

@@ -32,6 +32,7 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     Step,
 )
+from penstock_planner.decide.grant import bids_of, within_grant
 from penstock_planner.decide.observation import PoolCounts, Pull, Window
 from penstock_planner.decide.schedule import in_force, noted, within_schedule
 from penstock_planner.decide.switching import switched
@@ -53,12 +54,14 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     sequence = state.sequence + 1
     name = f"d{sequence:06d}"
     if not window.pulls:
-        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
+        budget = config.within_pool.max_gpu_budget
+        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, budget)
         return empty, replace(state, sequence=sequence)
     held = in_force(config.schedule, window.pulls[-1].wall_s)
     config = config.scheduled(held)
-    proposed = config.policy.propose(window, state, config)
+    proposed = config.policy.propose(window, state, config.unbounded)
     proposed = replace(proposed, proposals=[within_schedule(each, held) for each in proposed.proposals])
+    config = config.within_pool
     pools, seen = window.pulls[-1].pools, proposed.roles
     gpus = existing_gpus(pools, config)
     bounded, reserved, moved = _bounded(proposed, pools, gpus, config)
@@ -90,10 +93,13 @@ def _bounded(
     owed = frozenset(role for role in pools if seen[role].owed)
     backed_off = [back_off(each, seen[each.role]) for each in proposed.proposals]
     stepped = [_limit(each, config) for each in left(backed_off, seen, config)]
-    if moved := switched(stepped, seen, config):
+    is_giving_back = config.grant is not None and gpus > config.grant
+    if not is_giving_back and (moved := switched(stepped, seen, config)):
         return moved, frozenset(), moved[0].amount
-    raised_all = raised(stepped, gpus, config, seen=seen)
-    bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
+    raised_all = release(raised(stepped, gpus, config, seen=seen), owed)
+    if config.grant is not None:
+        raised_all = within_grant(raised_all, bids_of(proposed.proposals, config), config)
+    bounded = kept(within_bounds(raised_all, gpus, config, owed=owed), config)
     return *reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config)), 0
 
 
@@ -125,9 +131,8 @@ def roll_back(
     sentence = f"{role.value} {words}, never became ready: {why}"
     taken = RoleDecision(role, asked, desired, action, Reason.NEVER_READY, sentence, (step,))
     gpus = existing_gpus(pull.pools, config)
-    decision = Decision(
-        f"d{sequence:06d}", pull.at_s, config.no_operation, (taken,), gpus, gpus, config.max_gpu_budget
-    )
+    budget = config.within_pool.max_gpu_budget
+    decision = Decision(f"d{sequence:06d}", pull.at_s, config.no_operation, (taken,), gpus, gpus, budget)
     roles = {**state.roles, role: after}
     return decision, replace(state, sequence=sequence, roles=roles, interval_s=None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,19 +25,21 @@ _PATHS: dict[str | None, dict[str, bool]] = {
 }
 
 
-def options(model: type[Any], **defaults: Any) -> Option:
+def options(model: type[Any], /, *, several: Collection[str] = (), **defaults: Any) -> Option:
     """Return the options of a dataclass, in the order of its fields, with those of dataclasses in it.
 
     Args:
         model: Its fields, or those of its parts, say their flags.
+        several: Fields whose flags may be repeated, so that the command gets a tuple of values, empty without any.
         defaults: Of this command, by field, as a user would give them; other fields have their own.
     """
     said, found = flags(model), []
     for each, hint in _hints(model):
         if each.name in said:
-            found.append(_option(each, hint, said[each.name], defaults.get(each.name, each.default)))
+            default = defaults.get(each.name, each.default)
+            found.append(_option(each, hint, said[each.name], default, is_several=each.name in several))
         elif _is_part(hint):
-            found.append(options(hint, **defaults))
+            found.append(options(hint, several=several, **defaults))
     return group(*found)
 
 
@@ -75,7 +77,9 @@ def _is_part(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint) and bool(flags(hint))
 
 
-def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -> Option:
+def _option(
+    each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any, *, is_several: bool = False
+) -> Option:
     spelling = said.name or flag_of(each.name)
     if said.key_variable is not None:
         return secret(spelling.removeprefix("--"), said.key_variable, said.help)
@@ -84,6 +88,10 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
     is_many, has_no = get_origin(kind) in {tuple, Sequence}, "/" in spelling
     if is_many:
         kind = get_args(kind)[0]
+    text = said.help if said.unset is None else f"{said.help}  [default: {said.unset}]"
+    if is_several:
+        text = text if default is None else f"{text}  [default: {_as_text(default)}]"
+        is_many, default = True, None
     read = _reader(kind, said, spelling, default, is_many=is_many)
     details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable, "callback": read}
     if default is dataclasses.MISSING:
@@ -96,7 +104,6 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
         details |= {"type": _type(kind, said), "multiple": is_many}
     if said.bare is not None:
         details |= {"is_flag": False, "flag_value": said.bare}
-    text = said.help if said.unset is None else f"{said.help}  [default: {said.unset}]"
     return click.option(
         spelling, each.name, *said.short, help=text, show_envvar=said.variable is not None, **details
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,22 @@ from rich.progress import Progress
 from penstock.cli import fields, option
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer
+from penstock.core.errors import ConfigError
 from penstock.simulator.cells import CellJournal
 from penstock.simulator.output import open_directory, scoreboard, to_json, write
-from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock.simulator.plan import DEFAULT_TRACE, RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock.simulator.pool import PoolSimulation
+from penstock.simulator.pool_output import write_pool
+from penstock.simulator.pool_plan import PoolPlan, make_pool_plan, pool_result, pool_table
 
 
 @click.command()
-@fields.options(SimulateOptions)
+@fields.options(SimulateOptions, several=("trace", "manifest"))
+@click.option(
+    "--pool",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A GpuPool from which several graphs draw; give --manifest and --trace once for each.  [default: one graph alone]",
+)
 @option.admission(without=("retry_after_seconds",))
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
@@ -26,13 +36,25 @@ from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record,
     help="Folder for JSON, pictures and finished runs, from which a killed sweep goes on.  [default: nothing is written]",
 )
 @option.as_json("Print the result as JSON, without progress.")
-def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any) -> None:
+def simulate(
+    pool: Path | None, output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any
+) -> None:
     """Replay a workload in virtual time and score router policies and the planner.
 
     The engines, policies and planner rules are those that run live. Same options, same output, byte for byte.
     """
     admission = option.given_admission(options)
-    plan = make_plan(fields.take(SimulateOptions, options, admission=admission))
+    manifests, traces = options["manifest"], options["trace"]
+    if pool is None:
+        _check_one("--manifest", manifests)
+        _check_one("--trace", traces)
+    options["manifest"] = next(iter(manifests), None)
+    options["trace"] = next(iter(traces), DEFAULT_TRACE)
+    chosen = fields.take(SimulateOptions, options, admission=admission)
+    if pool is not None:
+        _simulate_pool(make_pool_plan(chosen, pool, manifests, traces), output_dir, as_json=as_json)
+        return
+    plan = make_plan(chosen)
     if output_dir is not None:
         open_directory(output_dir)
     journal = None if output_dir is None else CellJournal(output_dir)
@@ -44,6 +66,25 @@ def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options
         say_json(to_json(result))
         return
     printer().print(scoreboard(result))
+    for path in files:
+        say(f"wrote {path}")
+
+
+def _check_one(flag: str, given: Sequence[object]) -> None:
+    if len(given) > 1:
+        raise ConfigError(f"{flag}: given {len(given)} times; several graphs need --pool, else give one")
+
+
+def _simulate_pool(plan: PoolPlan, output_dir: Path | None, *, as_json: bool) -> None:
+    if output_dir is not None:
+        open_directory(output_dir)
+    run = PoolSimulation(plan.terms, plan.graphs).run()
+    result = pool_result(plan, run)
+    files = [] if output_dir is None else write_pool(result, run, output_dir)
+    if as_json:
+        say_json(to_json(result))
+        return
+    printer().print(pool_table(result))
     for path in files:
         say(f"wrote {path}")
 

@@ -21,7 +21,8 @@ class Order(IntEnum):
     ENGINE = 2
     MESSAGE = 3
     PLANNER = 4
-    SAMPLE = 5
+    POOL = 5
+    SAMPLE = 6
 
 
 class Kernel:

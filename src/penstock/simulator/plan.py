@@ -63,6 +63,9 @@ def _failure(text: str) -> WorkerFailure:
     return WorkerFailure(float(at_s), worker, float(back_s) if back_s else None)
 
 
+DEFAULT_TRACE = "mooncake"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
     """The command line's options, by their names; None where not given, ``admission`` without what was not."""
@@ -72,7 +75,7 @@ class SimulateOptions:
         "packaged `mooncake`, or a synthetic process: "
         "poisson|gamma|bursts|tenants|constant|sine|step|ramp|regimes|day|sawtooth|week with :KEY=VALUE,… as "
         "poisson:rate=4,count=2000,input_tokens=2048,share=0.5; requests=TRACE takes a trace's prompts.",
-        default="mooncake",
+        default=DEFAULT_TRACE,
     )
     policy: str | None = flag(
         "Router policies to compare, by their names in a manifest.",

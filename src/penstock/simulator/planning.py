@@ -141,6 +141,11 @@ class VirtualPlanner:
         config = replace(self._settings.config, max_gpu_budget=gpus)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
+    def set_grant(self, gpus: int) -> None:
+        """Plan with another grant of a pool from now on."""
+        config = replace(self._settings.config, grant=gpus)
+        self._core.settings = self._settings = replace(self._settings, config=config)
+
     def _start(self, now_s: float, *, first_sequence: int) -> None:
         self._core = PlannerCore(self._settings, now_s)
         self._follow(self._core.start(now_s, first_sequence=first_sequence))

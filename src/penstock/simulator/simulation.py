@@ -39,10 +39,15 @@ class Simulation:
     """One run."""
 
     def __init__(
-        self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
+        self,
+        scenario: Scenario,
+        requests: Sequence[TraceRequest],
+        *,
+        chains: PrefixChains | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self.scenario = scenario
-        self.kernel = Kernel()
+        self.kernel = kernel or Kernel()
         self.gaps = GapHistogram(None if scenario.planner is None else scenario.planner.itl_slo_s)
         self._chains = chains or PrefixChains(scenario.seed)
         self._start_ups = np.random.default_rng(scenario.seed)
@@ -83,22 +88,35 @@ class Simulation:
 
     def run(self, watch: Callable[[], None] | None = None, *, watch_events: int = 20_000) -> Recording:
         """Run until every job has ended, with a look each so many events."""
-        self._schedule_start()
+        self.schedule_start()
         kernel, fleet = self.kernel, self.fleet
-        end_s = self._last_s + PATIENCE_S
-        while self._open and kernel.step():
+        while self.is_open and kernel.step():
             fleet.check_budget()
-            if kernel.now_s > end_s:
-                break
             if watch is not None and kernel.events % watch_events == 0:
                 watch()
+        return self.finish()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether jobs have not ended, and may yet."""
+        return self._open > 0 and self.kernel.now_s <= self._last_s + PATIENCE_S
+
+    def finish(self) -> Recording:
+        """Let what has not ended fail, and return everything."""
         for job in self.jobs:
             if job.outcome is None:
                 self._end(job, JobOutcome.FAILED)
         decisions = [] if self.control is None else self.control.planner.decisions
         return recorded(self._state, self._samples, decisions)
 
-    def _schedule_start(self) -> None:
+    def set_grant(self, gpus: int) -> None:
+        """Hold no more GPUs from now on than a pool grants; what is there above them is drained."""
+        self.fleet.set_limit(gpus)
+        if self.control is not None:
+            self.control.planner.set_grant(gpus)
+
+    def schedule_start(self) -> None:
+        """Put the workers of time 0 in place, and the first events on the heap."""
         scenario, kernel = self.scenario, self.kernel
         for pool in scenario.pools:
             for _ in range(pool.replicas):

@@ -1,0 +1,138 @@
+"""A graph that draws from a GPU pool: what it bids for, and what it does with what it is granted.
+
+A bid is honest: it says what the planner would have without the grant, a replica at a time in the order in which it needs
+them, prefill and decode in the ratio that it asks for. What is granted are the first of them, so that a graph with too
+few GPUs keeps that ratio.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.api import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step
+
+POOL: Final = "pool"
+"""Name of the step that says what a role bids for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBid:
+    """What one role bids for.
+
+    Attributes:
+        replicas: That it wants, >= 0.
+        floor: Replicas that it never goes below while it is served.
+        gpus: Of one replica, >= 0.
+    """
+
+    replicas: int
+    floor: int
+    gpus: int
+
+
+def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
+    """Return what each role wants within its own bounds, whatever GPUs there are."""
+    found = {}
+    for each in proposals:
+        floor = 0 if each.reason is Reason.IDLE else config.floor(each.role, each.engine_gpus)
+        replicas = max(floor, each.pool.replicas + each.change)
+        most = config.max_replicas.get(each.role)
+        found[each.role] = RoleBid(replicas if most is None else min(replicas, most), floor, each.engine_gpus)
+    return found
+
+
+def by_need(bids: Mapping[Role, RoleBid]) -> tuple[Role, ...]:
+    """Return the roles of the replicas that are wanted, the most needed first.
+
+    Floors come first, then the role of which the smallest share is there; decode (or aggregated) before prefill, as a full
+    decode pool destroys work.
+    """
+    have = Counter[Role]()
+    order: list[Role] = []
+
+    def need(role: Role) -> tuple[bool, float, bool]:
+        bid = bids[role]
+        return have[role] >= bid.floor, have[role] / bid.replicas, role is Role.PREFILL
+
+    while lacking := [role for role, bid in bids.items() if have[role] < bid.replicas]:
+        role = min(lacking, key=need)
+        have[role] += 1
+        order.append(role)
+    return tuple(order)
+
+
+def granted(bids: Mapping[Role, RoleBid], gpus: int) -> dict[Role, int]:
+    """Return the replicas of each role that a grant is for: the first of the bid that fit together."""
+    have, left = dict.fromkeys(bids, 0), gpus
+    for role in by_need(bids):
+        if bids[role].gpus > left:
+            break
+        left -= bids[role].gpus
+        have[role] += 1
+    return have
+
+
+def within_grant(
+    proposals: Sequence[RoleProposal], bids: Mapping[Role, RoleBid], config: DecideConfig
+) -> list[RoleProposal]:
+    """Return the proposals of a graph in a pool: no role grows or stays above what the grant is for.
+
+    Args:
+        proposals: One per role, as far as one decision may go.
+        bids: Of every role.
+        config: With a grant.
+    """
+    grant = config.grant or 0
+    fits = granted(bids, grant)
+    stay = _staying(proposals, fits, grant)
+    return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], grant) for each in proposals]
+
+
+def _staying(proposals: Sequence[RoleProposal], fits: Mapping[Role, int], grant: int) -> dict[Role, int]:
+    """Return the replicas of each role that may stay: of those furthest above what fits the fewest go.
+
+    A role above what fits keeps it while all fit together, since what is wanted changes from second to second.
+    """
+    stay = {each.role: each.pool.replicas + min(0, each.change) for each in proposals}
+    sizes = {each.role: each.engine_gpus for each in proposals}
+    above = sum(sizes[role] * replicas for role, replicas in stay.items()) - grant
+    while above > 0:
+        role = max((role for role in stay if sizes[role]), key=lambda role: stay[role] - fits[role])
+        stay[role] -= 1
+        above -= sizes[role]
+    return stay
+
+
+def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
+    """Return the GPUs of each replica that a decision bids for, in order of need; None where it could not observe."""
+    bids = {
+        role.role: RoleBid(*(int(step.inputs[key] or 0) for key in _KEYS))
+        for role in decision.roles
+        for step in role.steps
+        if step.name == POOL
+    }
+    return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
+
+
+_KEYS: Final = ("replicas_wanted", "floor", "gpus_per_engine")
+
+
+def _fitted(proposal: RoleProposal, bid: RoleBid, fit: int, stay: int, grant: int) -> RoleProposal:
+    inputs = dict(zip(_KEYS, (bid.replicas, bid.floor, bid.gpus), strict=True))
+    replicas = proposal.pool.replicas
+    desired = replicas + proposal.change
+    detail = f"{bid.replicas} replicas wanted, {fit} fit into the {grant} GPUs that the pool grants"
+    if stay < min(replicas, desired):
+        step = Step(POOL, inputs, grant, "give back")
+        return proposal.changed(Action.DOWN, Reason.ABOVE_BUDGET, detail, step, amount=replicas - stay)
+    if proposal.action is not Action.UP or desired <= fit:
+        return proposal.passed(Step(POOL, inputs, grant, "pass"))
+    if replicas < fit:
+        step = Step(POOL, inputs, grant, f"limited to {fit - replicas}")
+        return replace(proposal.passed(step), amount=fit - replicas)
+    return proposal.held(Reason.GPU_BUDGET, detail, Step(POOL, inputs, grant, "hold"))

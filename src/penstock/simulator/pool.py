@@ -1,0 +1,148 @@
+"""Several graphs that share the GPUs of a pool, in one virtual time: their planners bid, the live allocator grants.
+
+Every second the pool counts what each graph holds and takes the bid of its planner's last decision. A grant reaches planner and
+fleet at once. After every event the GPUs of all workers are compared with the pool's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, PoolTerms, allocate
+from penstock.simulator.fleet import BudgetExceededError
+from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.observer import Recording
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.simulation import Simulation
+from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.grant import bid_sizes
+
+POOL_TICK_S: Final = 1.0
+"""Between two allocations; as often as planners pull metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledGraph:
+    """One graph of a pool.
+
+    Attributes:
+        scenario: With a planner and without a GPU budget of its own.
+        guaranteed, most, priority: As of `GraphBid`.
+    """
+
+    scenario: Scenario
+    requests: Sequence[TraceRequest]
+    guaranteed: int = 0
+    most: int = 100_000
+    priority: int = 0
+
+    @property
+    def starts_with(self) -> int:
+        """GPUs at time 0."""
+        return sum(pool.replicas * pool.gpus for pool in self.scenario.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """One allocation.
+
+    Attributes:
+        held: GPUs of existing workers just before it, by graph, draining ones included.
+        grants: What each graph may hold from then on, wants, and is to have.
+    """
+
+    at_s: float
+    held: Mapping[str, int]
+    grants: Mapping[str, Grant]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRun:
+    """What happened: a recording of each graph, and every allocation."""
+
+    recordings: Mapping[str, Recording]
+    samples: Sequence[PoolSample]
+
+
+@dataclass(slots=True)
+class _Member:
+    """A graph while it runs."""
+
+    graph: PooledGraph
+    simulation: Simulation
+    bid: tuple[int, ...]
+    serial: int = 0
+    decisions: int = field(default=0)
+
+    def take_bid(self) -> GraphBid:
+        """Return what the planner's last decision that could observe bids for."""
+        assert self.simulation.control is not None  # noqa: S101 - checked where it was made
+        decisions = self.simulation.control.planner.decisions
+        for decision in decisions[self.decisions :]:
+            self.bid = bid_sizes(decision) or self.bid
+        self.decisions = len(decisions)
+        held = self.simulation.fleet.gpus
+        return GraphBid(
+            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.serial
+        )
+
+    def act_on(self, grant: Grant) -> None:
+        """Go by a grant from now on."""
+        if grant.serial != self.serial:
+            self.serial = grant.serial
+            self.simulation.set_grant(grant.gpus)
+
+
+class PoolSimulation:
+    """One run of a pool."""
+
+    def __init__(
+        self, terms: PoolTerms, graphs: Mapping[str, PooledGraph], *, allocator: Allocator = allocate
+    ) -> None:
+        self._terms = terms
+        self._allocate = allocator
+        self._kernel = Kernel()
+        self._members = {name: self._member(graph) for name, graph in graphs.items()}
+        self._fleets = [each.simulation.fleet for each in self._members.values()]
+        self._state: PoolState = {}
+        self._samples: list[PoolSample] = []
+
+    def run(self) -> PoolRun:
+        """Run until every graph's jobs have ended.
+
+        Raises:
+            BudgetExceededError: The workers of all graphs held more GPUs than the pool has.
+        """
+        simulations = [each.simulation for each in self._members.values()]
+        for member in self._members.values():
+            member.simulation.schedule_start()
+            member.simulation.set_grant(member.graph.starts_with)
+        self._kernel.at(0.0, Order.POOL, self._tick)
+        while any(each.is_open for each in simulations) and self._kernel.step():
+            self._check()
+        return PoolRun(
+            {name: each.simulation.finish() for name, each in self._members.items()}, tuple(self._samples)
+        )
+
+    def _member(self, graph: PooledGraph) -> _Member:
+        sizes = tuple(pool.gpus for pool in graph.scenario.pools for _ in range(pool.replicas))
+        planner = graph.scenario.planner
+        assert planner is not None  # noqa: S101 - as `PooledGraph` says
+        scenario = replace(graph.scenario, planner=replace(planner, grant=graph.starts_with))
+        return _Member(graph, Simulation(scenario, graph.requests, kernel=self._kernel), sizes)
+
+    def _tick(self) -> None:
+        now_s = self._kernel.now_s
+        bids = {name: member.take_bid() for name, member in self._members.items()}
+        grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
+        for name, member in self._members.items():
+            member.act_on(grants[name])
+        self._samples.append(PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants))
+        self._kernel.at(now_s + POOL_TICK_S, Order.POOL, self._tick)
+
+    def _check(self) -> None:
+        held = sum(fleet.gpus for fleet in self._fleets)
+        if held > self._terms.gpus:
+            raise BudgetExceededError(f"{held} GPUs are held, the pool has {self._terms.gpus}")

@@ -1,0 +1,218 @@
+"""`penstock simulate --pool`: what a pool's manifest, its graphs and their traces make, and the figures of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.api import GpuPool, GraphDeployment, PoolEntry, entries_of
+from penstock.api.manifests import load_graph, load_pool
+from penstock.core.errors import ConfigError
+from penstock.gpu_pool.allocator import PoolTerms
+from penstock.report.text import percent, seconds
+from penstock.simulator.baselines import DEFAULT_PLANNER
+from penstock.simulator.plan import SimulateOptions, make_plan
+from penstock.simulator.pool import POOL_TICK_S, PooledGraph, PoolRun, PoolSample
+from penstock.simulator.scoreboard import known, measures, rounded
+from penstock.simulator.workload import Workload, prepare
+
+SCHEMA: Final = "penstock-pool/1"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One run of a pool."""
+
+    name: str
+    terms: PoolTerms
+    graphs: Mapping[str, PooledGraph]
+    workloads: Mapping[str, Workload]
+    notes: tuple[str, ...]
+
+
+def make_pool_plan(
+    options: SimulateOptions, pool_file: Path, manifests: Sequence[Path], traces: Sequence[str]
+) -> PoolPlan:
+    """Return the run that a pool, its graphs' manifests and one trace for each ask for.
+
+    Raises:
+        ConfigError: there is not one trace for each manifest, an option asks for several runs or a budget, or the graphs start
+            with more GPUs than the pool has.
+        InvalidSpecError: a manifest is wrong, or the pool does not fit its graphs.
+    """
+    _check(options, manifests, traces)
+    pool, graphs = load_pool(pool_file), [load_graph(file) for file in manifests]
+    names = [graph.name for graph in graphs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--manifest: two graphs are called {twice}; rename one")
+    entries = entries_of(pool, graphs)
+    pooled, workloads, notes = {}, {}, []
+    for graph, trace in zip(graphs, traces, strict=True):
+        made = make_plan(_of_graph(options, trace, graph), graph=graph)
+        spec = made.runs[0]
+        workload = prepare(spec.workload, seed=0, qps=spec.qps)
+        planner = spec.scenario.planner
+        assert planner is not None  # noqa: S101 - as asked for
+        scenario = replace(
+            spec.scenario, planner=replace(planner, max_gpu_budget=None, no_operation=False), max_gpus=None
+        )
+        entry = entries[graph.name]
+        pooled[graph.name] = PooledGraph(
+            scenario, workload.requests, entry.guaranteed_gpus, _most(pool, entry, graph), entry.priority.rank
+        )
+        workloads[graph.name] = workload
+        notes += [f"{graph.name}: {note}" for note in made.notes]
+    start = sum(each.starts_with for each in pooled.values())
+    if start > pool.spec.gpus:
+        raise ConfigError(
+            f"--pool: the graphs start with {start} GPUs, {pool.name} has {pool.spec.gpus}; lower their replicas"
+        )
+    return PoolPlan(
+        pool.name, PoolTerms(pool.spec.gpus, pool.spec.hold_seconds), pooled, workloads, tuple(notes)
+    )
+
+
+def _check(options: SimulateOptions, manifests: Sequence[Path], traces: Sequence[str]) -> None:
+    if not manifests or len(traces) != len(manifests):
+        raise ConfigError(
+            f"--pool: {len(manifests)} --manifest and {len(traces)} --trace; give each graph's manifest and its trace, in one order"
+        )
+    if options.max_gpus is not None or options.faults.budget:
+        raise ConfigError("--max-gpus, --budget-change: the pool is the budget; leave them out with --pool")
+    several = len(options.qps) > 1 or len(options.routers) > 1 or len(options.planners) > 1
+    if several or options.seeds > 1 or "," in (options.policy or ""):
+        raise ConfigError(
+            "--pool: one run; give one --qps, --seeds, --routers, --planner and --policy at most"
+        )
+
+
+def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> SimulateOptions:
+    return replace(
+        options,
+        trace=trace,
+        policy=options.policy or graph.spec.router.policy,
+        planners=options.planners or (DEFAULT_PLANNER,),
+    )
+
+
+def _most(pool: GpuPool, entry: PoolEntry, graph: GraphDeployment) -> int:
+    """Return the most GPUs of a graph; of its own budget only one that was written counts, as its default is for no pool."""
+    planner = graph.spec.planner
+    own = planner.max_gpu_budget if "max_gpu_budget" in planner.model_fields_set else None
+    return min(each for each in (pool.spec.gpus, entry.max_gpus, own) if each is not None)
+
+
+def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
+    """Return the figures of each graph and of the pool as plain data.
+
+    Of a graph, ``borrowed_gpu_hours`` are above its guarantee, ``lacked_s`` the seconds in which it held less of its
+    guarantee than it wanted, ``gave_back`` how often its grant was lowered below what it wanted.
+    """
+    rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
+    held = [sum(sample.held.values()) for sample in run.samples]
+    hours = POOL_TICK_S / 3600
+    return {
+        "schema": SCHEMA,
+        "notes": list(plan.notes),
+        "pool": {
+            "name": plan.name,
+            "gpus": plan.terms.gpus,
+            "hold_s": plan.terms.startup_s,
+            "held_most": max(held),
+            "held_mean": rounded(float(np.mean(held))),
+            "gpu_hours": rounded(sum(held) * hours),
+            "lost": sum(row["lost"] for row in rows),
+        },
+        "graphs": rows,
+    }
+
+
+def _row(name: str, graph: PooledGraph, plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
+    recording, workload = run.recordings[name], plan.workloads[name]
+    figures = measures(recording, graph.scenario, warmup=workload.warmup)
+    ttft = known(recording.requests.ttft_s)
+    held = np.array([sample.held[name] for sample in run.samples])
+    hours = POOL_TICK_S / 3600
+    return {
+        "graph": name,
+        "workload": workload.name,
+        "requests": len(workload.requests),
+        "guaranteed": graph.guaranteed,
+        "in_time": figures["in_time"],
+        "ttft_s": {
+            rank: rounded(float(np.quantile(ttft, share))) if ttft.size else None for rank, share in _RANKS
+        },
+        "lost": figures["lost"],
+        "gpu_hours": rounded(float(held.sum()) * hours),
+        "held_most": int(held.max()),
+        "borrowed_gpu_hours": rounded(float(np.maximum(0, held - graph.guaranteed).sum()) * hours),
+        "lacked_s": sum(POOL_TICK_S for sample in run.samples if _lacks(sample, name, graph.guaranteed)),
+        "gave_back": _gave_back(run.samples, name),
+        "changes": figures["changes"],
+    }
+
+
+_RANKS: Final = (("p50", 0.5), ("p99", 0.99))
+
+
+def _lacks(sample: PoolSample, name: str, guaranteed: int) -> bool:
+    return sample.held[name] < min(guaranteed, sample.grants[name].wanted)
+
+
+def _gave_back(samples: Sequence[PoolSample], name: str) -> int:
+    pairs = pairwise(samples)
+    grants = ((before.grants[name], after.grants[name]) for before, after in pairs)
+    return sum(after.gpus < min(before.gpus, after.wanted) for before, after in grants)
+
+
+def pool_table(result: Mapping[str, Any]) -> RenderableType:
+    """Return the result for a terminal."""
+    table = Table(box=None, padding=(0, 1, 0, 0), caption_justify="left", caption=_CAPTION)
+    for place, name in enumerate(_COLUMNS):
+        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+    for row in result["graphs"]:
+        table.add_row(
+            row["graph"],
+            percent(row["in_time"]["both"]),
+            seconds(row["ttft_s"]["p50"]),
+            seconds(row["ttft_s"]["p99"]),
+            f"{row['gpu_hours']:.2f}",
+            f"{row['borrowed_gpu_hours']:.2f}",
+            str(row["held_most"]),
+            seconds(row["lacked_s"]),
+            str(row["gave_back"]),
+            str(row["lost"]),
+        )
+    pool = result["pool"]
+    summary = (
+        f"pool {pool['name']}: {pool['gpus']} GPUs, held {pool['held_mean']:.1f} in the mean and {pool['held_most']} at most, "
+        f"{pool['gpu_hours']:.2f} GPU-h, {pool['lost']} requests lost"
+    )
+    return Group(*(Text(note) for note in result["notes"]), table, Text(summary))
+
+
+_COLUMNS: Final = (
+    "graph",
+    "in time",
+    "p50",
+    "p99",
+    "GPU-h",
+    "borrowed",
+    "most",
+    "lacked",
+    "gave back",
+    "lost",
+)
+_CAPTION: Final = (
+    "in time: TTFT and the gap between tokens; borrowed: GPU-h above the guarantee; lacked: time with less of the guarantee "
+    "than was wanted; virtual time"
+)

@@ -1,0 +1,128 @@
+"""What a graph in a GPU pool bids for, and what it does with a grant: unit tables, then whole decisions."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
+from penstock_planner.decide.grant import RoleBid, bid_sizes, by_need, granted
+from penstock_planner.decide.observation import PoolCounts, Window, summarise
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.policy import PlannerPolicy
+
+P, D = Role.PREFILL, Role.DECODE
+
+bids = st.builds(
+    lambda replicas, floor, gpus: RoleBid(replicas, min(floor, replicas), gpus),
+    st.integers(0, 12),
+    st.integers(0, 3),
+    st.sampled_from([1, 2, 4]),
+)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "expected"),
+    [
+        # Floors first, decode before prefill, then whichever has the smaller share of what it wants.
+        (RoleBid(4, 1, 1), RoleBid(2, 1, 1), [D, P, P, D, P, P]),
+        (RoleBid(3, 2, 1), RoleBid(3, 1, 1), [D, P, P, D, D, P]),
+        (RoleBid(0, 0, 1), RoleBid(2, 1, 1), [D, D]),
+    ],
+)
+def test_replicas_are_needed_floors_first_then_in_the_ratio_that_is_asked_for(prefill, decode, expected):
+    """A grant takes the first ones."""
+    assert list(by_need({P: prefill, D: decode})) == expected
+
+
+@given(bids, bids, st.integers(0, 60))
+def test_a_grant_is_for_whole_replicas_that_fit(prefill, decode, gpus):
+    """No more than is granted or wanted; a larger grant takes from no role."""
+    both = {P: prefill, D: decode}
+    fits = granted(both, gpus)
+    assert sum(fits[role] * both[role].gpus for role in both) <= gpus
+    assert all(fits[role] <= both[role].replicas for role in both)
+    assert all(granted(both, gpus + 1)[role] >= fits[role] for role in both)
+
+
+def decided(monkeypatch, changes, *, counts, grant, max_step=1, **config):
+    """Return the decision of a policy that always proposes the same change of each role, and what it was asked with."""
+    seen = []
+
+    def propose(window, _state, given_config):
+        seen.append(given_config)
+        pools = window.pulls[-1].pools
+        made = []
+        for role, pool in pools.items():
+            change = changes[role]
+            action = Action.UP if change > 0 else Action.DOWN if change < 0 else Action.HOLD
+            made.append(
+                RoleProposal(
+                    role, pool, pool.gpus, action, Reason.WITHIN_CAPACITY, "as told", (), abs(change) or 1
+                )
+            )
+        return Proposal(made, {role: RoleState() for role in pools})
+
+    monkeypatch.setattr(DecideConfig, "policy", PlannerPolicy(propose))
+    pools = {role: PoolCounts(ready=ready, starting=0, draining=0, gpus=1) for role, ready in counts.items()}
+    window = Window(0.0, 30.0, (summarise(30.0, pools, kv={}, queue=None),))
+    chosen = DecideConfig(grant=grant, max_step=max_step, **config)
+    return decide(window, PlannerState(), chosen)[0], seen[0]
+
+
+def desired(decision):
+    """Return what each role is to have."""
+    return {each.role: each.desired for each in decision.roles}
+
+
+def test_a_bid_is_made_without_budget_step_and_grant(monkeypatch):
+    """Ten more are wanted: the bid says so, though two fit and one decision adds one; the manifest's budget does not count."""
+    decision, asked = decided(monkeypatch, {P: 6, D: 4}, counts={P: 1, D: 1}, grant=4, max_gpu_budget=3)
+    assert (asked.max_gpu_budget, asked.max_step) == (None, None)
+    assert bid_sizes(decision) == (1,) * 12
+    assert desired(decision) == {P: 2, D: 2}
+    assert decision.max_gpu_budget == 4
+
+
+def test_a_lowered_grant_is_given_back_at_once_and_in_ratio(monkeypatch):
+    """Of eight replicas four may stay, whatever one decision may otherwise change."""
+    decision, _ = decided(monkeypatch, {P: 0, D: 0}, counts={P: 6, D: 2}, grant=4)
+    assert desired(decision) == {P: 3, D: 1}
+    assert {each.reason for each in decision.roles} == {Reason.ABOVE_BUDGET}
+    sentence = "prefill 6 -> 3: 6 replicas wanted, 3 fit into the 4 GPUs that the pool grants"
+    assert sentence in {each.sentence for each in decision.roles}
+    assert bid_sizes(decision) == (1,) * 8
+
+
+def test_what_fits_together_stays_though_another_ratio_is_wanted(monkeypatch):
+    """Wants change from second to second: no worker is drained for a ratio."""
+    decision, _ = decided(monkeypatch, {P: 6, D: 0}, counts={P: 2, D: 3}, grant=5)
+    assert desired(decision) == {P: 2, D: 3}
+
+
+def test_a_scale_down_of_the_planner_itself_is_kept(monkeypatch):
+    """It is part of the bid, and within the grant nothing is added to it."""
+    decision, _ = decided(monkeypatch, {P: -1, D: 0}, counts={P: 4, D: 2}, grant=6)
+    assert desired(decision) == {P: 3, D: 2}
+    assert bid_sizes(decision) == (1,) * 5
+
+
+def test_growth_is_limited_to_what_fits(monkeypatch):
+    """Three more are wanted and two fit."""
+    decision, _ = decided(monkeypatch, {P: 3, D: 0}, counts={P: 1, D: 1}, grant=4, max_step=None)
+    assert desired(decision) == {P: 3, D: 1}
+
+
+def test_a_decision_of_a_graph_in_no_pool_bids_nothing(monkeypatch):
+    """Its budget is the manifest's, and the policy is asked with it."""
+    decision, asked = decided(monkeypatch, {P: 0, D: 0}, counts={P: 1, D: 1}, grant=None)
+    assert (bid_sizes(decision), decision.max_gpu_budget, asked.max_gpu_budget) == (None, 8, 8)
+
+
+def test_a_decision_without_an_observation_bids_nothing():
+    """Whoever drives the pool goes by the last bid."""
+    decision, _ = decide(Window(0.0, 30.0, ()), PlannerState(), replace(DecideConfig(), grant=5))
+    assert (bid_sizes(decision), decision.max_gpu_budget) == (None, 5)
