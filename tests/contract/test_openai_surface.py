@@ -288,3 +288,22 @@ async def test_an_overloaded_worker_is_an_internal_server_error():
     with pytest.raises(openai.InternalServerError, match="leaving"):
         await client.completions.create(model="llama", prompt="x")
     await stop()
+
+
+async def test_tokenizer_routes(client):
+    """What /tokenize counts is what a completion is billed, and /detokenize gives the text back."""
+    asked = {"model": "llama", "prompt": PROMPT}
+    found = await client.post("../tokenize", body=asked, cast_to=dict)
+    completion = await client.completions.create(model="llama", prompt=PROMPT, max_tokens=1)
+    assert found["count"] == len(found["tokens"]) == completion.usage.prompt_tokens
+    back = await client.post("../detokenize", body={"tokens": found["tokens"]}, cast_to=dict)
+    assert back == {"prompt": PROMPT}
+    chat = await client.post("../tokenize", body={"model": "llama", "messages": MESSAGES}, cast_to=dict)
+    answer = await client.chat.completions.create(model="llama", messages=MESSAGES, max_tokens=1)
+    assert chat["count"] == answer.usage.prompt_tokens
+
+
+async def test_embeddings_are_refused_where_the_model_has_none(client):
+    """The client reads what is served instead."""
+    with pytest.raises(openai.NotFoundError, match="the workers of this model do not serve /v1/embeddings"):
+        await client.embeddings.create(model="llama", input="x")

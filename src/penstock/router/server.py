@@ -37,6 +37,7 @@ from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_transfer import KvTransfers
 from penstock.router.proxy.prefix import ExactKeys, PromptReader, load_tokenizer
+from penstock.router.proxy.routes import PATHS
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import GraphThresholds
@@ -328,7 +329,7 @@ class PauseLog:
 
 def _is_vital(request: Request) -> bool:
     """Return whether a request is a probe's, a scraper's or an administrator's: all that is not inference."""
-    return not request.path.startswith("/v1/")
+    return not (request.path.startswith("/v1/") or request.path in PATHS)
 
 
 def _build_core(settings: RouterSettings) -> LiveCore:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.http.messages import request_id
 from penstock.router.core.retries import KvLease
-from penstock.router.proxy.completion import PATHS, RequestRefused, parse_completion
+from penstock.router.proxy.completion import RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
     Prefilled,
     decode_body,
@@ -18,6 +18,7 @@ from penstock.router.proxy.kv_transfer import (
     with_cached_tokens,
 )
 from penstock.router.proxy.prefix import read_prompt
+from penstock.router.proxy.routes import PATHS
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 

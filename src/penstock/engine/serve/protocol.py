@@ -179,9 +179,9 @@ class EngineCall:
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     """Return the call in ``body``."""
-    given = _read_object(body)
+    given = read_object(body)
     fields = read_fields(_MODELS[api], given)
-    _check_model(fields, settings)
+    check_model(fields.model, settings)
     prompt = fields.prompt
     prompt_tokens = count_tokens(prompt)
     if not prompt_tokens:
@@ -258,7 +258,8 @@ def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object of a request's body."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -268,11 +269,12 @@ def _read_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check_model(fields: SamplingFields, settings: ServeSettings) -> None:
+def check_model(model: str | None, settings: ServeSettings) -> None:
+    """Refuse a name that this worker does not answer to."""
     names = (*settings.served_names, *settings.adapters)
-    if fields.model is not None and fields.model not in names:
+    if model is not None and model not in names:
         raise RequestError(
-            f"The model `{fields.model[:256]}` does not exist. Valid aliases: {', '.join(names)}.",
+            f"The model `{model[:256]}` does not exist. Valid aliases: {', '.join(names)}.",
             status=404,
             param="model",
         )
@@ -333,7 +335,7 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
     if not settings.engine.role.fetches or b"do_remote_prefill" not in body:
         return None
     try:
-        params = _read_object(body).get("kv_transfer_params")
+        params = read_object(body).get("kv_transfer_params")
         return _remote_of(params, settings) if isinstance(params, dict) else None
     except RequestError:
         return None

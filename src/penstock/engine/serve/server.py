@@ -20,7 +20,7 @@ from penstock.core.http.server import HttpServer, Request, Responder, ServerLimi
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.engine.core.request_slots import RequestSlots, SlotState
-from penstock.engine.serve import metrics, notifications, protocol
+from penstock.engine.serve import metrics, notifications, protocol, tokenizer
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.settings import ServeSettings
@@ -121,6 +121,7 @@ class EngineServer:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/kv/notify"): self._notify,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            **{("POST", path): self._answer_tokenizer for path in tokenizer.ANSWERS},
         }
 
     @property
@@ -245,6 +246,12 @@ class EngineServer:
 
     async def _reset_prefix_cache(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         responder.send(200, orjson.dumps({"success": self.worker.clear_cache()}))
+
+    async def _answer_tokenizer(self, request: Request, responder: Responder) -> None:
+        try:
+            responder.send(200, tokenizer.ANSWERS[request.path](request.body, self.settings))
+        except RequestError as exc:
+            responder.send(exc.status, exc.body())
 
     async def _notify(self, request: Request, responder: Responder) -> None:
         try:

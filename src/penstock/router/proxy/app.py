@@ -32,9 +32,7 @@ from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
 from penstock.router.proxy.call import CompletionCall, RequestTrace
 from penstock.router.proxy.completion import (
-    PATHS,
     SMALL_BYTES,
-    ApiEndpoint,
     CompletionRequest,
     RequestRefused,
     check_size,
@@ -45,6 +43,7 @@ from penstock.router.proxy.completion import (
 from penstock.router.proxy.failures import AT_CAPACITY, REJECTIONS, SATURATED
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
+from penstock.router.proxy.routes import PATHS, ApiEndpoint
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, unconfirmed
 from penstock.router.ui.live_page import LivePage
@@ -151,7 +150,7 @@ class RouterApp:
             self.handler.deadly.check(call.request.raw)
             if self.tracing is not None:
                 call.trace = RequestTrace(self.tracing, request, call)
-            if self.reader is not None:
+            if self.reader is not None and not parsed.endpoint.is_relayed:
                 keyed = self.reader.read_at_once(call.request) or await self.reader.read(call.request)
                 call.take_keys(keyed)
             await self.handler.serve(call)
@@ -278,16 +277,17 @@ class RouterApp:
         if self.tiers is not None:
             self.tiers.ended(call, status, e2e_s)
         metrics.generation_tokens += call.output_tokens
-        if status == 200:
+        if status == 200 and endpoint.runs_model:
             metrics.prompt_tokens += call.prompt_tokens
             metrics.cached_tokens += call.cached_tokens or 0
             if call.error is None:
                 metrics.e2e.observe(e2e_s)
                 metrics.completed += 1
                 metrics.completed_tokens += call.output_tokens
-                return
         if call.error is not None:
             metrics.errors[call.error] += 1
+        if not endpoint.runs_model:
+            return
         if call.error == QUEUE_TIMEOUT:
             metrics.queue_timeouts += 1
         elif call.error in REJECTIONS:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from penstock.core.http.messages import Headers, error_body
+from penstock.router.proxy.routes import PATHS, ApiEndpoint
 
 _REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -144,23 +144,6 @@ def check_depth(raw: bytes, body: dict[str, Any]) -> None:
     )
 
 
-class ApiEndpoint(StrEnum):
-    """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat_completions"
-    RESPONSES = "responses"
-    MODELS = "models"
-    WORKERS = "workers"
-    OTHER = "other"
-
-
-PATHS = {
-    "/v1/completions": ApiEndpoint.COMPLETIONS,
-    "/v1/chat/completions": ApiEndpoint.CHAT,
-    "/v1/responses": ApiEndpoint.RESPONSES,
-}
-
 _TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """What vLLM 0.32 takes of another worker's blocks, as keys of the request and of its ``vllm_xargs``."""
 
@@ -212,14 +195,21 @@ def parse_completion(
             415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
         )
     body = _object(raw)
-    _check_model(body, model, aliases, adapters)
-    adapter = body["model"] if body["model"] in adapters else None
+    endpoint = PATHS[path]
+    # As for vLLM, a request that is only relayed may leave the model out.
+    if not (endpoint.is_relayed and body.get("model") is None):
+        _check_model(body, model, aliases, adapters)
+    asked = body.get("model")
+    adapter = asked if asked in adapters else None
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         shown = str(stream)[:_SHOWN_CHARACTERS]
         raise RequestRefused(400, f"stream: {shown!r} must be true or false", code="invalid_request")
     _check_transfer(body)
-    endpoint = PATHS[path]
+    if endpoint.is_relayed:
+        _check_relayed(body, path, stream=stream is True)
+        text_bytes, ids = _sizes(body) if endpoint.runs_model else (0, 0)
+        return CompletionRequest(endpoint, path, raw, body, False, text_bytes, ids, False, adapter)
     prompts, text_bytes, ids = _TEXTS[endpoint](body)
     several = ("n" in body and _is_several(body["n"])) or ("best_of" in body and _is_several(body["best_of"]))
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
@@ -361,6 +351,34 @@ def _content_size(message: Any, key: str) -> int:
         for part in content
         if isinstance(part, dict) and isinstance(part.get("text"), str)
     )
+
+
+def _check_relayed(body: dict[str, Any], path: str, *, stream: bool) -> None:
+    if stream:
+        raise RequestRefused(400, f"stream: {path} has no streams; leave it out", code="invalid_request")
+    encoding = body.get("encoding_format")
+    if encoding in _BINARY:
+        raise RequestRefused(
+            400,
+            f"encoding_format: {encoding!r}: answers are relayed as JSON; ask for float or base64",
+            code="invalid_request",
+        )
+
+
+_BINARY: Final = ("bytes", "bytes_only")
+"""vLLM's forms of an embedding that are no JSON."""
+
+
+def _sizes(value: object) -> tuple[int, int]:
+    """Return the bytes of text, and the numbers in lists, anywhere in a value, which is no deeper than `MAX_DEPTH`."""
+    if isinstance(value, str):
+        return _size(value), 0
+    if not isinstance(value, dict | list):
+        return 0, 0
+    if isinstance(value, list) and set(map(type, value)) == {int}:
+        return 0, len(value)
+    sizes = [_sizes(each) for each in (value.values() if isinstance(value, dict) else value)]
+    return sum(text for text, _ in sizes), sum(ids for _, ids in sizes)
 
 
 # What returns prompts, bytes of their text, and token ids.

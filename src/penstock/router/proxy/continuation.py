@@ -15,7 +15,8 @@ from typing import Any, Final
 import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
-from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest, encoded
+from penstock.router.proxy.completion import CompletionRequest, encoded
+from penstock.router.proxy.routes import ApiEndpoint
 
 MAX_CONTINUATIONS: Final = 3
 """Of one stream. Chosen: a rollout may take its worker away again and again; an engine that dies of it is counted apart."""

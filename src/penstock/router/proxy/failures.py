@@ -18,7 +18,7 @@ from penstock.router.admission import AdmissionError
 from penstock.router.core.request import BROKEN, CONNECT, QUEUE_TIMEOUT
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
-from penstock.router.proxy.completion import ApiEndpoint
+from penstock.router.proxy.routes import PATHS, ApiEndpoint, not_served_by_worker
 
 # Reasons of failed requests.
 SHED: Final = "shed"
@@ -41,6 +41,8 @@ _LEAVING: Final = frozenset({502, 503})
 """What a worker that is leaving or restarting answers."""
 _UNKNOWN_HERE: Final = frozenset({404, 405})
 """The router has checked path, method and model: a worker that knows them not serves something else."""
+_NOT_IMPLEMENTED: Final = 501
+"""What vLLM 0.32 answers where its model has no such API."""
 _CREDENTIALS: Final = frozenset({401, 403})
 _PASSED_GATEWAY: Final = frozenset({503, 504})
 _MAX_MESSAGE_CHARS: Final = 2000
@@ -154,8 +156,8 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
         """Whether a decode worker says that the KV which prefill kept for it did not come."""
         return self.status == 500 and any(mark in self.content for mark in _KV_LOST)
 
-    def shown(self) -> tuple[ErrorResponse, bool]:
-        """Return the error as the client may see it, and whether the worker wrote an error object.
+    def shown(self, path: str) -> tuple[ErrorResponse, bool]:
+        """Return the error as the client of a path may see it, and whether the worker wrote an error object.
 
         A worker's message is put into the router's own form, so that clients meet one dialect: vLLM's ``type`` is a
         Python class and its ``code`` the status, where OpenAI's are words. FastAPI's ``detail`` and vLLM's form before
@@ -174,6 +176,8 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
             candidates = (details.get("message"), answer.get("message"), answer.get("detail"))
             message = next((each for each in candidates if isinstance(each, str)), message)
             code, param = details.get("code"), details.get("param")
+        if status in _UNKNOWN_HERE and PATHS[path].is_relayed and param != "model":
+            message, code = not_served_by_worker(path), "not_served"
         body = _body(
             status,
             message[:_MAX_MESSAGE_CHARS],
@@ -196,8 +200,9 @@ def retry_scope_of(
         is_error_object: Whether the body is one that the model's server writes.
         sent_credentials: Whether the client's own credentials went to the worker.
     """
-    if endpoint is ApiEndpoint.RESPONSES and status in _UNKNOWN_HERE:
-        return RetryScope.NOWHERE  # a worker of the right model may be too old to have that API
+    is_extra = endpoint is ApiEndpoint.RESPONSES or endpoint.is_relayed
+    if status == _NOT_IMPLEMENTED or (is_extra and status in _UNKNOWN_HERE):
+        return RetryScope.NOWHERE  # a worker of the right model need not have that API
     if status in _LEAVING:
         return RetryScope.ANYWHERE
     if status >= 500 or status in _UNKNOWN_HERE or not is_error_object:

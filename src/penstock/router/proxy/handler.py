@@ -145,8 +145,9 @@ class CompletionHandler:
 
     async def serve(self, call: CompletionCall) -> None:
         """Answer one request; every error but a vanished client becomes an answer."""
-        self._metrics.arrivals += 1
-        self._metrics.arrived_tokens += call.prompt_tokens
+        if call.request.endpoint.runs_model:
+            self._metrics.arrivals += 1
+            self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
         now_s = self._clock.now_s
         left_s = self._clock.to_model_s(self._request_real_s - call.age_real_s())
@@ -341,7 +342,7 @@ class CompletionHandler:
             assignment.failed(now_s, str(problem))
             failure, call.refusal = failed_try(problem, worker)
             return failure
-        call.refusal, is_error_object = problem.shown()
+        call.refusal, is_error_object = problem.shown(call.request.path)
         if call.reads_kv and problem.is_kv_lost:
             return Problem.KV_LOST
         if problem.is_at_capacity:
@@ -365,7 +366,7 @@ class CompletionHandler:
         worker = call.assignment.worker
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
-        answer = read_completion(content, _type_of(response), worker.name)
+        answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
         prefilled = read_prefill_answer(answer, lease)
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
@@ -446,7 +447,9 @@ class CompletionHandler:
     async def _read_complete(self, call: CompletionCall, response: StreamingResponse) -> Answer:
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         call.assignment.is_computed = True
-        answer = read_completion(content, _type_of(response), call.assignment.worker.name)
+        answer = read_completion(
+            content, _type_of(response), call.assignment.worker.name, call.request.endpoint
+        )
         usage = answer.get("usage")
         if call.reads_kv and call.transfer is not None and isinstance(usage, dict):
             with_cached_tokens(usage, call.transfer.cached_tokens)
@@ -480,8 +483,9 @@ class CompletionHandler:
             return
         call.prompt_tokens = prompt_tokens
         call.prompt_counted = True
-        if call.request.prompt_bytes and not call.request.prompt_ids:
-            self._estimator.learn(call.request.prompt_bytes, prompt_tokens)
+        request = call.request
+        if request.prompt_bytes and not request.prompt_ids and not request.endpoint.is_relayed:
+            self._estimator.learn(request.prompt_bytes, prompt_tokens)
 
     # ------------------------------------------------------------------ answers other than success
 

@@ -27,7 +27,8 @@ from penstock.router.policy.prefixes import (
     space_seed,
     token_keys,
 )
-from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest
+from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.routes import ApiEndpoint
 
 START_BYTES_PER_TOKEN = 4.0
 """English text under the usual tokenizers; exact for the simulated one."""

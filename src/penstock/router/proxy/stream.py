@@ -27,22 +27,29 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.continuation import COUNTED, Kept
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
+from penstock.router.proxy.routes import ApiEndpoint
 
 
-def read_completion(content: bytes, content_type: bytes, worker: str) -> dict[str, Any]:
-    """Return the completion object of the body of a 200, or the Responses API's response object.
+def read_completion(
+    content: bytes, content_type: bytes, worker: str, endpoint: ApiEndpoint
+) -> dict[str, Any]:
+    """Return the object of the body of a 200.
 
     Raises:
-        WrongAnswer: it is no JSON object with a list of choices, or of output items.
+        WrongAnswer: it is no JSON object, or of a completion without a list of choices, or of output items.
     """
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
         shown = content_type.decode("latin-1") or "no content type"
         raise WrongAnswer(f"{worker} answered 200 with {shown} that is not JSON") from exc
-    if not isinstance(answer, dict) or not isinstance(answer.get("choices", answer.get("output")), list):
+    if not isinstance(answer, dict) or not (endpoint.is_relayed or _is_completion(answer)):
         raise WrongAnswer(f"{worker} answered 200 with JSON that is no completion")
     return answer
+
+
+def _is_completion(answer: dict[str, Any]) -> bool:
+    return isinstance(answer.get("choices", answer.get("output")), list)
 
 
 def encoded_again(answer: dict[str, Any]) -> bytes:

@@ -1,0 +1,49 @@
+"""Tokens of a text or a chat, and the text of tokens, without the engine: vLLM's /tokenize and /detokenize. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final
+
+import orjson
+from pydantic import Field
+
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
+from penstock.engine.serve.fields import ChatFields, CompletionFields, Fields, read_fields
+from penstock.engine.serve.protocol import check_model, read_object
+from penstock.engine.serve.settings import ServeSettings
+
+
+class _DetokenizeFields(Fields):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2 ** (8 * BYTES_PER_TOKEN))]]
+
+
+def tokenize(body: bytes, settings: ServeSettings) -> bytes:
+    """Return the answer to /tokenize.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    given = read_object(body)
+    is_chat = given.get("messages") is not None
+    fields = read_fields(ChatFields, given) if is_chat else read_fields(CompletionFields, given)
+    check_model(fields.model, settings)
+    tokens = list(token_ids(fields.prompt))
+    return orjson.dumps({"count": len(tokens), "max_model_len": settings.max_model_len, "tokens": tokens})
+
+
+def detokenize(body: bytes, settings: ServeSettings) -> bytes:
+    """Return the answer to /detokenize.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    fields = read_fields(_DetokenizeFields, read_object(body))
+    check_model(fields.model, settings)
+    text = b"".join(token.to_bytes(BYTES_PER_TOKEN, "little") for token in fields.tokens)
+    return orjson.dumps({"prompt": text.rstrip(b"\0").decode(errors="replace")})
+
+
+Answer = Callable[[bytes, ServeSettings], bytes]
+ANSWERS: Final[Mapping[str, Answer]] = {"/tokenize": tokenize, "/detokenize": detokenize}

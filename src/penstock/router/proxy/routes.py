@@ -1,0 +1,71 @@
+"""The paths that the router relays to workers, and what a request to each asks of a worker. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class ApiEndpoint(StrEnum):
+    """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat_completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    POOLING = "pooling"
+    CLASSIFY = "classify"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    MODELS = "models"
+    WORKERS = "workers"
+    OTHER = "other"
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether one worker answers it, complete and without new tokens: no prefill apart, no stream, no prefix keys."""
+        return self in _RELAYED
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether the model runs for it; a tokenizer's answer says nothing of the model's load."""
+        return self not in _OF_TOKENIZER
+
+
+_OF_TOKENIZER: Final = frozenset({ApiEndpoint.TOKENIZE, ApiEndpoint.DETOKENIZE})
+_RELAYED: Final = _OF_TOKENIZER | {
+    ApiEndpoint.EMBEDDINGS,
+    ApiEndpoint.RERANK,
+    ApiEndpoint.SCORE,
+    ApiEndpoint.POOLING,
+    ApiEndpoint.CLASSIFY,
+}
+
+PATHS: Final[dict[str, ApiEndpoint]] = {
+    "/v1/completions": ApiEndpoint.COMPLETIONS,
+    "/v1/chat/completions": ApiEndpoint.CHAT,
+    "/v1/responses": ApiEndpoint.RESPONSES,
+    "/v1/embeddings": ApiEndpoint.EMBEDDINGS,
+    "/rerank": ApiEndpoint.RERANK,
+    "/v1/rerank": ApiEndpoint.RERANK,
+    "/v2/rerank": ApiEndpoint.RERANK,
+    "/score": ApiEndpoint.SCORE,
+    "/v1/score": ApiEndpoint.SCORE,
+    "/pooling": ApiEndpoint.POOLING,
+    "/classify": ApiEndpoint.CLASSIFY,
+    "/tokenize": ApiEndpoint.TOKENIZE,
+    "/detokenize": ApiEndpoint.DETOKENIZE,
+}
+"""Source of the paths: vLLM 0.32, ``vllm/entrypoints``."""
+
+
+def not_served_by_worker(path: str) -> str:
+    """Return the message for a path that the router relays and the model's workers do not have."""
+    endpoint = PATHS[path]
+    others = ", ".join(each for each, other in PATHS.items() if other is not endpoint)
+    return (
+        f"path: the workers of this model do not serve {path}; the model or its engine lacks it. The router relays "
+        f"{others}, each where the model's workers serve it"
+    )
