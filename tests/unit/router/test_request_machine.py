@@ -9,12 +9,14 @@ from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.request import (
     BROKEN,
+    COMPLETE,
     CONNECT,
     Began,
     Choose,
     Computed,
     Confirm,
     CountTransfer,
+    Deliver,
     End,
     EndKind,
     GiveBack,
@@ -64,23 +66,27 @@ class Driver:
         self.core.set_workers(specs, 0.0)
         self.rules = RetryRules(self.core.pool, config.retries, 0.0)
         plan = RequestPlan(self.core.entry, is_split, lease_s=30.0, max_continuations=most)
-        self.machine = RequestMachine(plan, self.rules, RequestTries())
+        self.machine = RequestMachine(plan, self.rules, RequestTries(), lambda: 0.0)
         self.steps = []
+        self.assignments = []
         self.item = "request"
 
     def _choose(self, step):
         arrival = Arrival((), 100, self.machine.tries.avoid)
         (effect,) = self.core.acquire(self.item, step.role, arrival, 0.0, again=step.again)
-        return effect if isinstance(effect, Assignment) else effect.reason
+        if not isinstance(effect, Assignment):
+            return effect.reason
+        self.assignments.append(effect)
+        return effect
 
     def _do(self, newest):
         """Carry out the steps before the newest; return that one."""
         for step in self.machine.steps:
             self.steps.append(step)
             if isinstance(step, Release):
-                self.core.release(step.assignment, 0.0)
+                self.core.release(self.assignments[-1], 0.0)
             elif isinstance(step, Computed):
-                self.core.prefilled(step.assignment, 0.0, cached_tokens=step.cached_tokens)
+                self.core.prefilled(self.assignments[-1], 0.0, cached_tokens=step.cached_tokens)
             elif isinstance(step, TurnedAway):
                 self.core.refused_at_capacity(step.worker, 0.0)
         self.machine.steps.clear()
@@ -90,13 +96,13 @@ class Driver:
     def run(self, script, leave_at=None):
         """Return the end; the client leaves instead of the ``leave_at``-th answer."""
         left = {name: iter(answers) for name, answers in script.items()}
-        step = self._do(self.machine.answer(None, 0.0))
+        step = self._do(self.machine.answer(None))
         for number in count():
             if isinstance(step, End):
                 return step
             if number == leave_at:
-                return self._do(self.machine.leave(0.0))
-            step = self._do(self.machine.answer(self._answer(step, left), 0.0))
+                return self._do(self.machine.leave())
+            step = self._do(self.machine.answer(self._answer(step, left)))
         raise AssertionError
 
     def _answer(self, step, left):
@@ -109,9 +115,9 @@ class Driver:
         defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
         given = next(left.get(name, iter(())), defaults.get(name))
         if given in (CRASH, UNREACHED):
-            worker = self.machine.assignment.worker
-            self.machine.assignment.failed(0.0, given)
-            return FailedTry(BROKEN if given == CRASH else CONNECT, RetryScope.ANYWHERE, (worker,))
+            assignment = self.assignments[-1]
+            assignment.failed(0.0, given)
+            return FailedTry(BROKEN if given == CRASH else CONNECT, RetryScope.ANYWHERE, (assignment.worker,))
         return given
 
     def of(self, *kinds):
@@ -120,9 +126,8 @@ class Driver:
 
     def check_nothing_is_held(self):
         """Every share is given back once, and no prompt's KV is kept for a decode that never comes."""
-        given = [each.assignment for each in self.of(Release)]
-        assert len(given) == len(set(map(id, given)))
-        assert self.machine.assignment is None
+        assert len(self.of(Release)) == len(self.assignments)
+        assert not any(each.is_open for each in self.assignments)
         for worker in self.core.pool:
             assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
         assert not any(queue.waiting for queue in self.core.queues.values())
@@ -134,7 +139,7 @@ class Driver:
 
 SCRIPTS = {
     "served": ({}, EndKind.SERVED),
-    "complete": ({"Send": [Began(is_stream=False)]}, EndKind.SERVED),
+    "complete": ({"Send": [COMPLETE]}, EndKind.SERVED),
     "crashed before the first token": ({"Send": [CRASH]}, EndKind.SERVED),
     "crashed until retries are exhausted": ({"Send": [CRASH] * 9}, EndKind.FAILED),
     "the client's fault": ({"Send": [FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
@@ -190,6 +195,14 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing_behind(is_split, name):
         driver.check_nothing_is_held()
 
 
+def test_a_complete_answer_is_delivered_once_and_before_its_worker_is_left():
+    """The worker's share is given back even where the client could not be written to."""
+    driver = Driver(is_split=False)
+    driver.run({"Send": [COMPLETE]})
+
+    assert [type(each) for each in driver.steps] == [Choose, Send, Deliver, Release, End]
+
+
 def test_kv_is_given_back_where_no_decode_worker_was_asked_for_it():
     """Between prefill and decode, after a decode that was not reached, and never once a worker fetches it."""
     given = {}
@@ -215,7 +228,7 @@ def test_a_lost_transfer_tries_another_decode_worker_and_counts_both_ends():
     driver = Driver(is_split=True)
     driver.run({"Send": [Problem.KV_LOST]})
 
-    decodes = [each.assignment.worker for each in driver.of(Release) if each.assignment.role is Role.DECODE]
+    decodes = [each.worker for each in driver.assignments if each.role is Role.DECODE]
     assert decodes[0] is not decodes[1]
     assert [each.result for each in driver.of(CountTransfer)] == [TransferResult.LOST]
     assert driver.of(Retry) == [Retry("kv_lost", 0, is_rest=False)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
 from math import inf
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
@@ -29,8 +29,6 @@ from penstock.router.core.retries import (
     RetryScope,
 )
 from penstock.router.core.worker import Worker
-
-T = TypeVar("T")
 
 MAX_DEATHS: Final = 2
 """Workers that may break a stream off, after which it ends: what killed two engines would kill a third."""
@@ -78,7 +76,7 @@ class Confirm(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """Pass the answer on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
+    """Pass the stream on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
 
 
 class ReadRest(NamedTuple):
@@ -103,16 +101,17 @@ class Retry(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A worker has computed the prompt; ``cached_tokens`` were found in its cache, None: not known."""
+    """The assigned worker has computed the prompt; ``cached_tokens`` were found in its cache, None: not known."""
 
-    assignment: Assignment[Any]
     cached_tokens: int | None
 
 
-class Release(NamedTuple):
-    """The request leaves its worker."""
+class Deliver(NamedTuple):
+    """Give the client the complete answer that has come."""
 
-    assignment: Assignment[Any]
+
+class Release(NamedTuple):
+    """The request leaves its assigned worker."""
 
 
 class TurnedAway(NamedTuple):
@@ -167,7 +166,7 @@ class End(NamedTuple):
 
 
 Asked: TypeAlias = Choose | Send | Confirm | Relay | ReadRest | Retry
-Told: TypeAlias = Computed | Release | TurnedAway | CountTransfer | GiveBack | Lost
+Told: TypeAlias = Computed | Deliver | Release | TurnedAway | CountTransfer | GiveBack | Lost
 
 
 # -- answers ------------------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ class PromptComputed(NamedTuple):
 
 
 class Began(NamedTuple):
-    """The first token of a stream, or a complete answer.
+    """The first token of a stream, or a complete answer (`COMPLETE`).
 
     Attributes:
         may_go_on: Another worker could take the stream up where this one breaks it off.
@@ -189,6 +188,9 @@ class Began(NamedTuple):
 
     is_stream: bool
     may_go_on: bool = False
+
+
+COMPLETE: Final = Began(is_stream=False)
 
 
 class Problem(Enum):
@@ -248,17 +250,20 @@ _Way: TypeAlias = Generator[Asked, Any, _Came]
 
 # Steps of which each request has the same ones are made once.
 _choose, _send = cache(Choose), cache(Send)
+_CONFIRM: Final = Confirm()
 _RELAY: Final = Relay()
+_COMPUTED: Final = Computed(None)
+_DELIVER: Final = Deliver()
+_RELEASE: Final = Release()
 _SERVED: Final = End(EndKind.SERVED)
 
 
-class RequestMachine(Generic[T]):
+class RequestMachine:
     """One request on its way.
 
     Attributes:
         steps: Those without an answer that come before the newest one that was returned; the driver takes them.
         tries: What its tries have shown so far.
-        assignment: Its share of the worker that has it now; None: none has.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
         deaths: Workers that broke its stream off.
         continuations: How often its stream went on elsewhere.
@@ -273,7 +278,6 @@ class RequestMachine(Generic[T]):
         "_rules",
         "_source",
         "_way",
-        "assignment",
         "continuations",
         "deadline_s",
         "deaths",
@@ -282,17 +286,22 @@ class RequestMachine(Generic[T]):
     )
 
     def __init__(
-        self, plan: RequestPlan, rules: RetryRules, tries: RequestTries, *, deadline_s: float = inf
+        self,
+        plan: RequestPlan,
+        rules: RetryRules,
+        tries: RequestTries,
+        now_s: Callable[[], float],
+        *,
+        deadline_s: float = inf,
     ) -> None:
         self.steps: list[Told] = []
         self.tries = tries
-        self.assignment: Assignment[T] | None = None
         self.deadline_s = deadline_s
         self.deaths = 0
         self.continuations = 0
         self._plan = plan
         self._rules = rules
-        self._now_s = 0.0
+        self._now_s = now_s
         # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
         self._source: Worker | None = None
         self._is_kept = False
@@ -300,46 +309,46 @@ class RequestMachine(Generic[T]):
         self._may_go_on = False
         self._way = self._run()
 
-    def answer(self, answer: Answer, now_s: float) -> Asked | End:
+    def answer(self, answer: Answer) -> Asked | End:
         """Return what follows, once `steps` are carried out, from the answer to the last step; None before the first."""
-        self._now_s = now_s
         try:
             return self._way.send(answer)
         except StopIteration as end:
             return self._ended(end.value)
 
-    def leave(self, now_s: float) -> End:
+    def leave(self) -> End:
         """Return the end of a request whose client is gone, whatever it waits for; `steps` give back what it holds."""
-        self._now_s = now_s
         with suppress(ClientLeft):
             self._way.throw(ClientLeft)
         return self._ended(End(EndKind.LEFT))
 
     def _ended(self, end: End) -> End:
-        failed_on = self._rules.settle(self.tries, self._now_s)
+        failed_on = self._rules.settle(self.tries, self._now_s()) if self.tries.unproven else ()
         return end._replace(failed_on=failed_on) if failed_on else end
 
     # -- tries ----------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Asked, Any, End]:
+        plan = self._plan
+        answering = plan.answering
+        is_admission = answering is not plan.entry
         while True:
-            came = yield from self._try()
+            if plan.is_split:
+                came = yield from self._prefill_and_decode()
+            else:
+                came = yield from self._stage(answering, self._answered, is_admission=is_admission)
+            if came is None:
+                return _SERVED
             if isinstance(came, FailedTry):
                 came = yield from self._after(came)
                 if came is None:
                     continue
             if isinstance(came, End):
                 return came
-            if isinstance(came, RefusalReason):
-                return End(EndKind.REFUSED)
-            return _SERVED if came is None else End(EndKind.SATURATED)
+            return End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
 
-    def _try(self) -> _Way:
-        plan = self._plan
-        if not plan.is_split:
-            role = plan.answering
-            return (yield from self._stage(role, self._answered, is_admission=role is not plan.entry))
-        computed = yield from self._stage(plan.entry, self._prefilled)
+    def _prefill_and_decode(self) -> _Way:
+        computed = yield from self._stage(self._plan.entry, self._prefilled)
         if not isinstance(computed, PromptComputed):
             return computed
         try:
@@ -354,7 +363,7 @@ class RequestMachine(Generic[T]):
         return came
 
     def _stage(
-        self, role: Role, serve: Callable[[Assignment[T]], _Way], *, is_admission: bool = False
+        self, role: Role, serve: Callable[[Assignment[Any]], _Way], *, is_admission: bool = False
     ) -> _Way:
         """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
@@ -365,12 +374,10 @@ class RequestMachine(Generic[T]):
             got = yield _choose(role, is_entry and bool(tries.retries or tries.avoid), is_admission)
             if isinstance(got, RefusalReason):
                 return got
-            self.assignment = got
             try:
                 came = yield from serve(got)
             finally:
-                self.steps.append(Release(self.assignment or got))
-                self.assignment = None
+                self.steps.append(_RELEASE)
             if came is not Problem.AT_CAPACITY:
                 return came
             is_admission, name = False, got.worker.name
@@ -379,57 +386,61 @@ class RequestMachine(Generic[T]):
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
 
-    def _prefilled(self, assignment: Assignment[T]) -> _Way:
+    def _prefilled(self, assignment: Assignment[Any]) -> _Way:
         came: _Came = yield _send(assignment.role, reads_kv=False)
         if isinstance(came, PromptComputed):
             assignment.succeeded()
-            self.steps.append(Computed(assignment, came.cached_tokens))
-            self._rules.served(self.tries, assignment.worker, self._now_s)
+            self.steps.append(Computed(came.cached_tokens))
+            self._rules.served(self.tries, assignment.worker, self._now_s())
             if came.has_kv:
                 self._source, self._is_kept = assignment.worker, True
             else:
                 self.steps.append(CountTransfer(TransferResult.NONE))
         return came
 
-    def _answered(self, assignment: Assignment[T]) -> _Way:
-        reads_kv = False
-        if self._source is not None:
-            reads_kv = versions.pair(self._source, assignment.worker)
-            if not reads_kv:
-                # It computes the prompt itself, as the only ones left.
-                self.steps.append(CountTransfer(TransferResult.NONE))
-            elif assignment.queued_s >= TRUSTED_FRACTION * self._plan.lease_s:
-                self.steps.append(CountTransfer(TransferResult.LOST))
-                return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
-            else:
-                self._is_kept = False
+    def _answered(self, assignment: Assignment[Any]) -> _Way:
+        reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
+        if reads_kv is None:
+            return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         came = yield _send(assignment.role, reads_kv=reads_kv)
-        if isinstance(came, Began):
-            return (yield from self._delivered(assignment, came, reads_kv=reads_kv))
-        if came is Problem.KV_LOST:
-            return self._kv_lost(assignment)
-        is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
-        self._is_kept |= reads_kv and not is_reached
-        return came  # type: ignore[no-any-return] # the driver's answer
-
-    def _delivered(self, assignment: Assignment[T], began: Began, *, reads_kv: bool) -> _Way:
+        if not isinstance(came, Began):
+            if came is Problem.KV_LOST:
+                return self._kv_lost(assignment)
+            is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
+            self._is_kept |= reads_kv and not is_reached
+            return came  # type: ignore[no-any-return] # the driver's answer
         assignment.proved()
+        if reads_kv and not (yield _CONFIRM):
+            return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         if reads_kv and self._source is not None:
-            if not (yield Confirm()):
-                return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
-            KvTransfer(self._source, assignment.worker).arrived(self.tries.lost_transfers, self._now_s)
-        self._rules.served(self.tries, assignment.worker, self._now_s)
-        if began.is_stream:
-            self.steps.append(Computed(assignment, None))
-            self._has_begun, self._may_go_on = True, began.may_go_on
-        else:
+            transfer = KvTransfer(self._source, assignment.worker)
+            transfer.arrived(self.tries.lost_transfers, self._now_s())
+        if self.tries.unproven:
+            self._rules.served(self.tries, assignment.worker, self._now_s())
+        if not came.is_stream:
             assignment.succeeded()
+            self.steps.append(_DELIVER)
+            return None
+        self.steps.append(_COMPUTED)
+        self._has_begun, self._may_go_on = True, came.may_go_on
         failure: FailedTry | None = yield _RELAY
         if failure is None:
             assignment.succeeded()
         return failure
 
-    def _kv_lost(self, assignment: Assignment[T]) -> FailedTry:
+    def _reads_kv(self, assignment: Assignment[Any], source: Worker) -> bool | None:
+        """Return whether a decode worker fetches the prompt's KV, or computes the prompt; None: the KV may be gone."""
+        if not versions.pair(source, assignment.worker):
+            # It computes the prompt itself, as the only ones left.
+            self.steps.append(CountTransfer(TransferResult.NONE))
+            return False
+        if assignment.queued_s >= TRUSTED_FRACTION * self._plan.lease_s:
+            self.steps.append(CountTransfer(TransferResult.LOST))
+            return None
+        self._is_kept = False
+        return True
+
+    def _kv_lost(self, assignment: Assignment[Any]) -> FailedTry:
         assert self._source is not None  # noqa: S101 - only a worker that fetches KV can lose it
         transfer = KvTransfer(self._source, assignment.worker)
         transfer.lost()
@@ -454,8 +465,8 @@ class RequestMachine(Generic[T]):
                 return End(EndKind.FAILED, failure)
             # The rest has the retries of a request of its own, whatever came before the first token.
             self.tries.retries = 0
-        left_s = self.deadline_s - self._now_s
-        pauses = self._rules.retry(self.tries, failure, self._now_s, left_s=left_s)
+        now_s = self._now_s()
+        pauses = self._rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
             return End(EndKind.FAILED, failure)
         self.continuations += is_rest

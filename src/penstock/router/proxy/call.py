@@ -12,7 +12,7 @@ from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
-from penstock.router.admission import LiveAssignment, Waiter
+from penstock.router.admission import LiveAssignment
 from penstock.router.core.request import RequestMachine
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
@@ -59,7 +59,7 @@ class CompletionCall:
     prompt_tokens: int
     headers: Headers
     upstream_headers: Headers
-    machine: RequestMachine[Waiter] = field(init=False)
+    machine: RequestMachine = field(init=False)
     assignment: LiveAssignment = field(init=False)
     session: str = ""
     identity: TierIdentity | None = None

@@ -29,6 +29,7 @@ from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
 from penstock.router.core.request import (
     BROKEN,
+    COMPLETE,
     Answer,
     Asked,
     Began,
@@ -36,6 +37,7 @@ from penstock.router.core.request import (
     Computed,
     Confirm,
     CountTransfer,
+    Deliver,
     End,
     EndKind,
     GiveBack,
@@ -55,7 +57,6 @@ from penstock.router.core.request import (
 from penstock.router.core.retries import FailedTry, KvLease, RetryRules, RetryScope
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.deadly import DeadlyRequests
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
@@ -110,8 +111,10 @@ class CompletionHandler:
         self._transfers = transfers
         self._metrics = context.metrics
         most, lease_s = settings.config.retries.max_continuations, settings.lease_s
+        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
         self._plans = {
-            is_split: RequestPlan(self._entry, is_split, lease_s, most) for is_split in (False, True)
+            is_single: RequestPlan(self._entry, is_single and self._entry is Role.PREFILL, lease_s, most)
+            for is_single in (False, True)
         }
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self.deadly = DeadlyRequests(clock.now_s)
@@ -121,12 +124,13 @@ class CompletionHandler:
             Choose: self._choose,
             Send: self._send_to,
             Confirm: self._confirm,
-            Relay: self._relay,
+            Relay: self._stream,
             Retry: self._retry,
             ReadRest: self._read_rest,
         }
         self._do: Mapping[type[Told], Callable[[CompletionCall, Any], None]] = {
             Computed: self._computed,
+            Deliver: self._deliver,
             Release: self._release,
             TurnedAway: self._turned_away,
             CountTransfer: self._count_transfer,
@@ -149,41 +153,37 @@ class CompletionHandler:
             self._metrics.arrivals += 1
             self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
-        now_s = self._clock.now_s
-        left_s = self._clock.to_model_s(self._request_real_s - call.age_real_s())
         machine = call.machine = RequestMachine(
-            self._plan(call.request), self._retries, call.tries, deadline_s=now_s() + left_s
+            self._plans[call.request.is_single],
+            self._retries,
+            call.tries,
+            self._clock.now_s,
+            deadline_s=self._clock.to_model_s(call.arrived_real_s + self._request_real_s),
         )
         try:
-            step = machine.answer(None, now_s())
+            step = machine.answer(None)
             while not isinstance(step, End):
-                answer = await self._ask[type(step)](call, step)
-                step = machine.answer(answer, now_s())
+                step = machine.answer(await self._ask[type(step)](call, step))
                 if machine.steps:
                     self._do_told(call)
-            self._finish(call, step)
+            if step.kind is not EndKind.SERVED:
+                self._answer_failure(call, step)
         except BaseException:
             # Whatever it was, what the request holds is given back.
             if call.is_delivered:
-                machine.answer(None, now_s())
+                machine.answer(None)
             else:
-                machine.leave(now_s())
+                machine.leave()
             self._do_told(call)
             raise
         finally:
             if call.begun is not None:
                 call.begun.kept.drop()
 
-    def _plan(self, request: CompletionRequest) -> RequestPlan:
-        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-        return self._plans[self._entry is Role.PREFILL and request.is_single]
-
-    def _finish(self, call: CompletionCall, end: End) -> None:
-        """Answer a request that was not served; one that was has its answer."""
+    def _answer_failure(self, call: CompletionCall, end: End) -> None:
+        """Answer a request that was not served."""
         if end.failed_on:
             log.debug("request failed on several workers: counted against none", workers=end.failed_on)
-        if end.kind is EndKind.SERVED:
-            return
         response, reason = call.refusal, None
         if end.kind is EndKind.ALL_BUSY and end.role is not None:
             response = refusal(self._admission.all_busy(end.role))
@@ -206,20 +206,24 @@ class CompletionHandler:
     def _do_told(self, call: CompletionCall) -> None:
         """Carry out the machine's steps that ask for no answer; nothing here waits."""
         steps = call.machine.steps
-        for step in steps:
+        while steps:
+            step = steps.pop(0)
             self._do[type(step)](call, step)
-        steps.clear()
 
-    def _release(self, call: CompletionCall, step: Release) -> None:
+    def _release(self, call: CompletionCall, _: Release) -> None:
         response, call.response = call.response, None
         if response is not None:
             response.abort()
         if call.trace is not None:
             call.trace.answered(sys.exception() or call.problem)
-        self._admission.release(step.assignment)
+        self._admission.release(call.assignment)
 
-    def _computed(self, _: CompletionCall, step: Computed) -> None:
-        self._admission.prefilled(step.assignment, step.cached_tokens)
+    def _computed(self, call: CompletionCall, step: Computed) -> None:
+        self._admission.prefilled(call.assignment, step.cached_tokens)
+
+    def _deliver(self, call: CompletionCall, _: Deliver) -> None:
+        self._note_usage(call, call.usage)
+        call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
 
     def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
         self._admission.refused_at_capacity(step.worker)
@@ -313,9 +317,10 @@ class CompletionHandler:
             response = call.response = await self._send(call, body, timeouts)
             if response.status != 200:
                 raise await _error_reply(response, call.assignment.worker.name)
-            if is_prefill:
-                return await self._read_prefilled(call, response)
-            return await (self._begin_stream if request.stream else self._read_complete)(call, response)
+            if request.stream and not is_prefill:
+                return await self._begin_stream(call, response)
+            content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+            return (self._read_prefilled if is_prefill else self._read_complete)(call, response, content)
         except (ErrorReply, UpstreamError) as problem:
             failed = self._failed(call, problem)
             if is_prefill:
@@ -362,9 +367,8 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ responses
 
-    async def _read_prefilled(self, call: CompletionCall, response: StreamingResponse) -> Answer:
+    def _read_prefilled(self, call: CompletionCall, response: StreamingResponse, content: bytes) -> Answer:
         worker = call.assignment.worker
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
         prefilled = read_prefill_answer(answer, lease)
@@ -389,10 +393,7 @@ class CompletionHandler:
         call.beginning = await read_preamble(response, name)
         return Began(is_stream=True, may_go_on=self._rests.begin(call) is not None)
 
-    def _relay(self, call: CompletionCall, _: Relay) -> Awaitable[Answer]:
-        return self._stream(call) if call.request.stream else self._send_complete(call)
-
-    async def _stream(self, call: CompletionCall) -> FailedTry | None:
+    async def _stream(self, call: CompletionCall, _: Relay) -> FailedTry | None:
         """Relay a stream; return None at its end, which may be an error of the worker's own."""
         response, responder, begun = call.response, call.responder, call.begun
         assert response is not None  # noqa: S101 - it has begun
@@ -444,8 +445,7 @@ class CompletionHandler:
             call.error = BROKEN
             call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
 
-    async def _read_complete(self, call: CompletionCall, response: StreamingResponse) -> Answer:
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+    def _read_complete(self, call: CompletionCall, response: StreamingResponse, content: bytes) -> Answer:
         call.assignment.is_computed = True
         answer = read_completion(
             content, _type_of(response), call.assignment.worker.name, call.request.endpoint
@@ -455,11 +455,7 @@ class CompletionHandler:
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
         call.beginning, call.usage = content, usage
-        return Began(is_stream=False)
-
-    async def _send_complete(self, call: CompletionCall) -> None:
-        self._note_usage(call, call.usage)
-        call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
+        return COMPLETE
 
     # ------------------------------------------------------------------ counting
 
