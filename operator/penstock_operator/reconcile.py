@@ -60,13 +60,14 @@ from penstock_operator.trim import Object
 from penstock_operator.validity import ValidatedGraph, message_of, validated
 from penstock_operator.workloads import (
     WORKLOADS,
-    TemplateGenerations,
     is_own,
     known_replicas,
     marked,
     obsolete,
     replicas_of,
     template_changed,
+    template_generation,
+    with_generations,
     workload_of,
 )
 
@@ -121,7 +122,6 @@ class Reconciler:
         self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
         self._valid: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
         self._reporter = Reporter(parts.applier, parts.recorder)
-        self._templates = TemplateGenerations()
         self._short: dict[Key, dict[str, float]] = {}
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
@@ -316,7 +316,7 @@ class Reconciler:
             bounds = held(bounds, there) if seen.paused else bounds
             state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
             if workload is not None:
-                newest = self._templates.of(workload)
+                newest = template_generation(workload)
                 state.rollout = rollout_view(name, service.role, workload, template_generation=newest)
                 state.refused = refusal(name, workload)
             seen.services[name] = state
@@ -389,7 +389,8 @@ class Reconciler:
         order = rollout_order(wanted, live, workloads, views, changed=changed)
         is_new = any((each["kind"], each["metadata"]["name"]) not in live for each in workloads.values())
         await self._warn(graph, order, of_devices=is_new or bool(changed))
-        now = [each for each in wanted if each not in order.later]
+        rolling = [workloads[name]["metadata"]["name"] for name in changed]
+        now = with_generations([each for each in wanted if each not in order.later], live, rolling)
         owner = Owner(graph.uid, graph.model.name, first_replicas=seen.first_replicas)
         secret = await self._secrets.make(graph, wanted, seen.refusals)
         if secret is not None:

@@ -15,12 +15,14 @@ import orjson
 from penstock.api import GraphDeployment
 from penstock.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET
 from penstock.kube.objects.names import DOMAIN, SERVICE_LABEL, child_name
-from penstock_operator.memory import LruCache
 from penstock_operator.plan.drift import FieldDifference
 from penstock_operator.trim import Object
 
 TEMPLATE_ANNOTATION: Final = f"{DOMAIN}/template"
 """On a workload: digest of the pod template that the operator wants there."""
+
+GENERATION_ANNOTATION: Final = f"{DOMAIN}/template-generation"
+"""On a workload: which of its generations brought its pod template, so that an operator that starts knows it too."""
 
 WORKLOADS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 
@@ -46,25 +48,44 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
     return any(each.path.startswith(template) for each in found)
 
 
-REMEMBERED: Final = 4000
-"""Workloads whose pod template's generation is remembered. Chosen: those of a thousand graphs, half a megabyte."""
+def with_generations(
+    wanted: Iterable[Object], live: Mapping[tuple[str, str], Object], rolling: Collection[str]
+) -> list[Object]:
+    """Return what is wanted, workloads with the generation that their pod template has or will have.
+
+    Args:
+        wanted: From `marked`.
+        live: What there is, by kind and name.
+        rolling: Names of workloads whose live pod template is about to change.
+    """
+    return [_with_generation(each, live, rolling) for each in wanted]
 
 
-class TemplateGenerations:
-    """Remembers which generation of each workload brought its pod template: later ones only change its number."""
+def _with_generation(
+    want: Object, live: Mapping[tuple[str, str], Object], rolling: Collection[str]
+) -> Object:
+    if want["kind"] not in WORKLOADS:
+        return want
+    name = want["metadata"]["name"]
+    there = live.get((want["kind"], name))
+    if there is None:
+        generation: int | None = 1
+    else:
+        generation = _generation(there) + 1 if name in rolling else template_generation(there)
+    if generation is None:
+        return want
+    metadata = dict(want["metadata"])
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), GENERATION_ANNOTATION: str(generation)}
+    return {**want, "metadata": metadata}
 
-    def __init__(self) -> None:
-        self._known: LruCache[str, tuple[Any, int]] = LruCache(REMEMBERED)
 
-    def of(self, workload: Object) -> int:
-        """Return that generation of a live workload; the newest one where it is seen for the first time."""
-        metadata = workload["metadata"]
-        seen = _digest(workload), int(metadata.get("generation", 0))
-        known = self._known.get(metadata["uid"])
-        if known is None or known[0] != seen[0]:
-            known = seen
-            self._known.put(metadata["uid"], seen)
-        return known[1]
+def template_generation(live: Object) -> int | None:
+    """Return which generation of a live workload brought its pod template: later ones only change its number.
+
+    None: its annotation, which a release before it did not write, says none that there can be.
+    """
+    text = str(live["metadata"].get("annotations", {}).get(GENERATION_ANNOTATION, ""))
+    return int(text) if text.isdecimal() and int(text) <= _generation(live) else None
 
 
 def workload_of(
@@ -123,3 +144,7 @@ def label_of(child: Object, name: str) -> str:
 
 def _digest(workload: Object) -> Any:
     return workload["metadata"].get("annotations", {}).get(TEMPLATE_ANNOTATION)
+
+
+def _generation(live: Object) -> int:
+    return int(live["metadata"].get("generation", 0))

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import yaml
-from graph_harness import KEY, edit, operator, to_rest, told
+from graph_harness import KEY, conditions, edit, operator, to_rest, told
 
 from penstock.runtimes.engine_flags import granted_lease_s, names_answered
 
@@ -290,3 +290,59 @@ async def test_a_device_that_no_budget_counts_is_told_when_its_pods_are_made(api
         )
         await look(api, made)
         assert notes() == told_then
+
+
+def rolls_out(api):
+    """Return whether the graph is said to roll out."""
+    progressing = conditions(api)["Progressing"]
+    return progressing["reason"] == "RollingOut"
+
+
+async def test_a_restarted_operator_takes_a_changed_number_for_no_rollout(api):
+    """Whether the newest generation brought a template or a number is on the workload: a restart in between knows."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        edit(api, "ScalingAdapter", "g-decode", replicas=2)
+        await look(api, made)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+    async with operator(api) as made:
+        await look(api, made)
+        assert not rolls_out(api)
+        roll_out(api, "g-decode")
+        edit(api, "GraphDeployment", "g", lease={"durationSeconds": 60})
+        await look(api, made)
+        assert rolls_out(api)
+    async with operator(api) as made:
+        await look(api, made)
+        assert rolls_out(api)
+
+
+async def test_a_template_that_is_put_right_rolls_out_for_a_restarted_operator_too(api):
+    """What another hand changed and the operator changed back is a rollout until the controller has seen it."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        live = api.at("Deployment", "g-decode")
+        live["spec"]["template"]["spec"]["containers"][0]["image"] = "another"
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        roll_out(api, "g-decode")
+        await look(api, made)
+    async with operator(api) as made:
+        await look(api, made)
+        assert rolls_out(api)
+
+
+@pytest.mark.parametrize("text", ["99", "soon", None])
+async def test_a_template_generation_that_cannot_be_is_taken_for_unknown(api, text):
+    """A hand's edit, or an older release's workload: the newest generation counts until a template is written."""
+    async with operator(api) as made:
+        await at_rest(api, made)
+        live = api.at("Deployment", "g-decode")
+        live["metadata"]["annotations"] |= {"penstock.dev/template-generation": text}
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await look(api, made)
+        assert rolls_out(api)
+        roll_out(api, "g-decode")
+        await look(api, made)
+        assert not rolls_out(api)
