@@ -177,6 +177,11 @@ class TraceSpan:
         if self.is_recorded:
             self._span.add_event(event)
 
+    def link(self, other: TraceSpan, why: str) -> None:
+        """Point from this span to one that it comes of, which is not its parent."""
+        if self.is_recorded:
+            self._span.add_link(other._span.get_span_context(), {"penstock.link": why})
+
     def set(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes; those of None are unknown and left out."""
         if self.is_recorded:

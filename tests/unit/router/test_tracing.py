@@ -8,6 +8,7 @@ import orjson
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from penstock.core.errors import StreamBroken
 from penstock.core.http.server import HttpServer
 from penstock.core.metric_names import ROUTER_E2E, ROUTER_TTFT
 from penstock.core.tracing import open_tracing
@@ -139,6 +140,31 @@ async def test_failures_are_recorded_where_they_happen(harness, collector):
     assert [attributes(span).get("penstock.retries") for span in calls] == [None, 1]
     root = collector.one("POST /v1/completions")
     assert (root["status"]["code"], attributes(root)["error.type"]) == (2, "upstream_broken")
+
+
+async def test_the_call_that_goes_on_with_a_stream_points_to_the_one_that_broke(harness, collector):
+    """A reader of the trace sees which worker took a stream over, and from which; here both break off at it."""
+    event = b'data: {"id":"a","created":1,"model":"llama","object":"text_completion","choices":[{"index":0,"text":"one"}]}\n\n'
+
+    async def breaks(_request, responder):
+        responder.start(200)
+        responder.write(event)
+        await asyncio.sleep(0)
+        responder.break_off()
+
+    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+    config = {"policy": "round-robin", "retries": {"minPerSecond": 1000}}
+    router = await harness.router(first, second, config=config, tracing=opened())
+    first.script = [breaks]
+    second.script = [breaks]
+    with pytest.raises(StreamBroken):
+        await router.post(stream=True)
+    await router.server.close()
+    broken, rest = sorted((span for _, span in collector.spans if span["name"] == "aggregated"), key=began_ns)
+    assert "links" not in broken
+    (link,) = rest["links"]
+    assert (link["spanId"], attributes(link)) == (broken["spanId"], {"penstock.link": "continues"})
+    assert attributes(rest)["penstock.continuations"] == 1
 
 
 async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collector):

@@ -103,7 +103,7 @@ class CompletionCall:
 class RequestTrace:
     """One request's spans; calls come in the order of its stages, and again with each retry."""
 
-    __slots__ = ("_call", "_role", "_span", "_waits_ns")
+    __slots__ = ("_broken", "_call", "_role", "_span", "_waits_ns")
 
     def __init__(self, tracing: Tracing, request: Request, call: CompletionCall) -> None:
         """Begin when the request arrived."""
@@ -119,6 +119,7 @@ class RequestTrace:
         name, began_ns = f"POST {request.path}", time.time_ns() - int(call.age_real_s() * _NS)
         self._span = tracing.begin(name, request.headers, began_ns=began_ns, attributes=attributes)
         self._call: TraceSpan | None = None
+        self._broken: TraceSpan | None = None
         self._role = ""
         self._waits_ns: int | None = None
 
@@ -143,7 +144,12 @@ class RequestTrace:
         attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
+        is_rest = call.machine.continuations > 0
+        if is_rest:
+            attributes["penstock.continuations"] = call.machine.continuations
         self._call = self._span.child(call.assignment.role.value, attributes, is_call=True)
+        if is_rest and self._broken is not None:
+            self._call.link(self._broken, "continues")
         others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 
@@ -161,6 +167,7 @@ class RequestTrace:
             call.set({"penstock.cancelled": True})
         elif error is not None:
             call.fail(error)
+            self._broken = call
         call.end()
 
     def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:
