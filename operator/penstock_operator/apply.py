@@ -24,7 +24,7 @@ from penstock_operator.plan.drift import FieldDifference, differences
 from penstock_operator.plan.facts import Failure
 from penstock_operator.plan.status import is_current
 from penstock_operator.trim import POSTED, VERSION, Object, is_posted, version_of
-from penstock_operator.workloads import WORKLOADS
+from penstock_operator.workloads import GENERATION_ANNOTATION, WORKLOADS
 
 PARALLEL: Final = 4
 """Writes of one graph at once. Chosen: a new graph's children take five round trips, and a thousand graphs that are
@@ -35,6 +35,9 @@ _IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
 that lags behind its writes; right after the Role it would answer 404."""
 
 _NUMBER: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
+
+_SAID_BESIDE: Final = frozenset({f"metadata.annotations.[{GENERATION_ANNOTATION}]"})
+"""Paths that are written with what they are about, and are no difference by themselves."""
 
 COMPARED: Final = 4000
 """Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
@@ -188,7 +191,7 @@ class Applier:
             return []
         digest, paths = self._tolerated.get(key, ("", frozenset()))
         # Where the desired object changed since, what was insisted on in the live one is no reason for a rollout.
-        tolerated = paths if digest in {_digest(want), _digest(there)} else frozenset()
+        tolerated = _SAID_BESIDE | (paths if digest in {_digest(want), _digest(there)} else frozenset())
         found = [each for each in differences(want, there) if each.path not in tolerated]
         if not found:
             self._right.put(key, compared)
