@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import Tier
+from penstock.api import Role, Tier
 from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
@@ -16,6 +16,7 @@ from penstock.router.admission import LiveAssignment
 from penstock.router.core.request import RequestMachine
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
+from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import BegunStream
@@ -94,6 +95,28 @@ class CompletionCall:
     def tier(self) -> Tier:
         """Its tier; standard where there are none."""
         return Tier.STANDARD if self.identity is None else self.identity.tier
+
+    def arrival(self, role: Role, unpaired: frozenset[str], bytes_per_token: float) -> Arrival:
+        """Return it as a stage's policy sees it; that of decode reads no prompt. ``unpaired`` cannot fetch its KV."""
+        keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired
+        tier, tenant = self.tier, "" if self.identity is None else self.identity.tenant
+        if role is Role.DECODE or keyed is None:
+            is_complete = is_complete and role is Role.DECODE
+            return Arrival(
+                (), self.prompt_tokens, avoid, is_non_streaming=is_complete, tier=tier, tenant=tenant
+            )
+        return Arrival(
+            keyed.chain,
+            self.prompt_tokens,
+            avoid,
+            keyed.block_tokens(bytes_per_token),
+            keyed.sub_block_keys,
+            self.session,
+            # A prefill's own answer shows it; so does a stream's first token.
+            is_non_streaming=is_complete and role is not Role.PREFILL,
+            tier=tier,
+            tenant=tenant,
+        )
 
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""

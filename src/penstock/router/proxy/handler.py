@@ -55,7 +55,6 @@ from penstock.router.core.request import (
     TurnedAway,
 )
 from penstock.router.core.retries import FailedTry, KvLease, RetryRules, RetryScope
-from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.deadly import DeadlyRequests
 from penstock.router.proxy.failures import (
@@ -259,7 +258,9 @@ class CompletionHandler:
                 if not call.tries.retries:
                     admission.check_tier(call.tier)
                 admission.check_capacity(role)
-            assignment = await admission.wait(role, self._arrival(call, role), again=step.again)
+            unpaired = self._transfers.unpaired(role, call.transfer)
+            arrival = call.arrival(role, unpaired, self._estimator.bytes_per_token)
+            assignment = await admission.wait(role, arrival, again=step.again)
         except AdmissionError as exc:
             call.refusal = refusal(exc)
             return exc.reason
@@ -274,29 +275,6 @@ class CompletionHandler:
         else:
             call.worker = assignment.worker.name
         return assignment
-
-    def _arrival(self, call: CompletionCall, role: Role) -> Arrival:
-        """Return a call as a stage's policy sees it; that of decode reads no prompt."""
-        keyed, is_complete = call.keyed, not call.request.stream
-        avoid = call.tries.avoid | self._transfers.unpaired(role, call.transfer)
-        tenant = "" if call.identity is None else call.identity.tenant
-        if role is Role.DECODE or keyed is None:
-            is_complete = is_complete and role is Role.DECODE
-            return Arrival(
-                (), call.prompt_tokens, avoid, is_non_streaming=is_complete, tier=call.tier, tenant=tenant
-            )
-        return Arrival(
-            keyed.chain,
-            call.prompt_tokens,
-            avoid,
-            keyed.block_tokens(self._estimator.bytes_per_token),
-            keyed.sub_block_keys,
-            call.session,
-            # A prefill's own answer shows it; so does a stream's first token.
-            is_non_streaming=is_complete and role is not Role.PREFILL,
-            tier=call.tier,
-            tenant=tenant,
-        )
 
     async def _send_to(self, call: CompletionCall, step: Send) -> Answer:
         """Send a request to its worker, and read the answer's beginning."""
