@@ -14,7 +14,7 @@ from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, P
 from penstock.simulator.fleet import BudgetExceededError
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording
-from penstock.simulator.scenario import Scenario
+from penstock.simulator.scenario import BudgetChange, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.grant import bid_sizes
@@ -99,10 +99,17 @@ class PoolSimulation:
     """One run of a pool."""
 
     def __init__(
-        self, terms: PoolTerms, graphs: Mapping[str, PooledGraph], *, allocator: Allocator = allocate
+        self,
+        terms: PoolTerms,
+        graphs: Mapping[str, PooledGraph],
+        *,
+        changes: Sequence[BudgetChange] = (),
+        allocator: Allocator = allocate,
     ) -> None:
         self._terms = terms
+        self._changes = changes
         self._allocate = allocator
+        self._tolerated = 0
         self._kernel = Kernel()
         self._members = {name: self._member(graph) for name, graph in graphs.items()}
         self._fleets = [each.simulation.fleet for each in self._members.values()]
@@ -120,6 +127,8 @@ class PoolSimulation:
             member.simulation.schedule_start()
             member.simulation.set_grant(member.graph.starts_with)
         self._kernel.at(0.0, Order.POOL, self._tick)
+        for change in self._changes:
+            self._kernel.at(change.at_s, Order.FLEET, self._resize, change.gpus)
         while any(each.is_open for each in simulations) and self._kernel.step():
             self._check()
         return PoolRun(
@@ -135,14 +144,29 @@ class PoolSimulation:
 
     def _tick(self) -> None:
         now_s = self._kernel.now_s
+        self._samples.append(self._share_out())
+        self._kernel.at(now_s + POOL_TICK_S, Order.POOL, self._tick)
+
+    def _share_out(self) -> PoolSample:
+        now_s = self._kernel.now_s
         bids = {name: member.take_bid() for name, member in self._members.items()}
         grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
         for name, member in self._members.items():
             member.act_on(grants[name])
-        self._samples.append(PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants))
-        self._kernel.at(now_s + POOL_TICK_S, Order.POOL, self._tick)
+        return PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants)
+
+    @property
+    def _held(self) -> int:
+        return sum(fleet.gpus for fleet in self._fleets)
+
+    def _resize(self, gpus: int) -> None:
+        """Change the pool: what exists above it drains, and no worker joins before."""
+        self._terms, self._tolerated = replace(self._terms, gpus=gpus), self._held
+        self._share_out()
 
     def _check(self) -> None:
-        held = sum(fleet.gpus for fleet in self._fleets)
-        if held > self._terms.gpus:
+        held = self._held
+        # What a smaller pool found above it may only become less.
+        self._tolerated = min(self._tolerated, held)
+        if held > max(self._terms.gpus, self._tolerated):
             raise BudgetExceededError(f"{held} GPUs are held, the pool has {self._terms.gpus}")

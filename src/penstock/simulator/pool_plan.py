@@ -21,6 +21,7 @@ from penstock.report.text import percent, seconds
 from penstock.simulator.baselines import DEFAULT_PLANNER
 from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.pool import POOL_TICK_S, PooledGraph, PoolRun, PoolSample
+from penstock.simulator.scenario import BudgetChange
 from penstock.simulator.scoreboard import known, measures, rounded
 from penstock.simulator.workload import Workload, prepare
 
@@ -36,6 +37,7 @@ class PoolPlan:
     graphs: Mapping[str, PooledGraph]
     workloads: Mapping[str, Workload]
     notes: tuple[str, ...]
+    changes: tuple[BudgetChange, ...] = ()
 
 
 def make_pool_plan(
@@ -77,7 +79,12 @@ def make_pool_plan(
             f"--pool: the graphs start with {start} GPUs, {pool.name} has {pool.spec.gpus}; lower their replicas"
         )
     return PoolPlan(
-        pool.name, PoolTerms(pool.spec.gpus, pool.spec.hold_seconds), pooled, workloads, tuple(notes)
+        pool.name,
+        PoolTerms(pool.spec.gpus, pool.spec.hold_seconds),
+        pooled,
+        workloads,
+        tuple(notes),
+        tuple(options.faults.budget),
     )
 
 
@@ -86,8 +93,8 @@ def _check(options: SimulateOptions, manifests: Sequence[Path], traces: Sequence
         raise ConfigError(
             f"--pool: {len(manifests)} --manifest and {len(traces)} --trace; give each graph's manifest and its trace, in one order"
         )
-    if options.max_gpus is not None or options.faults.budget:
-        raise ConfigError("--max-gpus, --budget-change: the pool is the budget; leave them out with --pool")
+    if options.max_gpus is not None:
+        raise ConfigError("--max-gpus: the pool is the budget; leave it out with --pool")
     several = len(options.qps) > 1 or len(options.routers) > 1 or len(options.planners) > 1
     if several or options.seeds > 1 or "," in (options.policy or ""):
         raise ConfigError(
@@ -99,6 +106,7 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
     return replace(
         options,
         trace=trace,
+        faults=replace(options.faults, budget=()),
         policy=options.policy or graph.spec.router.policy,
         planners=options.planners or (DEFAULT_PLANNER,),
     )

@@ -115,7 +115,7 @@ class Faults:
         unset="never",
     )
     budget: Sequence[BudgetChange] = flag(
-        "Change the GPU budget at a time; repeatable.",
+        "Change the GPU budget, or the pool's GPUs, at a time; repeatable.",
         name="--budget-change",
         default=(),
         metavar="S=N",

@@ -10,7 +10,7 @@ from penstock.gpu_pool.allocator import Grant, PoolTerms
 from penstock.simulator.baselines import configured
 from penstock.simulator.fleet import BudgetExceededError
 from penstock.simulator.pool import PooledGraph, PoolSimulation
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
+from penstock.simulator.scenario import BudgetChange, PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.workload.synthetic import parse_synthetic, synthesise
 from penstock_planner.decide.config import DecideConfig, Mode
 
@@ -78,6 +78,19 @@ def test_more_than_the_pool_ends_the_run():
     graphs = {"a": graph(crowd(0.0, 14.0)), "b": graph(crowd(0.0, 14.0, seed=1))}
     with pytest.raises(BudgetExceededError, match="GPUs are held, the pool has 8"):
         PoolSimulation(TERMS, graphs, allocator=generous).run()
+
+
+def test_a_pool_that_shrinks_takes_from_the_borrower_first():
+    """Two of eight GPUs go at second 60: the graph within its guarantee keeps it, the borrower drains, nothing is lost."""
+    graphs = {
+        "owner": graph(crowd(0.0, 12.0, seed=1), guaranteed=4),
+        "borrower": graph(crowd(0.0, 12.0), guaranteed=2),
+    }
+    run = PoolSimulation(TERMS, graphs, changes=(BudgetChange(60.0, 6),)).run()
+    before, after = ({s.at_s: s.held for s in run.samples}[at_s] for at_s in (59.0, 90.0))
+    assert (before["owner"], before["borrower"]) == (5, 3)
+    assert (after["owner"], after["borrower"]) == (4, 2)
+    assert all(each.requests.is_ok.all() for each in run.recordings.values())
 
 
 def test_a_graph_alone_in_a_pool_holds_no_more_than_its_most():

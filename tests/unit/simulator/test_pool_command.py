@@ -78,6 +78,12 @@ def test_it_reports_each_graph_and_the_pool(files):
     assert result["pool"]["gpu_hours"] == pytest.approx(total, abs=1e-5)
 
 
+def test_the_pool_itself_can_change(files):
+    """From second 20 on eight of its twelve GPUs are left."""
+    result = json.loads(run(*files, "--budget-change", "20=8", "--json").output)
+    assert (result["pool"]["held_most"] > 8, result["pool"]["lost"]) == (True, 0)
+
+
 def test_a_budget_that_is_written_binds_in_a_pool_too(files, tmp_path):
     """Three GPUs of the manifest's own, though the pool has twelve."""
     manifest(tmp_path, "chat", maxGpuBudget=3)
@@ -108,7 +114,7 @@ def test_several_graphs_need_a_pool(files):
     ("more", "expected"),
     [
         (["--trace", TRACE], "2 --manifest and 3 --trace; give each graph's manifest and its trace"),
-        (["--max-gpus", "4"], "the pool is the budget; leave them out with --pool"),
+        (["--max-gpus", "4"], "the pool is the budget; leave it out with --pool"),
         (["--seeds", "2"], "one run; give one --qps, --seeds, --routers, --planner and --policy at most"),
         (["--qps", "1,2"], "one run; give one --qps"),
     ],
