@@ -38,7 +38,8 @@ class Replicas:
         serving: The ready ones that may get requests: workers by their serving label, routers always.
         draining: Replicas that are marked to leave or terminate already.
         gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
-        unplaced: Of the existing, replicas with a pod that has no node.
+        unplaced: Of the existing, replicas of which a pod has no node or is yet to be made.
+        gated: Of the existing, replicas with a pod that the budget's gate holds.
     """
 
     existing: int
@@ -47,6 +48,7 @@ class Replicas:
     draining: int
     gpus: int
     unplaced: int = 0
+    gated: int = 0
 
 
 def count(pods: Iterable[PodView]) -> Replicas:
@@ -64,12 +66,21 @@ def count(pods: Iterable[PodView]) -> Replicas:
         serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
         draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
         gpus=sum(pod.gpus for pod in present if not pod.gated),
-        unplaced=sum(not all(pod.bound or pod.ready for pod in pods) for pods in replicas.values()),
+        unplaced=sum(not _is_placed(pods) for pods in replicas.values()),
+        gated=sum(any(pod.gated for pod in pods) for pods in replicas.values()),
     )
 
 
 def _is_ready(pods: Sequence[PodView]) -> bool:
-    return all(pod.ready for pod in pods) and len(pods) >= max(pod.group_size for pod in pods)
+    return all(pod.ready for pod in pods) and _is_complete(pods)
+
+
+def _is_placed(pods: Sequence[PodView]) -> bool:
+    return all(pod.bound or pod.ready for pod in pods) and _is_complete(pods)
+
+
+def _is_complete(pods: Sequence[PodView]) -> bool:
+    return len(pods) >= max(pod.group_size for pod in pods)
 
 
 def _is_marked(pods: Sequence[PodView]) -> bool:
@@ -100,6 +111,11 @@ class ServiceFacts:
     held: str = ""
     refused: Diagnosis | None = None
     bounds: tuple[int, int] = (0, 0)
+
+    @property
+    def missing(self) -> int:
+        """Wanted replicas that do not serve."""
+        return max(0, self.target - self.replicas.serving)
 
 
 class Failure(NamedTuple):
@@ -148,7 +164,7 @@ class ConditionFacts:
     @property
     def short(self) -> frozenset[str]:
         """Services of which fewer replicas serve than wanted."""
-        return frozenset(name for name, each in self.services.items() if each.replicas.serving < each.target)
+        return frozenset(name for name, each in self.services.items() if each.missing)
 
     @property
     def gpus(self) -> int:

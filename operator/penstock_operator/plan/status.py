@@ -146,8 +146,13 @@ def _degraded(facts: ConditionFacts) -> ConditionResult:
     faults = [each for each in facts.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
+        # Replicas that wait for the budget are not broken.
         blocked = {each.service for each in facts.waiting}
-        if late := sorted(set(facts.late) - blocked):  # one that waits for the budget is not broken
+        services = ((name, facts.services[name]) for name in facts.late)
+        late = sorted(
+            name for name, each in services if each.missing > (each.replicas.gated if name in blocked else 0)
+        )
+        if late:
             text = "; ".join(f"{name}: {_step(facts.services[name])}" for name in late)
             text = f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
             return ConditionResult(DEGRADED, True, "ReplicasNotReady", text)
@@ -180,7 +185,7 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
         name: each.replicas.unplaced + max(0, each.target - each.replicas.existing)
         for name, each in sorted(facts.services.items())
     }
-    if not facts.deleting and any(lacking.values()):
+    if any(lacking.values()):
         lacks = "; ".join(
             f"{name}: {number} of {facts.services[name].target} replicas have no node yet"
             for name, number in lacking.items()

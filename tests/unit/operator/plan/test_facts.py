@@ -35,7 +35,7 @@ def test_each_pod_is_counted_once_for_what_it_is():
         pod("terminating", terminating=True),
         pod("finished", phase="Failed"),
     ]
-    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1)
+    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1, gated=1)
 
 
 def test_a_group_is_one_replica():
@@ -47,7 +47,7 @@ def test_a_group_is_one_replica():
 
     assert count([member("a", 0), member("a", 1)]) == Replicas(1, 1, 1, 0, 2)
     assert count([member("a", 0), member("a", 1, ready=False)]) == Replicas(1, 0, 0, 0, 2)
-    assert count([member("a", 0)]) == Replicas(1, 0, 0, 0, 1)
+    assert count([member("a", 0)]) == Replicas(1, 0, 0, 0, 1, unplaced=1)
     leaving = [member("a", 0, terminating=True), member("a", 1, terminating=True)]
     assert count(leaving) == Replicas(0, 0, 0, 1, 2)
 
