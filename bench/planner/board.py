@@ -99,6 +99,9 @@ def _mean_row(rows: Sequence[Row]) -> Row:
     mean["in_time_per_gpu_hour"] = fmean(row["in_time_per_gpu_hour"] or 0.0 for row in rows)
     served = [row["ttft_p99_s"] for row in rows if row["ttft_p99_s"] is not None]
     mean["ttft_p99_s"] = fmean(served) if served else None
+    mean["windows"] = sum(row.get("windows", 0) for row in rows)
+    agreed = sum(row["windows"] * row["windows_agreed"] for row in rows if row.get("windows"))
+    mean["windows_agreed"] = agreed / mean["windows"] if mean["windows"] else None
     mean["seeds"] = len(rows)
     mean["fleet"] = rows[0]["fleet"]
     mean["bins"] = rows[0]["bins"]

@@ -31,11 +31,10 @@ def configured(
     config = config.in_mode(mode)
     if policy.parameters is not None and config.parameters is None:
         config = replace(config, parameters=measured(policy.parameters, pools))
-    if policy.follows_demand and itl_slo_s is not None:
-        config = replace(config, itl_slo_s=itl_slo_s)
     if not policy.needs_profile or policy.is_oracle:
         return config
-    return replace(config, performance=performance_profile(pools))
+    itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
+    return replace(config, itl_slo_s=itl_slo_s, performance=performance_profile(pools))
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:

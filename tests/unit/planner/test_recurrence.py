@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock_planner.decide.adaptive.recurrence import SLOT_S, Recurrence
+from penstock_planner.decide.adaptive.recurrence import SLOT_S, Recurrence, period_of
 
 STARTUP_S = 120.0
 
@@ -37,6 +39,50 @@ def test_a_slot_early_or_late_is_the_same_turn():
         start = 30 * turn + 10 + randomly.choice((-1, 0, 1))
         slots[start : start + 3] = [True] * 3
     assert _followed(slots).period in {29, 30, 31}
+
+
+def _irregular(seed, turns, *, late_most, one_of=0):
+    """Return bursts of 90 s, a quarter of an hour apart: each up to so many slots early or late, and one of so many left out."""
+    randomly = random.Random(seed)
+    slots = [False] * 30 * turns
+    for turn in range(turns):
+        if one_of and turn % one_of == 0:
+            left_out = turn + randomly.randrange(one_of)
+        if not one_of or turn != left_out:
+            start = 30 * turn + 12 + round(randomly.uniform(-late_most, late_most))
+            slots[start : start + 3] = [True] * 3
+    return slots
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("late_most", "one_of"), [(4, 0), (0, 5), (4, 5)])
+def test_runs_that_are_early_late_or_left_out_are_still_expected(seed, late_most, one_of):
+    """Two minutes early or late, one in five left out, or both: in six hours after six most bursts find their workers started.
+
+    A start-up before they begin, and without these being there for more than three quarters of the time.
+    """
+    slots = _irregular(seed, 48, late_most=late_most, one_of=one_of)
+    known, ready = _followed(slots[:720]), []
+    for asked in slots[720:]:
+        ready.append(known.due_s >= STARTUP_S)
+        known = known.followed(SLOT_S, STARTUP_S, is_asked=asked)
+    asked = slots[720:]
+    begins = [place for place in range(1, 720) if asked[place] and not asked[place - 1]]
+    assert sum(ready[place] for place in begins) >= 0.75 * len(begins)
+    assert sum(ready) <= 0.75 * 720
+
+
+@given(st.integers(0, 2**32), st.integers(2, 40), st.integers(1, 6))
+def test_bursts_at_random_have_no_period(seed, number, length):
+    """However many and long they are, but for a few that happen to lie as if they had one."""
+    found = 0
+    for draw in range(4):
+        randomly = random.Random(f"{seed} {draw}")
+        slots = [False] * 1200
+        for start in randomly.sample(range(1190), number):
+            slots[start : start + length] = [True] * length
+        found += period_of(sum(each << place for place, each in enumerate(slots)), 1200)[0] > 0
+    assert found <= 2
 
 
 def test_chance_has_no_period():

@@ -11,15 +11,24 @@ SLOT_S = 30.0
 SLOTS_MOST = 1440
 """Chosen: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
-TURNS_LEAST = 3
-"""Chosen: a period is believed once it has been seen for this many turns."""
+TURNS_LEAST = (3, 6)
+"""Chosen: a period is believed once it has been seen for this many turns: the first that comes within a slot, the second within three."""
 
-AGREES_LEAST = 0.8
-"""Chosen: of what was asked for so much came a period after the same was asked for, within a slot, and of that so much came
-again."""
+COMES_LEAST = 0.8
+"""Chosen: of what was asked for so much came one, two or three periods after the same was asked for."""
+
+COMES_AGAIN_LEAST = 0.6
+"""Chosen: of what was asked for so much came again a period later: one run in five is left out, and some come too late or early."""
+
+DUE_MOST = 0.5
+"""Chosen: what is due for over half of the time has no period that would save much."""
+
+NEAR = (1, 3)
+"""Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ by up to eight slots, but
+one of three is near; by chance three slots are taken only where they make the period shorter than one does."""
 
 FALLS_TO = 0.5
-"""Chosen: demand that is there for over half of the time has no period that would save much."""
+"""Chosen: what comes again comes less a moment later, by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Recurrence:
         slot_s: For how long the present slot has lasted.
         is_asked: More was asked for in it.
         period: In slots; 0: nothing comes again.
+        near: By how many slots it may be early or late.
         due_s: For how long more has been due within a start-up, by the period; 0: it is not.
     """
 
@@ -40,6 +50,7 @@ class Recurrence:
     slot_s: float = 0.0
     is_asked: bool = False
     period: int = 0
+    near: int = NEAR[0]
     due_s: float = 0.0
 
     @property
@@ -56,53 +67,69 @@ class Recurrence:
         """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
         bits, slots = int(self.asked, 16), self.slots
         slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
-        is_asked_now, period = self.is_asked or is_asked, self.period
+        is_asked_now, period, near = self.is_asked or is_asked, self.period, self.near
         if slot_s >= SLOT_S:
             while slot_s >= SLOT_S:
                 bits = (bits << 1 | is_asked_now) & ((1 << SLOTS_MOST) - 1)
                 slots, slot_s = min(slots + 1, SLOTS_MOST), slot_s - SLOT_S
                 is_asked_now = is_asked and slot_s > 0
-            period = period_of(bits, slots)
-        due_s = self.due_s + dt_s if _is_due(bits, period, startup_s) else 0.0
-        return Recurrence(f"{bits:x}", slots, slot_s, is_asked_now, period, due_s)
+            period, near = period_of(bits, slots)
+        due_s = self.due_s + dt_s if _is_due(bits, period, near, startup_s) else 0.0
+        return Recurrence(f"{bits:x}", slots, slot_s, is_asked_now, period, near, due_s)
 
 
-def period_of(asked: int, slots: int) -> int:
-    """Return the shortest period that agrees with what was asked for, in slots; 0: none does.
+def period_of(asked: int, slots: int) -> tuple[int, int]:
+    """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does."""
+    exact, wide = (
+        _period_within(near, asked, slots, slots // turns)
+        for near, turns in zip(NEAR, TURNS_LEAST, strict=True)
+    )
+    return (wide, NEAR[1]) if wide and not 0 < exact <= wide else (exact, NEAR[0])
 
-    What lasts agrees with itself a moment later: only what comes after less agreement is a period.
+
+def _period_within(near: int, asked: int, slots: int, most: int) -> int:
+    """Return the shortest period, up to ``most``, with which what was asked for comes within ``near`` slots; 0: none.
+
+    What lasts agrees with itself a moment later: only what comes after less agreement is a period. Of its neighbours, which agree as
+    well, it is the one that has the least due.
     """
-    near = _near(asked)
-    best, most, has_fallen = 0, -1, False
-    for period in range(2, slots // TURNS_LEAST + 1):
+    around = _near(asked, near)
+    best, least, has_fallen = 0, 1.0, False
+    for period in range(2, most + 1):
         all_since = (1 << (slots - period)) - 1
-        came, expected = asked & all_since, (asked >> period) & all_since
-        if not came or not expected:
+        came, before = asked & all_since, (asked >> period) & all_since
+        if not came or not before:
             continue
-        recall = (came & (near >> period)).bit_count() / came.bit_count()
-        precision = (expected & near).bit_count() / expected.bit_count()
-        agrees = min(recall, precision)
-        has_fallen = has_fallen or agrees < FALLS_TO
-        if has_fallen and agrees >= AGREES_LEAST:
-            # Its neighbours agree within a slot, too: the one that agrees best to the slot.
-            together = (came & expected).bit_count()
-            if together > most:
-                best, most = period, together
+        due = _due(around, period) & all_since
+        again = (before & around).bit_count() / before.bit_count()
+        share = due.bit_count() / (slots - period)
+        has_fallen = has_fallen or again < FALLS_TO
+        comes = (came & due).bit_count() >= COMES_LEAST * came.bit_count()
+        if has_fallen and comes and again >= COMES_AGAIN_LEAST and share <= DUE_MOST:
+            if share < least:
+                best, least = period, share
         elif best:
             break
     return best
 
 
-def _is_due(asked: int, period: int, startup_s: float) -> bool:
-    """Return whether more was asked for a period or two before any time from now to a start-up from now."""
-    near, ahead = _near(asked), math.ceil(startup_s / SLOT_S)
-    window = (1 << (ahead + 1)) - 1
-    return bool(period) and any(
-        (near >> shift if shift >= 0 else near << -shift) & window
-        for shift in (turns * period - 1 - ahead for turns in (1, 2))
-    )
+def _due(around: int, period: int) -> int:
+    """Return the slots that lie one, two or three periods after others."""
+    return around >> period | around >> 2 * period | around >> 3 * period
 
 
-def _near(asked: int) -> int:
-    """Return the slots in which, or next to which, more was asked for."""
-    return asked | asked << 1 | asked >> 1
+def _is_due(asked: int, period: int, near: int, startup_s: float) -> bool:
+    """Return whether more was asked for one to three periods before any time from now to a start-up from now."""
+    if not period:
+        return False
+    ahead = math.ceil(startup_s / SLOT_S)
+    # The newest slots to come are the lowest.
+    to_come = _due(_near(asked, near) << ahead + 1, period)
+    return bool(to_come & ((1 << (ahead + 1)) - 1))
+
+
+def _near(asked: int, slots: int) -> int:
+    """Return the slots in which, or at most so many slots from which, more was asked for."""
+    for _ in range(slots):
+        asked |= asked << 1 | asked >> 1
+    return asked
