@@ -79,12 +79,17 @@ class Recurrence:
 
 
 def period_of(asked: int, slots: int) -> tuple[int, int]:
-    """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does."""
+    """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does.
+
+    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only.
+    """
     exact, wide = (
         _period_within(near, asked, slots, slots // turns)
         for near, turns in zip(NEAR, TURNS_LEAST, strict=True)
     )
-    return (wide, NEAR[1]) if wide and not 0 < exact <= wide else (exact, NEAR[0])
+    # Up to three slots before it a period agrees, too: one at the end of what is searched may be such a neighbour.
+    is_wide = 0 < wide <= slots // TURNS_LEAST[1] - NEAR[1] and not 0 < exact < 1.5 * wide
+    return (wide, NEAR[1]) if is_wide else (exact, NEAR[0])
 
 
 def _period_within(near: int, asked: int, slots: int, most: int) -> int:
