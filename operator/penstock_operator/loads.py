@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.api import Role
-from penstock.api.runtimes import request_gauges
+from penstock.api.runtimes import all_metric_names, request_gauges
 from penstock.core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
@@ -25,6 +25,7 @@ from penstock.core.metric_names import (
     VLLM_RUNNING,
     VLLM_WAITING,
 )
+from penstock.core.worker_metrics import worker_samples
 from penstock.kube.objects.names import WORKER_PORT
 from penstock_operator.plan.drain import Load
 from penstock_operator.plan.pods import PodView
@@ -93,7 +94,9 @@ def _load_of(page: str, *, is_router: bool = False) -> Load | None:
     """
     try:
         wanted = _OF_ROUTERS if is_router else (*_SERIES, *request_gauges())
-        samples = parse_samples(page, wanted)
+        samples = (
+            parse_samples(page, wanted) if is_router else worker_samples(page, wanted, *all_metric_names())
+        )
     except ObservationError:
         return None
     found = {name: [each.value for each in samples if each.name == name] for name in wanted}

@@ -52,7 +52,7 @@ def test_each_folder_of_the_product_holds_one_package():
         for folder in PRODUCT
     }
     assert packages == {
-        "src": ["penstock", "penstock_dynamo"],
+        "src": ["penstock", "penstock_dynamo", "penstock_sglang"],
         "operator": ["penstock_operator"],
         "planner": ["penstock_planner"],
     }
@@ -94,6 +94,7 @@ def test_every_folder_of_modules_is_a_package():
     assert {path.parent.name for path in ROOT.glob("*/*/py.typed")} == {
         "penstock",
         "penstock_dynamo",
+        "penstock_sglang",
         "penstock_operator",
         "penstock_planner",
     }
@@ -114,7 +115,7 @@ def test_no_fast_test_has_a_limit_in_seconds_of_its_own():
 
 def test_no_code_asks_for_a_runtime_by_name():
     """Beside its own module, api/runtimes.py alone names a runtime; a CEL rule's text is made of its traits."""
-    asked = re.compile(r"""runtime['"\])]*\s*(?:==|!=|is|in)\s.*['"](?:vllm|dynamo|simulated)['"]""")
+    asked = re.compile(r"""runtime['"\])]*\s*(?:==|!=|is|in)\s.*['"](?:vllm|dynamo|sglang|simulated)['"]""")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in modules()

@@ -12,7 +12,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample
 from penstock.core.kv_transfers import REMEDY, KvTransferCounts, TransferResult
 from penstock.core.overload import is_overloaded
-from penstock.core.worker_metrics import worker_samples
+from penstock.core.worker_metrics import OwnNames, names_on_page, worker_samples
 from penstock.kube.objects.names import SERVING
 from penstock_operator.doctor.facts import (
     Finding,
@@ -183,7 +183,7 @@ def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
 
 
 def _looks(
-    subject: str, page: Page, remedy: str, *wanted: str, own_names: Mapping[str, str] | None = None
+    subject: str, page: Page, remedy: str, *wanted: str, own_names: OwnNames | None = None
 ) -> tuple[list[Sample], list[Sample]] | Finding:
     """Return the samples of both looks at a page, or what is wrong with it."""
     for text in (page.later, page.first):
@@ -293,13 +293,13 @@ def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[
         yield ok(subject, f"the metrics of {read} workers can be read")
 
 
-def _worker_page(worker: PodView, page: Page, own_names: Mapping[str, str]) -> Finding | None:
+def _worker_page(worker: PodView, page: Page, own_names: OwnNames) -> Finding | None:
     subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
     looks = _looks(subject, page, logs, names.VLLM_RUNNING, *_TOKENS, own_names=own_names)
     if isinstance(looks, Finding):
         return looks
     if all(each.name != names.VLLM_RUNNING for each in looks[1]):
-        message = f"/metrics holds no {own_names.get(names.VLLM_RUNNING, names.VLLM_RUNNING)}, so nothing is known of its load"
+        message = f"/metrics holds no {names_on_page(names.VLLM_RUNNING, own_names)[0]}, so nothing is known of its load"
         remedy = f"a runtime with other names declares them, RuntimeTraits.metric_names; else {logs}"
         return problem(subject, message, remedy)
     running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in looks]

@@ -19,6 +19,7 @@ from penstock.api.crd import definitions
 from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.core.worker_metrics import names_on_page
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import (
     ACCESS_REVIEW,
@@ -296,7 +297,7 @@ class _Gatherer:
             return Unreadable("is outside the cluster, so it is not asked from here", is_forbidden=True)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         own = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).metric_names
-        metric = own.get(names.VLLM_RUNNING, names.VLLM_RUNNING)
+        metric = names_on_page(names.VLLM_RUNNING, own)[0]
         query = quote(f"count(count by (pod) ({metric}{{{pod_selector(graph)}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"

@@ -8,8 +8,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.worker_metrics import names_on_page
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -180,7 +182,7 @@ Runs in images that bring Python but not Penstock; the pod's grace period bounds
 
 
 def lifecycle(
-    *, finishes_requests: bool, grace_s: int, keeps_leases: bool = False, request_gauge: str | None = None
+    *, finishes_requests: bool, grace_s: int, keeps_leases: bool = False, traits: RuntimeTraits
 ) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
@@ -189,11 +191,12 @@ def lifecycle(
         grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
         keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
             a cache, which is not waited for.
-        request_gauge: Gauge in which the runtime's workers count their requests; None: vLLM's alone.
+        traits: Of the runtime, whose workers may have gauges of their own.
     """
     if not finishes_requests:
-        own = () if request_gauge is None else (request_gauge,)
-        series = (*_REQUEST_SERIES, *own, *((_LEASE_SERIES,) if keeps_leases else ()))
+        wanted = (*_REQUEST_SERIES, *((_LEASE_SERIES,) if keeps_leases else ()))
+        series = tuple(each for name in wanted for each in names_on_page(name, traits.metric_names))
+        series += () if traits.request_gauge is None else (traits.request_gauge,)
         return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
@@ -330,7 +333,7 @@ def _container(
             finishes_requests=is_own or not service.role.is_worker,
             grace_s=grace_s,
             keeps_leases=service.role is Role.PREFILL,
-            request_gauge=graph.spec.traits.request_gauge,
+            traits=graph.spec.traits,
         )
     return {key: value for key, value in container.items() if value}
 

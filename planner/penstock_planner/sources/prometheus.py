@@ -16,6 +16,7 @@ from typing import Any
 from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, ObservationError
+from penstock.core.worker_metrics import OwnNames, names_on_page
 from penstock_planner.decide.reading import Reading, assess, missing
 from penstock_planner.sources.base import Query, Readings, Urls, address, total_of
 from penstock_planner.targets.base import Endpoint
@@ -85,7 +86,7 @@ class PrometheusSource:
         *,
         clock: SimulatedClock,
         routers: Urls | None = None,
-        own_names: Mapping[str, str] | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         self._client = client
         self._labels = labels
@@ -183,10 +184,13 @@ class PrometheusSource:
     ) -> list[_Series]:
         """Return the metric's newest samples, one of each process."""
         max_age_s = max(max_age_s, self._clock.to_model_s(FRESH_S))
-        selected = self._own_names.get(metric, metric) + self._labels.selector(extra)
-        values = await self._ask(selected)
+        selector = self._labels.selector(extra)
+        selected = [name + selector for name in names_on_page(metric, self._own_names)]
+        values = await self._ask(" + ".join(selected))
+        # One page has all of them, so the first one's age is that of each.
         ages = {
-            _key(item): _number(item, 0) - _number(item) for item in await self._ask(f"timestamp({selected})")
+            _key(item): _number(item, 0) - _number(item)
+            for item in await self._ask(f"timestamp({selected[0]})")
         }
         series = []
         for item in values:

@@ -6,13 +6,19 @@ A page that hangs is left alone for a while, so that it does not slow every pull
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
 from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.core.worker_metrics import NOT_ON_PAGE, WAITING_NAMES, waiting_by_engine, worker_samples
+from penstock.core.worker_metrics import (
+    NOT_ON_PAGE,
+    WAITING_NAMES,
+    OwnNames,
+    waiting_by_engine,
+    worker_samples,
+)
 from penstock_planner.decide.reading import Reading, assess, missing
 from penstock_planner.sources.base import PAUSES, PullBackoff, Query, Readings, in_short, total_of
 from penstock_planner.targets.base import Endpoint
@@ -119,9 +125,9 @@ class ScrapeSource:
     def __init__(self, pages: MetricsPages) -> None:
         self._pages = pages
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self._own_names: Mapping[str, str] = {}
+        self._own_names: OwnNames = {}
 
-    def of_runtime(self, own_names: Mapping[str, str]) -> ScrapeSource:
+    def of_runtime(self, own_names: OwnNames) -> ScrapeSource:
         """Return a source of another graph, whose workers have names of their own; both share the bound on reads."""
         made = ScrapeSource(self._pages)
         made._slots, made._own_names = self._slots, own_names

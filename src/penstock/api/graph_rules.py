@@ -4,117 +4,31 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from operator import attrgetter
-from typing import Any
 
-from pydantic.alias_generators import to_camel, to_snake
+from pydantic.alias_generators import to_snake
 
-from penstock.api.base import DNS_LABEL_PATTERN, SpecModel
+from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
+from penstock.api.frontend_rules import frontend_rules, policy_rule
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
-from penstock.api.router import RouterConfig
-from penstock.api.rule import Breach, KeyPath, Rule, dotted, immutable, literal, quoted
+from penstock.api.rule import Breach, KeyPath, Rule, dotted, immutable, quoted
 from penstock.api.runtimes import (
-    DEFAULT_RUNTIME,
     HAS_MOCKER,
     HAS_REQUEST_LIMIT,
     KNOWN_BATCH_LIMIT,
+    PUBLISHES_KV_EVENTS,
     REAL_ENGINE,
     SEVERAL_NAMES,
     SHIPPED,
     SIMULATED_ENGINE,
-    OwnFrontend,
     is_known,
     known_runtimes,
 )
 from penstock.api.schedule_rules import SCHEDULE_RULES
 from penstock.api.switch_rules import SWITCH_RULES
 from penstock.core.simulated_tokens import SIMULATED
-
-_WITHOUT_EFFECT = (
-    "session_header",
-    "tokenizer",
-    "policy_parameters",
-    "dualmap",
-    "auth",
-    "cors_allowed_origins",
-    "prefill_queue",
-    "limits",
-    "breaker",
-    "health",
-    "gateway",
-    "tiers.enabled",
-    "retries.budget_fraction",
-    "retries.min_per_second",
-)
-"""Keys of ``spec.router`` that configure Penstock's router alone; ``kvEventsPort`` needs ``tokenizer``."""
-
-
-def _is_default(path: str, value: Any, annotation: Any) -> str:
-    """Return CEL that holds while the key at ``path`` has its default."""
-    if value is None:
-        return f"!has({path})"
-    if isinstance(value, SpecModel):
-        fields = type(value).model_fields
-        parts = (
-            _is_default(f"{path}.{to_camel(name)}", getattr(value, name), field.annotation)
-            for name, field in fields.items()
-        )
-        return f"(!has({path}) || {' && '.join(parts)})"
-    if isinstance(value, tuple | dict):
-        return f"(!has({path}) || size({path}) == 0)"
-    return f"{path} == {literal(value, annotation)}"
-
-
-def policy_rule(runtime: str, frontend: OwnFrontend) -> Rule[Any]:
-    """Return the rule that a graph's policy is one that the runtime's frontend knows."""
-    known = ", ".join(frontend.policies)
-    listed = ", ".join(map(quoted, frontend.policies))
-    return Rule(
-        path="router.policy",
-        must=f"under runtime {runtime}, whose own frontend routes, the policy is one of {known}",
-        cel=f"self.runtime != '{runtime}' || self.router.policy in [{listed}]",
-        holds=lambda spec: spec.runtime != runtime or spec.router.policy in frontend.policies,
-        text=f"%s is not known to {frontend.name}'s frontend, which routes here",
-        values=("self.router.policy",),
-        remedy=f"choose {known}",
-    )
-
-
-def frontend_rules(runtime: str, frontend: OwnFrontend) -> tuple[Rule[Any], ...]:
-    """Return the rules that settings without effect keep their defaults."""
-    url = "planner.metrics.prometheusUrl"
-    return (
-        *(_unused(runtime, frontend, name) for name in _WITHOUT_EFFECT),
-        Rule(
-            path=url,
-            must=f"{url} is null under runtime {runtime}",
-            cel=f"self.runtime != '{runtime}' || !has(self.{url})",
-            holds=lambda spec: spec.runtime != runtime or spec.planner.metrics.prometheus_url is None,
-            text=f"Prometheus is asked by the names of Penstock's router, which {frontend.name}'s frontend does not export",
-            remedy=f"remove it: source router reads {frontend.name}'s frontends and workers",
-        ),
-    )
-
-
-def _unused(runtime: str, frontend: OwnFrontend, name: str) -> Rule[Any]:
-    *sections, key = name.split(".")
-    kind: Any = RouterConfig
-    for section in sections:
-        kind = kind.model_fields[section].annotation
-    field, read = kind.model_fields[key], attrgetter(f"router.{name}")
-    path = ".".join(("router", *map(to_camel, (*sections, key))))
-    return Rule(
-        path=path,
-        must=f"{path} keeps its default under runtime {runtime}, whose own frontend routes",
-        cel=f"self.runtime != '{runtime}' || {_is_default(f'self.{path}', field.default, field.annotation)}",
-        holds=lambda spec: spec.runtime != runtime or read(spec) == field.default,
-        text=f"has no effect: {frontend.name}'s own frontend takes the requests, not Penstock's router",
-        remedy=f"remove it, or choose runtime {DEFAULT_RUNTIME}",
-    )
-
 
 MAX_CHILD_NAME = 52
 """A StatefulSet appends an 11-character revision hash to a label value, which may hold 63."""
@@ -425,6 +339,15 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         text=f"{SIMULATED}, but workers of runtime %s have their model's",
         values=("self.runtime",),
         remedy="give its tokenizer.json",
+    ),
+    Rule(
+        path="router.kvEventsPort",
+        must=f"router.kvEventsPort needs runtime {' or '.join(PUBLISHES_KV_EVENTS.names)}",
+        cel=f"!has(self.router.kvEventsPort) || {PUBLISHES_KV_EVENTS.cel}",
+        holds=lambda spec: spec.router.kv_events_port is None or PUBLISHES_KV_EVENTS(spec.runtime),
+        text="%d, but workers of runtime %s publish no events that the router reads",
+        values=("self.router.kvEventsPort", "self.runtime"),
+        remedy="remove it",
     ),
     Rule(
         # A router that makes its keys of other tokens than its workers' would wait for events that never come.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.api.engine import SHORTEST_SAFE_LEASE_S
+from penstock.api.engine import SHORTEST_SAFE_LEASE_S, LeaseConfig
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule
+from penstock.api.runtimes import HAS_LEASES
 
 HAND_OVER_FRACTION: Final = 0.8
 """Chosen: share of a lease within which decode must have the request; a lease begins before the router learns of it."""
@@ -25,6 +26,17 @@ def _duration(name: str) -> str:
 def _with(prefill: str) -> str:
     """Return the CEL that holds for the name ``p`` of the prefill service, if there is one."""
     return f"self.services.filter(k, self.services[k].role == 'prefill').all(p, {prefill})"
+
+
+_DEFAULTS: Final = LeaseConfig()
+_AS_BY_DEFAULT: Final = (
+    f"!self.lease.acknowledgeShortLease && self.lease.durationSeconds == {_DEFAULTS.duration_seconds} && "
+    f"self.lease.decoderBlocksTtlSeconds == {_DEFAULTS.decoder_blocks_ttl_seconds}"
+)
+
+
+def _gives_leases(spec: GraphSpec) -> bool:
+    return spec.lease != _DEFAULTS or any(service.lease is not None for service in spec.services.values())
 
 
 def _short_overrides(spec: GraphSpec) -> Iterator[Breach]:
@@ -73,6 +85,15 @@ _WAIT = "self.router.decodeQueue.maxWaitSeconds"
 _PREFILL = "self.services.filter(k, self.services[k].role == 'prefill')[0]"
 
 SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="lease",
+        must=f"lease needs runtime {' or '.join(HAS_LEASES.names)}",
+        cel=f"{HAS_LEASES.cel} || ({_AS_BY_DEFAULT} && self.services.all(k, !has(self.services[k].lease)))",
+        holds=lambda spec: HAS_LEASES(spec.runtime) or not _gives_leases(spec),
+        text="given, but prefill workers of runtime %s hold KV without a lease",
+        values=("self.runtime",),
+        remedy="remove it, and the services' own",
+    ),
     Rule(
         path="services",
         at="spec.services.%s.lease.durationSeconds",

@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any, Final
 
 from penstock.api.rule import Rule
+from penstock.core import metric_names as names
 from penstock.core.plugins import plugin, registered
-from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S, OwnNames
 
 GROUP: Final = "penstock.runtimes"
 """Entry points whose objects follow `penstock.runtimes.Runtime`."""
@@ -50,12 +51,15 @@ class RuntimeTraits:
         switches_roles: A worker that has drained serves the other role of prefill and decode at once, with the command that it was
             started with under ``engine.switchable``.
         frontend: Takes the router's place; None: Penstock's router does.
+        health_path: Answers 200 where a worker takes requests; asked often, so it must be quick.
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
+        has_leases: Its prefill workers hold a prompt's KV for the manifest's ``lease``.
+        publishes_kv_events: Its workers publish what their caches hold, as vLLM does, for ``router.kvEventsPort``.
         pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
         metric_names: Its workers' own name by vLLM's, where they differ, as on the page:
-            ``{"vllm:kv_cache_usage_perc": "acme:kv_usage"}``. The units are vLLM's.
+            ``{"vllm:kv_cache_usage_perc": "acme:kv_usage"}``. The units are vLLM's; several gauges are added.
         request_gauge: Gauge in which a worker counts all its requests itself; where a page has it, vLLM's may be absent, so
             that a worker can drain by it alone.
         rules: Further rules of ``spec``, for a runtime that does not ship with Penstock.
@@ -68,10 +72,13 @@ class RuntimeTraits:
     serves_several_names: bool = False
     switches_roles: bool = False
     frontend: OwnFrontend | None = None
+    health_path: str = "/health"
     stall_real_s: float = ENGINE_STALL_REAL_S
+    has_leases: bool = True
+    publishes_kv_events: bool = True
     pairs_by_version: bool = False
     metric_source: str = "router"
-    metric_names: Mapping[str, str] = field(default_factory=dict)
+    metric_names: OwnNames = field(default_factory=dict)
     request_gauge: str | None = None
     rules: tuple[Rule[Any], ...] = ()
 
@@ -101,6 +108,25 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         frontend=DYNAMO_FRONTEND,
         metric_source="dynamo",
         request_gauge="dynamo_component_inflight_requests",
+    ),
+    "sglang": RuntimeTraits(
+        image="lmsysorg/sglang:v0.5.23",
+        # Its /health computes a token, which takes a second at least.
+        health_path="/ready",
+        has_leases=False,
+        publishes_kv_events=False,
+        metric_names={
+            names.VLLM_RUNNING: (
+                "sglang:num_running_reqs",
+                "sglang:num_prefill_bootstrap_queue_reqs",
+                "sglang:num_prefill_inflight_queue_reqs",
+                "sglang:num_decode_transfer_queue_reqs",
+            ),
+            names.VLLM_WAITING: ("sglang:num_queue_reqs", "sglang:num_decode_prealloc_queue_reqs"),
+            names.VLLM_KV_USAGE: "sglang:token_usage",
+            names.VLLM_PROMPT_TOKENS + names.COUNTER_SUFFIX: "sglang:prompt_tokens_total",
+            names.VLLM_GENERATION_TOKENS + names.COUNTER_SUFFIX: "sglang:generation_tokens_total",
+        },
     ),
     "simulated": RuntimeTraits(
         image=PENSTOCK_IMAGE,
@@ -143,6 +169,12 @@ def known_runtimes() -> tuple[str, ...]:
 
 
 @cache
+def all_metric_names() -> tuple[OwnNames, ...]:
+    """Return vLLM's names of metrics, none, and those of every installed runtime that has own ones."""
+    return ({}, *(own for each in known_runtimes() if (own := traits_of(each).metric_names)))
+
+
+@cache
 def request_gauges() -> tuple[str, ...]:
     """Return the gauges in which workers of the installed runtimes count their requests."""
     found = (traits_of(name).request_gauge for name in known_runtimes())
@@ -179,6 +211,8 @@ OWN_FRONTEND = RuntimesWith(lambda traits: traits.frontend is not None)
 PENSTOCK_ROUTER = RuntimesWith(lambda traits: traits.frontend is None)
 HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
 HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
+HAS_LEASES = RuntimesWith(lambda traits: traits.has_leases)
+PUBLISHES_KV_EVENTS = RuntimesWith(lambda traits: traits.publishes_kv_events)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)
 SWITCHES_ROLES = RuntimesWith(lambda traits: traits.switches_roles)
 KNOWN_BATCH_LIMIT = RuntimesWith(lambda traits: traits.is_simulated or traits.frontend is not None)

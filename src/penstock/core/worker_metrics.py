@@ -17,20 +17,28 @@ NOT_ON_PAGE: Final = f"its page has no {names.VLLM_KV_USAGE}"
 """Why a worker that answers has no reading."""
 
 
-def worker_samples(page: str, wanted: Collection[str], own: Mapping[str, str]) -> list[Sample]:
+OwnNames = Mapping[str, str | tuple[str, ...]]
+"""A runtime's own names by vLLM's, where they differ; the gauges of several are added. See `RuntimeTraits.metric_names`."""
+
+
+def names_on_page(name: str, own: OwnNames) -> tuple[str, ...]:
+    """Return the names under which a worker's page has what vLLM calls ``name``."""
+    found = own.get(name, name)
+    return (found,) if isinstance(found, str) else found
+
+
+def worker_samples(page: str, wanted: Collection[str], *runtimes: OwnNames) -> list[Sample]:
     """Return a worker's samples by vLLM's names, in page order.
 
     Args:
         page: Text exposition format.
         wanted: vLLM's names.
-        own: The runtime's own name by vLLM's, where they differ; see `RuntimeTraits.metric_names`.
+        runtimes: The names of each runtime that the worker may be of; none given: vLLM's.
 
     Raises:
         ObservationError: a line of such a name cannot be read.
     """
-    if not own:
-        return parse_samples(page, wanted)
-    by_own = {own.get(name, name): name for name in wanted}
+    by_own = {each: name for own in runtimes or ({},) for name in wanted for each in names_on_page(name, own)}
     return [replace(each, name=by_own[each.name]) for each in parse_samples(page, by_own)]
 
 

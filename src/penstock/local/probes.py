@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from pydantic import TypeAdapter
 
-from penstock.api.runtimes import request_gauges
+from penstock.api.runtimes import all_metric_names, request_gauges
 from penstock.core.errors import (
     ConfigError,
     ObservationError,
@@ -25,12 +25,12 @@ from penstock.core.errors import (
     UpstreamConnectError,
     UpstreamError,
 )
-from penstock.core.exposition import Sample, parse_samples
+from penstock.core.exposition import Sample
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
 from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.plugins import plugin
-from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine
+from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine, worker_samples
 from penstock.local.statefile import ProcessEntry, StateFile
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
@@ -173,7 +173,7 @@ class Probes:
         if isinstance(page, NoAnswer):
             return page
         try:
-            return parse_samples(page, names)
+            return worker_samples(page, names, *all_metric_names())
         except ObservationError:
             return NoAnswer.SILENT
 

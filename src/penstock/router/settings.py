@@ -10,7 +10,7 @@ from typing import Any
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
-from penstock.core.worker_metrics import ENGINE_STALL_REAL_S
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, OwnNames
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
@@ -110,9 +110,14 @@ class RouterSettings:
         return {each.name: each.path for each in given}
 
     @property
-    def metric_names(self) -> Mapping[str, str]:
+    def metric_names(self) -> OwnNames:
         """The workers' own names of metrics by vLLM's, where they differ."""
         return {} if self.graph is None else self.graph.traits.metric_names
+
+    @property
+    def health_path(self) -> str:
+        """Where workers are asked whether they take requests; a fixed fleet without a graph has vLLM's."""
+        return "/health" if self.graph is None else self.graph.traits.health_path
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -43,6 +43,7 @@ class WorkerSpec:
         reason: Why it is not ready, or empty.
         kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
         kv_replay: Where it answers for what it published before; of meaning beside ``kv_events``. None: nowhere.
+        side_channel_port: At its host, where KV transfers are arranged; None: not known.
     """
 
     name: str
@@ -55,6 +56,7 @@ class WorkerSpec:
     reason: str = ""
     kv_events: str | None = None
     kv_replay: str | None = None
+    side_channel_port: int | None = None
 
 
 class WorkerChange(StrEnum):

@@ -19,7 +19,7 @@ from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
-from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL
+from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL, SIDE_CHANNEL_PORT
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 
@@ -77,6 +77,7 @@ def _worker(endpoint: Mapping[str, Any], role: Role, url: str) -> WorkerSpec:
         draining=is_leaving,
         supervised=True,
         incarnation=str(pod.get("uid") or ""),
+        side_channel_port=SIDE_CHANNEL_PORT,
         reason="" if is_ready or is_leaving else "the pod's readiness probe has not passed",
     )
 

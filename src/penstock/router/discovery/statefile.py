@@ -19,6 +19,7 @@ from penstock.core.logs import get_logger
 from penstock.router.core.worker import WorkerSpec
 from penstock.runtimes import fill
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
+from penstock.runtimes.protocol import SIDE_CHANNEL_PORT
 
 log = get_logger(__name__)
 
@@ -156,8 +157,15 @@ def _worker(name: str, entry: dict[str, Any]) -> list[WorkerSpec]:
         reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
         kv_events=kv_events,
         kv_replay=kv_replay,
+        side_channel_port=_side_channel_port(entry),
     )
     return [spec]
+
+
+def _side_channel_port(entry: dict[str, Any]) -> int | None:
+    ports = entry.get("ports")
+    found = ports.get(SIDE_CHANNEL_PORT) if isinstance(ports, dict) else None
+    return found if isinstance(found, int) else None
 
 
 def _kv_endpoints(entry: dict[str, Any]) -> tuple[str | None, str | None]:

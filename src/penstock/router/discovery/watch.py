@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -30,6 +29,7 @@ from penstock.core.worker_metrics import (
     PROGRESS_NAMES,
     WAITING_NAMES,
     EngineReading,
+    OwnNames,
     read_engine,
     waiting_by_engine,
     worker_samples,
@@ -65,9 +65,7 @@ class WorkerPage:
         return sum(self.kv_ranks) / len(self.kv_ranks) if self.kv_ranks else None
 
 
-async def read_page(
-    pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: Mapping[str, str]
-) -> WorkerPage:
+async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: OwnNames) -> WorkerPage:
     """Fetch and read the page of the worker at ``url``; ``own_names`` are its runtime's, see `worker_samples`.
 
     Raises:
@@ -80,7 +78,7 @@ async def read_page(
     return parse_page(response.body.decode("utf-8", "replace"), own_names)
 
 
-def parse_page(text: str, own_names: Mapping[str, str]) -> WorkerPage:
+def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
     """Read a worker's page.
 
     Raises:
@@ -136,6 +134,7 @@ class WorkerWatch:
         self._stall_real_s = context.settings.stall_real_s
         self._pairs_by_version = context.settings.pairs_by_version
         self._own_names = context.settings.metric_names
+        self._health_path = context.settings.health_path
         self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._period_real_s = max(_FLOOR_REAL_S, self._clock.to_real_s(self._config.interval_seconds))
@@ -203,7 +202,7 @@ class WorkerWatch:
             self._admission.workers_changed()
 
     async def _health_problem(self, worker: Worker) -> str | None:
-        url = worker.spec.url + "/health"
+        url = worker.spec.url + self._health_path
         began_s = self._now_s()
         try:
             response = await self._pool.request("GET", url, timeouts=self._timeouts)

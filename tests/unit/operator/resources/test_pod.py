@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from penstock.api.runtimes import SHIPPED, RuntimeTraits
 from penstock.core.errors import InvalidSpecError
 from penstock_operator.resources.pod import lifecycle
 
@@ -408,7 +409,7 @@ def looks(monkeypatch):
             finishes_requests=False,
             grace_s=900,
             keeps_leases=keeps_leases,
-            request_gauge="dynamo_component_inflight_requests",
+            traits=SHIPPED["dynamo"],
         )
         (_, _, program) = found["preStop"]["exec"]["command"]
         rest = list(answers)
@@ -454,13 +455,13 @@ def test_blocks_kept_for_the_next_turn_are_not_waited_for(looks):
 @pytest.mark.parametrize(("grace_s", "expected"), [(900, 5), (6, 5), (3, 2), (2, 1)])
 def test_own_processes_only_settle(grace_s, expected):
     """They finish their requests at SIGTERM, so the hook waits for routers alone, within the grace period."""
-    found = lifecycle(finishes_requests=True, grace_s=grace_s)
+    found = lifecycle(finishes_requests=True, grace_s=grace_s, traits=SHIPPED["simulated"])
     assert found == {"preStop": {"sleep": {"seconds": expected}}}
 
 
 @pytest.mark.parametrize(("gauge", "is_waited_for"), [(None, False), ("acme_requests", True)])
 def test_a_worker_leaves_by_the_gauge_of_its_own_runtime(gauge, is_waited_for):
     """One of another distribution may count its requests by any name."""
-    found = lifecycle(finishes_requests=False, grace_s=900, request_gauge=gauge)
+    found = lifecycle(finishes_requests=False, grace_s=900, traits=RuntimeTraits(image="", request_gauge=gauge))
 
     assert ("acme_requests" in found["preStop"]["exec"]["command"][2]) is is_waited_for

@@ -1,0 +1,130 @@
+"""Runtime ``sglang``: ``sglang serve`` as it is; prefill and decode meet in a bootstrap room.
+
+Written for SGLang 0.5.23. tests/real/test_sglang.py runs it as rendered here, on a processor.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Final
+
+from penstock.api.enums import Environment, KvBufferDevice, Role
+from penstock.api.graph import GraphSpec
+from penstock.api.runtimes import SHIPPED
+from penstock.api.service import ServiceSpec
+from penstock.core.errors import InvalidSpecError, Problem
+from penstock.runtimes.engine_flags import engine_requests
+from penstock.runtimes.protocol import PORT, SIDE_CHANNEL_PORT, Runtime, RuntimeContext, WorkerCommand
+
+_MODES: Final = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+_RENDEZVOUS_PORT: Final = 5000
+"""Of the nodes of one replica. Chosen: SGLang has no default for it."""
+
+
+class SGLang(Runtime):
+    """SGLang behind Penstock's router."""
+
+    traits = SHIPPED["sglang"]
+
+    def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+        """Return the command of one SGLang server."""
+        argv = [program(spec), "serve", "--model-path", spec.model.name]
+        argv += ["--served-model-name", spec.served_name, "--host", context.host, "--port", f"{{{PORT}}}"]
+        # Without the report usage holds no cached tokens, and the router could not count the prefill worker's hits.
+        argv += ["--enable-metrics", "--enable-cache-report"]
+        argv += _parallel_flags(service) + _batch_flags(spec) + _schedule_flags(spec) + _device_flags(spec)
+        ports: tuple[str, ...] = (PORT,)
+        if service.role in _MODES:
+            argv += [
+                "--disaggregation-mode",
+                _MODES[service.role],
+                "--disaggregation-transfer-backend",
+                "nixl",
+            ]
+        if service.role is Role.PREFILL:
+            argv += ["--disaggregation-bootstrap-port", f"{{{SIDE_CHANNEL_PORT}}}"]
+            ports = (PORT, SIDE_CHANNEL_PORT)
+        return WorkerCommand(
+            tuple(argv), ports, _environment(spec, service, context), self.traits.health_path
+        )
+
+    def pod_environment(self, role: Role) -> Mapping[str, str]:
+        """Return the address at which other workers reach this one."""
+        return {"SGLANG_HOST_IP": "$(POD_IP)"} if role.is_worker else {}
+
+    def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
+        """Return what SGLang's processes need: tokenizer, detokenizer and a scheduler for each GPU, as vLLM's."""
+        del role
+        return engine_requests(spec, gpus)
+
+    def node_args(self, spec: GraphSpec, nodes: int, rank: str) -> list[str]:
+        """Return SGLang's own rendezvous, at the leader that LeaderWorkerSet names to each container."""
+        del spec
+        at_leader = f"$(LWS_LEADER_ADDRESS):{_RENDEZVOUS_PORT}"
+        return ["--nnodes", str(nodes), "--node-rank", rank, "--dist-init-addr", at_leader]
+
+    def check_installed(self, spec: GraphSpec, context: RuntimeContext) -> None:
+        """Refuse a program that is not there: its workers would end at their start."""
+        del context
+        if shutil.which(program(spec)) is None:
+            message = (
+                f"{program(spec)} is no program here; give the folder of an environment that has SGLang, without a GPU "
+                ".venv-sglang, which `make sglang` makes (docs/sglang.md)"
+            )
+            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
+
+
+def program(spec: GraphSpec) -> str:
+    """Return SGLang's own program: of the graph's Python environment, or to be found on PATH."""
+    folder = spec.engine.python_environment
+    return "sglang" if folder is None else str(PurePath(folder, "bin", "sglang"))
+
+
+def _parallel_flags(service: ServiceSpec) -> list[str]:
+    """Return tensor parallelism over all GPUs of a replica, of several nodes too, as SGLang's guides have it."""
+    return ["--tensor-parallel-size", str(service.gpus_per_replica)]
+
+
+def _batch_flags(spec: GraphSpec) -> list[str]:
+    """Return cache and batch flags; a size left at null is left to SGLang."""
+    engine = spec.engine
+    blocks, block_tokens = engine.kv_blocks, engine.block_tokens
+    sizes = (
+        ("--context-length", spec.model.context_tokens),
+        ("--page-size", block_tokens),
+        ("--max-total-tokens", None if blocks is None else blocks * (block_tokens or 1)),
+        ("--max-running-requests", engine.max_running_requests),
+        ("--chunked-prefill-size", engine.max_batch_tokens),
+    )
+    return [word for flag, value in sizes if value is not None for word in (flag, str(value))]
+
+
+def _schedule_flags(spec: GraphSpec) -> list[str]:
+    """Return the flags of streaming and scheduling order; a tier's priority is low where it is served first, as vLLM's."""
+    flags = []
+    if spec.engine.stream_interval_tokens != 1:
+        flags += ["--stream-interval", str(spec.engine.stream_interval_tokens)]
+    if spec.router.tiers.enabled:
+        flags += ["--enable-priority-scheduling", "--schedule-low-priority-values-first"]
+    return flags
+
+
+def _is_on_processor(spec: GraphSpec) -> bool:
+    return spec.engine.kv_buffer_device is KvBufferDevice.CPU
+
+
+def _device_flags(spec: GraphSpec) -> list[str]:
+    """Return what a server without a GPU needs, with kernels that PyTorch itself has."""
+    if not _is_on_processor(spec):
+        return []
+    flags = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+    return [*flags, "--disable-overlap-schedule"]
+
+
+def _environment(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> dict[str, str]:
+    env = {"SGLANG_USE_CPU_ENGINE": "1"} if _is_on_processor(spec) else {}
+    if service.role in _MODES and context.environment is Environment.LOCAL:
+        env["SGLANG_HOST_IP"] = context.peer_host
+    return env
