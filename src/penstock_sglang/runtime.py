@@ -17,6 +17,7 @@ from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import engine_requests
 from penstock.runtimes.protocol import PORT, SIDE_CHANNEL_PORT, Runtime, RuntimeContext, WorkerCommand
+from penstock_sglang.bootstrap import Bootstrap
 
 _MODES: Final = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _RENDEZVOUS_PORT: Final = 5000
@@ -27,6 +28,7 @@ class SGLang(Runtime):
     """SGLang behind Penstock's router."""
 
     traits = SHIPPED["sglang"]
+    handover = Bootstrap()
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one SGLang server."""

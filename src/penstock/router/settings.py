@@ -14,6 +14,8 @@ from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, OwnNames
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
+from penstock.runtimes import runtime_of
+from penstock.runtimes.kv_handover import NIXL, KvHandover
 
 _FILES_PER_REQUEST = 2
 """Open files of one request: the client's connection and the worker's."""
@@ -113,6 +115,11 @@ class RouterSettings:
     def metric_names(self) -> OwnNames:
         """The workers' own names of metrics by vLLM's, where they differ."""
         return {} if self.graph is None else self.graph.traits.metric_names
+
+    @property
+    def handover(self) -> KvHandover:
+        """How prefill workers hand KV to decode workers; a fixed fleet without a graph has vLLM's way."""
+        return NIXL if self.graph is None else runtime_of(self.graph.runtime).handover
 
     @property
     def health_path(self) -> str:

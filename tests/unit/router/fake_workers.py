@@ -56,9 +56,10 @@ class FakeWorker:
         return f"http://127.0.0.1:{self.server.port}"
 
     async def _handle(self, request, responder):
-        if request.path == "/health" and self.health_status is None:
+        is_health = request.path in {"/health", "/ready"}
+        if is_health and self.health_status is None:
             await Answers.hang()(request, responder)
-        elif request.path == "/health":
+        elif is_health:
             responder.send(self.health_status, b"")
         elif request.path == "/version":
             said = {"version": self.version} if self.version else {}

@@ -19,6 +19,7 @@ from penstock.router.proxy.kv_transfer import (
 )
 from penstock.router.proxy.prefix import read_prompt
 from penstock.router.proxy.routes import PATHS
+from penstock.runtimes.kv_handover import NIXL, KvSource
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
@@ -137,7 +138,7 @@ def test_the_prefill_request_is_vllms():
         }
     )
 
-    assert orjson.loads(prefill_body(request)) == {
+    assert orjson.loads(prefill_body(request, NIXL.prefill_fields(SOURCE))) == {
         "model": "llama",
         "prompt": "x",
         "stream": False,
@@ -179,9 +180,10 @@ def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space
 
 
 def _prefilled(params, expired=None):
-    return Prefilled(params, None, None, KvLease(None, 0.0, expired))
+    return Prefilled({"kv_transfer_params": params}, None, None, KvLease(None, 0.0, expired))
 
 
+SOURCE = KvSource("10.0.0.1", None, 7)
 IDS = {"remote_engine_id": "e", "remote_request_id": "r"}
 
 
@@ -239,9 +241,10 @@ def test_a_null_salt_does_not_come_twice():
 )
 def test_prefill_answers_are_read(answer, expected):
     """What is absent or of the wrong type is unknown, never zero."""
-    read = read_prefill_answer(answer, KvLease(None, 0.0, None))
+    fields = NIXL.decode_fields(SOURCE, answer)
+    read = read_prefill_answer(answer, fields, KvLease(None, 0.0, None))
 
-    assert (read.params, read.prompt_tokens, read.cached_tokens) == expected
+    assert (fields and fields["kv_transfer_params"], read.prompt_tokens, read.cached_tokens) == expected
 
 
 @pytest.mark.parametrize(

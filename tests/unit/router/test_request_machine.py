@@ -7,30 +7,31 @@ import pytest
 from penstock.api import Role, RouterConfig
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
-from penstock.router.core.request import (
-    BROKEN,
+from penstock.router.core.request import BROKEN, CONNECT, RequestMachine, RequestPlan
+from penstock.router.core.request_steps import (
     COMPLETE,
-    CONNECT,
     Began,
     Choose,
     Computed,
+    ComputedBeside,
     Confirm,
     CountTransfer,
     Deliver,
     End,
     EndKind,
     GiveBack,
+    LeavePrefill,
     Lost,
+    PrefillFailed,
     Problem,
     PromptComputed,
     ReadRest,
     Relay,
     Release,
-    RequestMachine,
-    RequestPlan,
     Rest,
     Retry,
     Send,
+    Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import (
@@ -49,6 +50,8 @@ STREAM = Began(is_stream=True, may_go_on=True)
 DONE = None
 CRASH = "crash"
 """The worker breaks off."""
+LATER = "later"
+"""The prefill goes on, until the next step that may see its end."""
 UNREACHED = "unreached"
 """No connection to the worker."""
 
@@ -56,7 +59,7 @@ UNREACHED = "unreached"
 class Driver:
     """Carries steps out on a core; a script answers those that ask, by their type's name, in turn."""
 
-    def __init__(self, *, is_split, workers=3, most=3, retries=3):
+    def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3):
         roles = SPLIT if is_split else TOGETHER
         config = RouterConfig.model_validate({"retries": {"maxPerRequest": retries}})
         self.core = build_router(config, roles, is_supervised=True)
@@ -65,7 +68,8 @@ class Driver:
         ]
         self.core.set_workers(specs, 0.0)
         self.rules = RetryRules(self.core.pool, config.retries, 0.0)
-        plan = RequestPlan(self.core.entry, is_split, lease_s=30.0, max_continuations=most)
+        plan = RequestPlan(self.core.entry, is_split, is_concurrent, lease_s=30.0, max_continuations=most)
+        self.is_concurrent, self.is_prefilling, self.prefill = is_concurrent, False, None
         self.machine = RequestMachine(plan, self.rules, RequestTries(), lambda: 0.0)
         self.steps = []
         self.assignments = []
@@ -77,21 +81,30 @@ class Driver:
         if not isinstance(effect, Assignment):
             return effect.reason
         self.assignments.append(effect)
+        if self.is_concurrent and step.role is Role.PREFILL:
+            self.prefill = effect
         return effect
 
     def _do(self, newest):
         """Carry out the steps before the newest; return that one."""
+        self._do_told()
+        self.steps.append(newest)
+        return newest
+
+    def _do_told(self):
         for step in self.machine.steps:
             self.steps.append(step)
             if isinstance(step, Release):
                 self.core.release(self.assignments[-1], 0.0)
             elif isinstance(step, Computed):
                 self.core.prefilled(self.assignments[-1], 0.0, cached_tokens=step.cached_tokens)
+            elif isinstance(step, ComputedBeside):
+                self.core.prefilled(self.prefill, 0.0, cached_tokens=step.cached_tokens)
+            elif isinstance(step, LeavePrefill):
+                self.core.release(self.prefill, 0.0)
             elif isinstance(step, TurnedAway):
                 self.core.refused_at_capacity(step.worker, 0.0)
         self.machine.steps.clear()
-        self.steps.append(newest)
-        return newest
 
     def run(self, script, leave_at=None):
         """Return the end; the client leaves instead of the ``leave_at``-th answer."""
@@ -112,6 +125,13 @@ class Driver:
             return self._choose(step) if given is None else given
         if isinstance(step, Send) and step.role is Role.PREFILL:
             name = "Prefill"
+            if self.is_concurrent:
+                self.is_prefilling = True
+                return None
+        if isinstance(step, Send | Settle) and self.is_prefilling:
+            failed = self._end_prefill(left)
+            if isinstance(step, Settle) or failed is not None:
+                return failed
         defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
         given = next(left.get(name, iter(())), defaults.get(name))
         if given in (CRASH, UNREACHED):
@@ -120,13 +140,26 @@ class Driver:
             return FailedTry(BROKEN if given == CRASH else CONNECT, RetryScope.ANYWHERE, (assignment.worker,))
         return given
 
+    def _end_prefill(self, left):
+        """Let the prefill beside decode end; return how it failed."""
+        came = next(left.get("Prefill", iter(())), KV)
+        if came == LATER:
+            return None
+        self.is_prefilling = False
+        if came == CRASH:
+            self.prefill.failed(0.0, came)
+            came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
+        self.machine.prefill_ended(came)
+        self._do_told()
+        return None if isinstance(came, PromptComputed) else PrefillFailed(came)
+
     def of(self, *kinds):
         """Return the steps of some kinds."""
         return [each for each in self.steps if isinstance(each, kinds)]
 
     def check_nothing_is_held(self):
         """Every share is given back once, and no prompt's KV is kept for a decode that never comes."""
-        assert len(self.of(Release)) == len(self.assignments)
+        assert len(self.of(Release, LeavePrefill)) == len(self.assignments)
         assert not any(each.is_open for each in self.assignments)
         for worker in self.core.pool:
             assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
@@ -160,6 +193,17 @@ SPLIT_SCRIPTS = SCRIPTS | {
     "decode not reached": ({"Send": [UNREACHED]}, EndKind.SERVED),
     "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
     "KV distrusted": ({"Confirm": [False]}, EndKind.SERVED),
+    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
+}
+MEETING_SCRIPTS = SCRIPTS | {
+    "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
+    "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
+    "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
+    "prefill at capacity everywhere": ({"Prefill": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
+    "prefill answers behind decode": ({"Prefill": [LATER]}, EndKind.SERVED),
+    "prefill never answers": ({"Prefill": [LATER] * 9}, EndKind.SERVED),
+    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
     "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
     "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
 }
@@ -201,6 +245,21 @@ def test_a_complete_answer_is_delivered_once_and_before_its_worker_is_left():
     driver.run({"Send": [COMPLETE]})
 
     assert [type(each) for each in driver.steps] == [Choose, Send, Deliver, Release, End]
+
+
+@pytest.mark.parametrize("name", MEETING_SCRIPTS)
+def test_two_that_meet_hold_nothing_at_any_end(name):
+    """Prefill and decode are asked at once; each one's share is given back once, whoever fails or leaves, at any step."""
+    script, kind = MEETING_SCRIPTS[name]
+    driver = Driver(is_split=True, is_concurrent=True)
+
+    assert driver.run(script).kind is kind
+    driver.check_nothing_is_held()
+
+    for leave_at in range(len(driver.of(Choose, Send, Relay, Settle, ReadRest, Retry))):
+        driver = Driver(is_split=True, is_concurrent=True)
+        assert driver.run(script, leave_at).kind is EndKind.LEFT, (name, leave_at)
+        driver.check_nothing_is_held()
 
 
 def test_kv_is_given_back_where_no_decode_worker_was_asked_for_it():

@@ -10,14 +10,42 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cache
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core import versions
+from penstock.router.core.request_steps import (
+    Answer,
+    Asked,
+    Began,
+    Choose,
+    Computed,
+    ComputedBeside,
+    Confirm,
+    CountTransfer,
+    Deliver,
+    End,
+    EndKind,
+    GiveBack,
+    LeavePrefill,
+    Lost,
+    PrefillEnd,
+    PrefillFailed,
+    Problem,
+    PromptComputed,
+    ReadRest,
+    Relay,
+    Release,
+    Rest,
+    Retry,
+    Send,
+    Settle,
+    Told,
+    TurnedAway,
+)
 from penstock.router.core.retries import (
     TRUSTED_FRACTION,
     Assignment,
@@ -42,182 +70,6 @@ CONNECT: Final = "upstream_connect"
 """The reason of a worker that was never reached: it holds nothing of the request."""
 
 
-# -- steps that ask for an answer ---------------------------------------------------------------------
-
-
-class Choose(NamedTuple):
-    """Ask for a worker of a role; the answer is its `Assignment`, or a `RefusalReason`.
-
-    Attributes:
-        again: It was admitted before.
-        is_admission: It asks for no worker of the first stage, so it is admitted here.
-    """
-
-    role: Role
-    again: bool = False
-    is_admission: bool = False
-
-
-class Send(NamedTuple):
-    """Send the request to the assigned worker, which fetches the prompt's KV or computes the prompt.
-
-    The answer of a prefill is `PromptComputed`, else `Began`; or a `Problem`, or a `FailedTry` whose verdict the worker has.
-
-    Attributes:
-        role: The worker's.
-    """
-
-    role: Role
-    reads_kv: bool
-
-
-class Confirm(NamedTuple):
-    """Ask whether the KV was held until it was read; the answer is whether it was."""
-
-
-class Relay(NamedTuple):
-    """Pass the stream on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
-
-
-class ReadRest(NamedTuple):
-    """Make a request of what a broken stream lacks; the answer is a `Rest`."""
-
-
-class Retry(NamedTuple):
-    """Pause, before the request is tried again or the rest of its stream is asked for; the answer is None.
-
-    Attributes:
-        reason: Of the failure.
-        pauses: How long, in pauses; 0: not at all.
-        is_rest: The client has the beginning.
-    """
-
-    reason: str
-    pauses: int
-    is_rest: bool
-
-
-# -- steps without an answer --------------------------------------------------------------------------
-
-
-class Computed(NamedTuple):
-    """The assigned worker has computed the prompt; ``cached_tokens`` were found in its cache, None: not known."""
-
-    cached_tokens: int | None
-
-
-class Deliver(NamedTuple):
-    """Give the client the complete answer that has come."""
-
-
-class Release(NamedTuple):
-    """The request leaves its assigned worker."""
-
-
-class TurnedAway(NamedTuple):
-    """A worker has no room for the request."""
-
-    worker: Worker
-
-
-class CountTransfer(NamedTuple):
-    """What became of the prompt's KV."""
-
-    result: TransferResult
-
-
-class GiveBack(NamedTuple):
-    """Free the prompt's KV where it was computed: nothing fetches it."""
-
-
-class Lost(NamedTuple):
-    """A stream ends without its rest; ``why`` is a bounded word, ``reason`` that of the failure."""
-
-    why: str
-    reason: str
-
-
-class EndKind(Enum):
-    """How a request ends."""
-
-    SERVED = auto()
-    FAILED = auto()
-    REFUSED = auto()
-    """By the newest `Choose`."""
-    ALL_BUSY = auto()
-    """By every worker that was asked, for lack of room."""
-    SATURATED = auto()
-    LEFT = auto()
-
-
-class End(NamedTuple):
-    """The last step.
-
-    Attributes:
-        failure: Of the last try.
-        role: Of the stage whose workers have no room.
-        failed_on: Names of several workers that failed the request, which counts against none of them.
-    """
-
-    kind: EndKind
-    failure: FailedTry | None = None
-    role: Role | None = None
-    failed_on: tuple[str, ...] = ()
-
-
-Asked: TypeAlias = Choose | Send | Confirm | Relay | ReadRest | Retry
-Told: TypeAlias = Computed | Deliver | Release | TurnedAway | CountTransfer | GiveBack | Lost
-
-
-# -- answers ------------------------------------------------------------------------------------------
-
-
-class PromptComputed(NamedTuple):
-    """A prefill worker's answer; ``has_kv``: it keeps the prompt's blocks for decode."""
-
-    cached_tokens: int | None
-    has_kv: bool
-
-
-class Began(NamedTuple):
-    """The first token of a stream, or a complete answer (`COMPLETE`).
-
-    Attributes:
-        may_go_on: Another worker could take the stream up where this one breaks it off.
-    """
-
-    is_stream: bool
-    may_go_on: bool = False
-
-
-COMPLETE: Final = Began(is_stream=False)
-
-
-class Problem(Enum):
-    """What keeps a worker from answering that counts against no worker alone."""
-
-    AT_CAPACITY = auto()
-    KV_LOST = auto()
-    SATURATED = auto()
-    """This router has no connection left."""
-
-
-class Rest(Enum):
-    """What a broken stream lacks."""
-
-    READY = auto()
-    """The next try asks for it."""
-    NOTHING = auto()
-    """The client has all of it."""
-    UNKNOWN = auto()
-    """What was said cannot be continued."""
-
-
-Answer: TypeAlias = (
-    "Assignment[Any] | RefusalReason | PromptComputed | Began | Problem | FailedTry | Rest | bool | None"
-)
-
-
 class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
     """The client is gone."""
 
@@ -229,12 +81,14 @@ class RequestPlan:
     Attributes:
         entry: Role of the router's first stage.
         is_split: Its prompt is computed by a prefill worker.
+        is_concurrent: Its decode worker meets the prefill worker, and is asked at once.
         lease_s: First lease of a prefilled prompt, simulated seconds.
         max_continuations: Of its stream.
     """
 
     entry: Role
     is_split: bool
+    is_concurrent: bool = False
     lease_s: float = inf
     max_continuations: int = 0
 
@@ -244,7 +98,7 @@ class RequestPlan:
         return Role.DECODE if self.entry is Role.PREFILL else self.entry
 
 
-_Came: TypeAlias = PromptComputed | FailedTry | RefusalReason | Problem | End | None
+_Came: TypeAlias = PromptComputed | PrefillFailed | FailedTry | RefusalReason | Problem | End | None
 _Way: TypeAlias = Generator[Asked, Any, _Came]
 
 
@@ -255,6 +109,7 @@ _RELAY: Final = Relay()
 _COMPUTED: Final = Computed(None)
 _DELIVER: Final = Deliver()
 _RELEASE: Final = Release()
+_LEAVE_PREFILL: Final = LeavePrefill()
 _SERVED: Final = End(EndKind.SERVED)
 
 
@@ -273,6 +128,7 @@ class RequestMachine:
         "_has_begun",
         "_is_kept",
         "_may_go_on",
+        "_meeting",
         "_now_s",
         "_plan",
         "_rules",
@@ -305,6 +161,8 @@ class RequestMachine:
         # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
         self._source: Worker | None = None
         self._is_kept = False
+        # The share of the prefill worker that computes beside decode, until it has answered.
+        self._meeting: Assignment[Any] | None = None
         self._has_begun = False
         self._may_go_on = False
         self._way = self._run()
@@ -334,7 +192,7 @@ class RequestMachine:
         is_admission = answering is not plan.entry
         while True:
             if plan.is_split:
-                came = yield from self._prefill_and_decode()
+                came = yield from (self._meet() if plan.is_concurrent else self._prefill_and_decode())
             else:
                 came = yield from self._stage(answering, self._answered, is_admission=is_admission)
             if came is None:
@@ -361,6 +219,46 @@ class RequestMachine:
             # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
             return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
         return came
+
+    def prefill_ended(self, came: PrefillEnd) -> None:
+        """Take what became of the prefill beside its decode, whatever the machine waits for; `steps` follow from it."""
+        assignment, self._meeting = self._meeting, None
+        if assignment is None:
+            return
+        if isinstance(came, PromptComputed):
+            assignment.succeeded()
+            self.steps.append(ComputedBeside(came.cached_tokens))
+            self._rules.served(self.tries, assignment.worker, self._now_s())
+        self.steps.append(_LEAVE_PREFILL)
+
+    def _meet(self) -> _Way:
+        """Have a prefill and a decode worker meet; others while the prefill workers refuse the request for lack of room."""
+        tries = self.tries
+        while True:
+            got = yield _choose(Role.PREFILL, bool(tries.retries or tries.avoid), is_admission=False)
+            if isinstance(got, RefusalReason):
+                return got
+            self._meeting, worker = got, got.worker
+            try:
+                yield _send(Role.PREFILL, reads_kv=False)
+                came = yield from self._stage(Role.DECODE, self._answered)
+                if came is None and self._meeting is not None:
+                    yield Settle()
+            finally:
+                if self._meeting is not None:
+                    self.steps.append(_LEAVE_PREFILL)
+                    self._meeting = None
+            if came is RefusalReason.QUEUE_TIMEOUT:
+                # The prefill worker keeps the KV for so long alone, too.
+                return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
+            if not isinstance(came, PrefillFailed):
+                return came
+            if came.came is not Problem.AT_CAPACITY:
+                return came.came
+            self.steps.append(TurnedAway(worker))
+            if worker.name in tries.avoid:
+                return End(EndKind.ALL_BUSY, role=Role.PREFILL)
+            tries.avoid |= {worker.name}
 
     def _stage(
         self, role: Role, serve: Callable[[Assignment[Any]], _Way], *, is_admission: bool = False
@@ -402,31 +300,38 @@ class RequestMachine:
         reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
-        came = yield _send(assignment.role, reads_kv=reads_kv)
+        is_met = self._plan.is_concurrent and self._plan.is_split
+        came = yield _send(assignment.role, reads_kv=reads_kv or is_met)
         if not isinstance(came, Began):
-            if came is Problem.KV_LOST:
-                return self._kv_lost(assignment)
-            is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
-            self._is_kept |= reads_kv and not is_reached
-            return came  # type: ignore[no-any-return] # the driver's answer
+            return self._unanswered(assignment, came, reads_kv=reads_kv)
         assignment.proved()
         if reads_kv and not (yield _CONFIRM):
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         if reads_kv and self._source is not None:
             transfer = KvTransfer(self._source, assignment.worker)
             transfer.arrived(self.tries.lost_transfers, self._now_s())
+        elif is_met:
+            self.steps.append(CountTransfer(TransferResult.DONE))
         if self.tries.unproven:
             self._rules.served(self.tries, assignment.worker, self._now_s())
         if not came.is_stream:
             assignment.succeeded()
             self.steps.append(_DELIVER)
-            return None
-        self.steps.append(_COMPUTED)
-        self._has_begun, self._may_go_on = True, came.may_go_on
-        failure: FailedTry | None = yield _RELAY
-        if failure is None:
+        else:
+            self.steps.append(_COMPUTED)
+            self._has_begun, self._may_go_on = True, came.may_go_on
+            failure: FailedTry | None = yield _RELAY
+            if failure is not None:
+                return failure
             assignment.succeeded()
-        return failure
+        return None
+
+    def _unanswered(self, assignment: Assignment[Any], came: Any, *, reads_kv: bool) -> _Came:
+        if came is Problem.KV_LOST:
+            return self._kv_lost(assignment)
+        is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
+        self._is_kept |= reads_kv and not is_reached
+        return came  # type: ignore[no-any-return] # the driver's answer
 
     def _reads_kv(self, assignment: Assignment[Any], source: Worker) -> bool | None:
         """Return whether a decode worker fetches the prompt's KV, or computes the prompt; None: the KV may be gone."""
@@ -441,10 +346,11 @@ class RequestMachine:
         return True
 
     def _kv_lost(self, assignment: Assignment[Any]) -> FailedTry:
-        assert self._source is not None  # noqa: S101 - only a worker that fetches KV can lose it
+        self.steps.append(CountTransfer(TransferResult.LOST))
+        if self._source is None:
+            return FailedTry(KV_LOST, RetryScope.ANYWHERE, (assignment.worker,))
         transfer = KvTransfer(self._source, assignment.worker)
         transfer.lost()
-        self.steps.append(CountTransfer(TransferResult.LOST))
         self.tries.lost_transfers = (*self.tries.lost_transfers, transfer)
         return FailedTry(KV_LOST, RetryScope.ANYWHERE, (transfer.decode, transfer.prefill))
 

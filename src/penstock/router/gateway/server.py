@@ -20,7 +20,7 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.admission import AdmissionError, LiveAssignment
-from penstock.router.core.request import Problem
+from penstock.router.core.request_steps import Problem
 from penstock.router.core.retries import FailedTry, RefusalReason
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
@@ -28,6 +28,7 @@ from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
+from penstock.router.proxy.exchange import Exchanges
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.server import RouterServer
@@ -63,13 +64,15 @@ class GatewayAdmission(RelayAdmission):
         )
 
 
-class GatewayHandler(CompletionHandler):
+class GatewayExchanges(Exchanges):
     """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
 
-    async def _send(self, call: CompletionCall, body: bytes, timeouts: Timeouts) -> StreamingResponse:
-        responder, assignment = call.responder, call.assignment
+    async def _send(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
+        responder = call.responder
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
-            return await super()._send(call, body, timeouts)
+            return await super()._send(call, assignment, body, timeouts)
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
@@ -80,18 +83,28 @@ class GatewayHandler(CompletionHandler):
                 # Once Envoy has the request, it cannot be sent anywhere else.
                 call.machine.deadline_s = -inf
 
-    def _failed(self, call: CompletionCall, problem: ErrorReply | UpstreamError) -> FailedTry | Problem:
+    def failed(
+        self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
+    ) -> FailedTry | Problem:
+        """Tell the worker's circuit, and return what it means; see `Exchanges.failed`."""
         # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
-        failed = super()._failed(call, problem)
+        failed = super().failed(call, assignment, problem)
         if (
-            _is_forwarded(call)
+            assignment.role is not Role.PREFILL
+            and _is_forwarded(call)
             and isinstance(failed, FailedTry)
             and failed.unproven is not None
             and failed.reason == "upstream_5xx"
         ):
-            call.assignment.convict(self._clock.now_s())
+            assignment.convict(self._clock.now_s())
             return replace(failed, unproven=None)
         return failed
+
+
+class GatewayHandler(CompletionHandler):
+    """Serves the requests that Envoy relays."""
+
+    exchanges_type = GatewayExchanges
 
 
 def _is_forwarded(call: CompletionCall) -> bool:

@@ -14,6 +14,7 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.request import RequestMachine
+from penstock.router.core.request_steps import PrefillEnd
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
@@ -28,6 +29,26 @@ _NS: Final = 1e9
 
 
 @dataclass(slots=True, eq=False)
+class PrefillBeside:
+    """A prefill that runs beside its decode.
+
+    Attributes:
+        response: The worker's; None: none is open.
+    """
+
+    assignment: LiveAssignment
+    task: asyncio.Task[PrefillEnd]
+    response: StreamingResponse | None = None
+
+    def leave(self) -> None:
+        """Break it off, if it still runs; its worker sees the connection close."""
+        if self.task is not asyncio.current_task():
+            self.task.cancel()
+        if self.response is not None:
+            self.response.abort()
+
+
+@dataclass(slots=True, eq=False)
 class CompletionCall:
     """One completion request.
 
@@ -38,6 +59,7 @@ class CompletionCall:
         machine: Its way; set once it is served.
         assignment: Of its newest stage.
         response: That worker's; None: none is open.
+        prefill: That runs beside its decode; None: none does.
         beginning: Of the answer, as that worker gave it: up to the first token, or all of it, with ``usage``.
         reads_kv: That worker fetches ``transfer``.
         refusal: What the client gets if the newest try was the last; None: no worker says.
@@ -78,6 +100,7 @@ class CompletionCall:
     error: str | None = None
     begun: BegunStream | None = None
     response: StreamingResponse | None = None
+    prefill: PrefillBeside | None = None
     beginning: bytes = b""
     usage: Any = None
     reads_kv: bool = False

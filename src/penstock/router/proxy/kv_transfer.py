@@ -1,7 +1,6 @@
-"""The KV transfer from prefill to decode, as vLLM's own proxies spell it: its bodies, its lease, and giving it back.
+"""The KV transfer from prefill to decode: its bodies, its lease, and giving it back.
 
-Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the prefill worker returns
-in ``kv_transfer_params`` goes unread into the decode request.
+What the bodies carry is the runtime's (`penstock.runtimes.kv_handover`); leases, salts and releases are vLLM's.
 
 A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
 a router; a decode worker does: when it refuses a request before the engine has it, it informs the prefill worker
@@ -13,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -30,6 +31,7 @@ from penstock.router.core.retries import KvLease
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
+from penstock.runtimes.kv_handover import KvSource
 
 log = get_logger(__name__)
 
@@ -39,20 +41,7 @@ _RELEASE_TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0,
 """Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
 _PATIENCE_REAL_S: Final = 10.0
 """Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
-_PREFILL_PARAMS: Final = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-_PREFILL_CHANGES: Final = {
-    "stream": False,
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "kv_transfer_params": _PREFILL_PARAMS,
-}
+_ONE_TOKEN: Final = {"stream": False, "max_tokens": 1, "max_completion_tokens": 1}
 _DROPPED: Final = ("min_tokens", "stream_options")
 _COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_details")
@@ -63,30 +52,35 @@ class Prefilled:
     """What a prefill worker answered; its prompt's way to decode.
 
     Attributes:
-        params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
+        fields: What decode's request gets; None when the worker kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
     """
 
-    params: dict[str, Any] | None
+    fields: dict[str, Any] | None
     prompt_tokens: int | None
     cached_tokens: int | None
     lease: KvLease
 
 
-def prefill_body(request: CompletionRequest) -> bytes:
-    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode."""
+def source_of(worker: Worker) -> KvSource:
+    """Return a prefill worker as the source of one more prompt's KV."""
+    host = urlsplit(worker.spec.url).hostname or ""
+    return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63))
+
+
+def prefill_body(request: CompletionRequest, fields: dict[str, Any]) -> bytes:
+    """Return the request that a prefill worker gets: no stream, one token, and the hand-over's fields."""
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
-    return encoded(kept | _PREFILL_CHANGES)
+    return encoded(kept | _ONE_TOKEN | fields)
 
 
 def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
-    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end."""
-    params = prefilled.params
-    if params is None:
+    """Return the client's own bytes with the hand-over's fields and a cache salt spliced in at the end."""
+    if prefilled.fields is None:
         return request.raw
-    added: dict[str, Any] = {"kv_transfer_params": params}
-    epoch = _epoch(params, prefilled.lease.expired_before)
+    added, params = dict(prefilled.fields), prefilled.fields.get("kv_transfer_params")
+    epoch = None if params is None else _epoch(params, prefilled.lease.expired_before)
     if epoch is not None:
         own = request.body.get("cache_salt") or ""
         # vLLM takes 128 characters at most, and not all of them.
@@ -106,12 +100,10 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
     return prompt if isinstance(prompt, str) and prompt else None
 
 
-def read_prefill_answer(answer: dict[str, Any], lease: KvLease) -> Prefilled:
-    """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept."""
-    params = answer.get("kv_transfer_params")
+def read_prefill_answer(answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease) -> Prefilled:
+    """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept, if decode gets fields."""
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-    kept = params if isinstance(params, dict) and params else None
-    return Prefilled(kept, prompt_tokens, cached_tokens, lease)
+    return Prefilled(fields, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
@@ -216,11 +208,11 @@ class KvTransfers:
 
         ``headers`` are the request's, for workers that ask for a key.
         """
-        task = asyncio.create_task(self._release(prefilled.params, headers), name="KV release")
+        task = asyncio.create_task(self._release(prefilled.fields or {}, headers), name="KV release")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _release(self, params: dict[str, Any] | None, headers: Headers) -> None:
+    async def _release(self, fields: dict[str, Any], headers: Headers) -> None:
         counts = self._context.metrics.kv_releases
         # One that takes no requests now may still be able to pass a message on.
         candidates = self._workers.routable(Role.DECODE, self._clock.now_s()) or [
@@ -232,7 +224,7 @@ class KvTransfers:
         # An idle vLLM that never met the prefill worker passes the message on with its next request only.
         worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
         url = f"{worker.spec.url}/v1/completions"
-        asked = {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
+        asked = {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, **fields}
         try:
             answer = await self._context.pool.request(
                 "POST", url, body=orjson.dumps(asked), headers=headers, timeouts=_RELEASE_TIMEOUTS

@@ -9,7 +9,7 @@ from penstock.api import GraphSpec
 from penstock.api.router import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
-from penstock.router.core.request import Lost, Rest
+from penstock.router.core.request_steps import Lost, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (

@@ -462,6 +462,8 @@ def test_own_processes_only_settle(grace_s, expected):
 @pytest.mark.parametrize(("gauge", "is_waited_for"), [(None, False), ("acme_requests", True)])
 def test_a_worker_leaves_by_the_gauge_of_its_own_runtime(gauge, is_waited_for):
     """One of another distribution may count its requests by any name."""
-    found = lifecycle(finishes_requests=False, grace_s=900, traits=RuntimeTraits(image="", request_gauge=gauge))
+    found = lifecycle(
+        finishes_requests=False, grace_s=900, traits=RuntimeTraits(image="", request_gauge=gauge)
+    )
 
     assert ("acme_requests" in found["preStop"]["exec"]["command"][2]) is is_waited_for

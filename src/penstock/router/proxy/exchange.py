@@ -1,0 +1,317 @@
+"""One exchange with a worker over HTTP: the request sent, the answer's beginning read, and what a failure means.
+
+Where decode meets its prefill, the prefill's exchange runs in a task of its own beside decode's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.core.errors import (
+    ClientDisconnected,
+    SaturatedError,
+    UpstreamConnectError,
+    UpstreamError,
+    WrongAnswer,
+)
+from penstock.core.http.client import StreamingResponse, Timeouts
+from penstock.core.http.messages import EVENT_STREAM
+from penstock.core.logs import get_logger
+from penstock.router.admission import LiveAssignment
+from penstock.router.context import RouterContext
+from penstock.router.core.request_steps import (
+    COMPLETE,
+    Answer,
+    Began,
+    PrefillEnd,
+    PrefillFailed,
+    Problem,
+    PromptComputed,
+    Send,
+)
+from penstock.router.core.retries import FailedTry, KvLease, RetryScope
+from penstock.router.proxy.call import CompletionCall, PrefillBeside
+from penstock.router.proxy.failures import ErrorReply, failed_try, retry_scope_of
+from penstock.router.proxy.kv_transfer import (
+    Prefilled,
+    decode_body,
+    prefill_body,
+    read_prefill_answer,
+    read_usage,
+    source_of,
+    with_cached_tokens,
+)
+from penstock.router.proxy.stream import encoded_again, read_completion, read_preamble
+
+log = get_logger(__name__)
+
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
+_MAX_ERROR_BYTES: Final = 1024 * 1024
+
+_LAST_STEP_REAL_S: Final = 2.0
+"""How long a prefill goes on whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
+ends and says where its KV is. Broken off then, it would end all the same and keep its blocks for a lease."""
+
+_SETTLE_REAL_S: Final = 5.0
+"""Chosen: a prefill answers within a step of its decode's first token."""
+
+_Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[Answer]]
+
+
+class Exchanges:
+    """Speaks with the workers of one router's requests, and keeps the workers' circuits informed."""
+
+    def __init__(
+        self,
+        context: RouterContext,
+        *,
+        may_go_on: Callable[[CompletionCall], bool],
+        on_prefill_end: Callable[[CompletionCall, PrefillEnd], None],
+    ) -> None:
+        clock = context.clock
+        limits = context.settings.config.limits
+        self._pool = context.pool
+        self._handover = context.settings.handover
+        self._estimator = context.estimator
+        self._clock = clock
+        self._may_go_on, self._on_prefill_end = may_go_on, on_prefill_end
+        self.request_real_s = clock.to_real_s(limits.request_timeout_seconds)
+        self._phases_real_s = (
+            limits.connect_timeout_real_seconds,
+            clock.to_real_s(limits.first_byte_timeout_seconds),
+            clock.to_real_s(limits.idle_timeout_seconds),
+        )
+
+    async def send(self, call: CompletionCall, step: Send) -> Answer:
+        """Send a request to its worker, and read the answer's beginning.
+
+        Raises:
+            ClientDisconnected: its client left during a prefill that failed.
+        """
+        request, assignment = call.request, call.assignment
+        call.reads_kv = step.reads_kv
+        if step.role is Role.PREFILL:
+            if self._handover.is_concurrent:
+                self._begin_prefill(call, assignment)
+                return None
+            fields = self._handover.prefill_fields(source_of(assignment.worker))
+            return await self._prefill(call, assignment, prefill_body(request, fields))
+        has_kv = step.reads_kv and call.transfer is not None
+        body = decode_body(request, call.transfer) if has_kv and call.transfer else request.raw
+        read = self._begin_stream if request.stream else self._read_complete
+        decoding = self._exchange(call, assignment, body, read)
+        return await (decoding if call.prefill is None else self._joined(call.prefill.task, decoding))
+
+    async def _prefill(self, call: CompletionCall, assignment: LiveAssignment, body: bytes) -> Answer:
+        call.responder.patience_s = _LAST_STEP_REAL_S
+        try:
+            came = await self._exchange(call, assignment, body, self._read_prefilled)
+        finally:
+            call.responder.patience_s = 0.0
+        if not isinstance(came, PromptComputed) and came is not Problem.SATURATED:
+            check_present(call)
+        return came
+
+    async def _exchange(
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        body: bytes,
+        read: _Read,
+        *,
+        is_beside: bool = False,
+    ) -> Answer:
+        try:
+            left_real_s = self.request_real_s - call.age_real_s()
+            timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
+            if call.trace is not None and not is_beside:
+                call.trace.sent(call)
+            response = await self._send(call, assignment, body, timeouts)
+            if not is_beside:
+                call.response = response
+            elif call.prefill is not None:
+                call.prefill.response = response
+            if response.status != 200:
+                raise await _error_reply(response, assignment.worker.name)
+            return await read(call, assignment, response)
+        except (ErrorReply, UpstreamError) as problem:
+            return self.failed(call, assignment, problem)
+        except SaturatedError as exc:
+            # This router's own want: it says nothing of the worker.
+            log.warning("request refused", problem=str(exc))
+            return Problem.SATURATED
+
+    def _send(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
+    ) -> Awaitable[StreamingResponse]:
+        url = assignment.worker.spec.url + call.request.path
+        return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
+
+    def failed(
+        self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
+    ) -> FailedTry | Problem:
+        """Tell the worker's circuit what its answer says of it, and return what that means for the request."""
+        worker, now_s = assignment.worker, self._clock.now_s()
+        call.problem = problem
+        if isinstance(problem, UpstreamError):
+            if isinstance(problem, UpstreamConnectError):
+                worker.suspect("refused a connection")
+            assignment.failed(now_s, str(problem))
+            failure, call.refusal = failed_try(problem, worker)
+            return failure
+        call.refusal, is_error_object = problem.shown(call.request.path)
+        if call.reads_kv and problem.is_kv_lost:
+            return Problem.KV_LOST
+        if problem.is_at_capacity:
+            return Problem.AT_CAPACITY
+        scope = retry_scope_of(
+            problem.status,
+            endpoint=call.request.endpoint,
+            is_error_object=is_error_object,
+            sent_credentials=any(name == b"authorization" for name, _ in call.upstream_headers),
+        )
+        if scope is RetryScope.NOWHERE:
+            assignment.succeeded()
+            return FailedTry(call.refusal.reason, scope, (worker,))
+        shown = "" if is_error_object else " without an error object"
+        assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
+        return FailedTry(call.refusal.reason, scope, (worker,), unproven=assignment)
+
+    # ------------------------------------------------------------------ a prefill beside its decode
+
+    def _begin_prefill(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        source = source_of(assignment.worker)
+        lease = KvLease(assignment.worker, self._clock.now_s(), None)
+        call.transfer = Prefilled(self._handover.decode_fields(source, None), None, None, lease)
+        body = prefill_body(call.request, self._handover.prefill_fields(source))
+        task = asyncio.create_task(self._prefill_beside(call, assignment, body), name="prefill")
+        call.prefill = PrefillBeside(assignment, task)
+
+    async def _prefill_beside(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes
+    ) -> PrefillEnd:
+        came = await self._exchange(call, assignment, body, self._read_met, is_beside=True)
+        assert isinstance(came, PromptComputed | FailedTry | Problem)  # noqa: S101 - what `_read_met` and failures give
+        self._on_prefill_end(call, came)
+        return came
+
+    async def _read_met(
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    ) -> PromptComputed:
+        transfer, content = call.transfer, await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
+        prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
+        self.count_prompt(call, prompt_tokens)
+        call.cached_tokens = cached_tokens
+        if transfer is not None:
+            transfer.cached_tokens = cached_tokens
+        return PromptComputed(cached_tokens, has_kv=True)
+
+    async def _joined(
+        self, prefill: asyncio.Task[PrefillEnd], decoding: Coroutine[Any, Any, Answer]
+    ) -> Answer:
+        """Return decode's answer, or how the prefill failed before decode has shown a token."""
+        decode = asyncio.create_task(decoding, name="decode")
+        try:
+            await asyncio.wait((decode, prefill), return_when=asyncio.FIRST_COMPLETED)
+            if not decode.done() and not isinstance(came := prefill.result(), PromptComputed):
+                return PrefillFailed(came)
+            return await decode
+        finally:
+            if not decode.done():
+                decode.cancel()
+                with suppress(asyncio.CancelledError):
+                    await decode
+
+    async def settle(self, call: CompletionCall) -> None:
+        """Wait a moment for the prefill beside a decode that has ended."""
+        if call.prefill is not None:
+            await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
+
+    # ------------------------------------------------------------------ answers' beginnings
+
+    async def _read_prefilled(
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    ) -> Answer:
+        worker = assignment.worker
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
+        answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
+        fields = self._handover.decode_fields(source_of(worker), answer)
+        prefilled = read_prefill_answer(answer, fields, lease)
+        self.count_prompt(call, prefilled.prompt_tokens)
+        call.cached_tokens = prefilled.cached_tokens
+        call.transfer = prefilled if fields else None
+        return PromptComputed(prefilled.cached_tokens, call.transfer is not None)
+
+    async def _begin_stream(
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    ) -> Answer:
+        name, content_type = assignment.worker.name, _type_of(response)
+        if not content_type.lower().startswith(EVENT_STREAM.encode()):
+            shown = content_type.decode("latin-1") or "no content type"
+            raise WrongAnswer(f"{name} answered a stream with {shown}")
+        call.beginning = await read_preamble(response, name)
+        return Began(is_stream=True, may_go_on=self._may_go_on(call))
+
+    async def _read_complete(
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    ) -> Answer:
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        assignment.is_computed = True
+        answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
+        usage = answer.get("usage")
+        if call.reads_kv and call.transfer is not None and isinstance(usage, dict):
+            await self.settle(call)  # its answer has the count
+            with_cached_tokens(usage, call.transfer.cached_tokens)
+            content = encoded_again(answer)
+        call.beginning, call.usage = content, usage
+        return COMPLETE
+
+    # ------------------------------------------------------------------ counting
+
+    def note_usage(self, call: CompletionCall, usage: Any) -> None:
+        """Count what a worker says that a request took."""
+        prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
+        self.count_prompt(call, prompt_tokens)
+        if output_tokens is not None:
+            call.output_tokens = output_tokens
+        if cached_tokens is not None:
+            call.cached_tokens = cached_tokens
+
+    def count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
+        """Take a worker's count of a prompt, once, and learn from it."""
+        if prompt_tokens is None or call.prompt_counted:
+            return
+        call.prompt_tokens = prompt_tokens
+        call.prompt_counted = True
+        request = call.request
+        if request.prompt_bytes and not request.prompt_ids and not request.endpoint.is_relayed:
+            self._estimator.learn(request.prompt_bytes, prompt_tokens)
+
+
+def check_present(call: CompletionCall) -> None:
+    """Return while the client waits; one that left during the prefill was not noticed until its end.
+
+    Raises:
+        ClientDisconnected: it has left.
+    """
+    if call.responder.disconnected:
+        raise ClientDisconnected("the client left during the prefill")
+
+
+async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
+    status = response.status
+    if not 400 <= status < 600:
+        raise WrongAnswer(f"{worker} answered {status}, which is neither success nor error")
+    content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
+    return ErrorReply(status, content, response.headers.get(b"retry-after"))
+
+
+def _type_of(response: StreamingResponse) -> bytes:
+    return response.headers.get(b"content-type", b"")

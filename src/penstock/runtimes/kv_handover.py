@@ -1,0 +1,79 @@
+"""How a runtime's prefill workers hand a prompt's KV to decode workers: what either request gets beside the client's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """The prefill worker of one prompt.
+
+    Attributes:
+        host: At which other workers reach it.
+        port: On which its transfers are arranged; None: not known.
+        number: Of this prompt, 0 to 2^63 - 1, random: no two under way have the same.
+    """
+
+    host: str
+    port: int | None
+    number: int
+
+
+class KvHandover(Protocol):
+    """What the requests of one prompt carry.
+
+    Attributes:
+        is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
+        decodes_alone: A decode worker computes a prompt that none hands over.
+    """
+
+    is_concurrent: ClassVar[bool] = False
+    decodes_alone: ClassVar[bool] = True
+
+    def prefill_fields(self, source: KvSource) -> dict[str, Any]:
+        """Return what the prefill worker's request gets, beside one token and no stream."""
+        ...
+
+    def decode_fields(self, source: KvSource, answer: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return what the decode worker's request gets; None: the prefill worker kept nothing.
+
+        Args:
+            source: Of the prompt.
+            answer: The prefill worker's completion object; None where both get the request at once.
+        """
+        ...
+
+
+class Nixl(KvHandover):
+    """vLLM's: the prefill worker's answer says where the KV is.
+
+    Source: vLLM 0.32, NixlConnector, and vLLM's own proxies.
+    """
+
+    _REMOTE_DECODE: Final[dict[str, Any]] = {
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+    }
+
+    def prefill_fields(self, source: KvSource) -> dict[str, Any]:
+        """Ask the worker to keep the KV for a remote decode."""
+        del source
+        return self._REMOTE_DECODE
+
+    def decode_fields(self, source: KvSource, answer: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the worker's parameters, unread."""
+        del source
+        params = None if answer is None else answer.get("kv_transfer_params")
+        return {"kv_transfer_params": params} if isinstance(params, dict) and params else None
+
+
+NIXL: Final = Nixl()
