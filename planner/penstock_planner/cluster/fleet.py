@@ -33,6 +33,7 @@ class GraphPlan:
     Attributes:
         disabled: Why there is no planner; empty if there is one.
         paused: Why it decides and does not act; empty if it acts.
+        unused: Keys of the graph without effect on a cluster, in words; empty: none.
     """
 
     options: PlannerOptions
@@ -40,6 +41,7 @@ class GraphPlan:
     services: Mapping[Role, ScaledService]
     disabled: str = ""
     paused: str = ""
+    unused: str = ""
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
@@ -68,9 +70,14 @@ def plan_of(
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
     options = join(given={} if disabled else given, graph=None if disabled else graph)
-    # A pod's role is its workload's.
-    config = replace(options.decide_config(graph, performance), switches_roles=False)
-    return GraphPlan(options, config, services_of(graph), disabled, paused)
+    config = options.decide_config(graph, performance)
+    unused = (
+        "engine.switchable has no effect here: a pod's role is its workload's"
+        if config.switches_roles
+        else ""
+    )
+    config = replace(config, switches_roles=False)
+    return GraphPlan(options, config, services_of(graph), disabled, paused, unused)
 
 
 def why_disabled(graph: GraphDeployment) -> str:

@@ -249,6 +249,7 @@ class LeaderSession:
             job.plan.config,
             say=lambda report: self._say(job, report),
             paused=job.plan.paused,
+            unused=job.plan.unused,
         )
         return [status, EventListener(lambda message: self._emit(job.key, message))]
 

@@ -132,8 +132,15 @@ class StatusListener:
     """Turns one loop's ticks and decisions into reports."""
 
     def __init__(
-        self, first: Report, config: DecideConfig, *, say: Callable[[Report], None], paused: str = ""
+        self,
+        first: Report,
+        config: DecideConfig,
+        *,
+        say: Callable[[Report], None],
+        paused: str = "",
+        unused: str = "",
     ) -> None:
+        self._unused = unused
         self._report = first
         self._say = say
         self._signals = UnknownSignals(needs_demand=config.policy.follows_demand)
@@ -248,7 +255,7 @@ class StatusListener:
             f"{role.value} is scaled by {who}" for role, who in view.left_to.items() if role in self._external
         ]
         scheduled = [f"schedule {each}" for each in view.scheduled]
-        return reason, "; ".join(filter(None, (message, *external, *scheduled, self._limits)))
+        return reason, "; ".join(filter(None, (message, *external, *scheduled, self._limits, self._unused)))
 
     def _held(self, view: View) -> list[tuple[frozenset[Role], PlannerReason, str]]:
         """Return the roles that the planner owns and does not act on, with the reason and its sentence."""

@@ -305,6 +305,15 @@ def test_options_given_to_the_process_override_the_graphs_own():
     assert plan.config.no_operation
 
 
+def test_on_a_cluster_pods_keep_their_role_and_the_plan_says_so():
+    """The same graph moves workers under `penstock up`."""
+    graph = parse(_graph("a"))
+    spec = graph.spec.model_copy(update={"engine": graph.spec.engine.model_copy(update={"switchable": True})})
+    plan = plan_of(graph.model_copy(update={"spec": spec}), {})
+    assert (plan.config.switches_roles, plan_of(graph, {}).unused) == (False, "")
+    assert plan.unused == "engine.switchable has no effect here: a pod's role is its workload's"
+
+
 def test_every_graph_has_a_folder_of_its_own(monkeypatch, tmp_path):
     """LOG-DIR/NAMESPACE/GRAPH; without one, below the state folder."""
     assert ClusterService({}, graph_performance, log_dir=Path("/logs")).folder(A) == Path("/logs/serving/a")

@@ -349,6 +349,16 @@ def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limi
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
 
 
+async def test_the_condition_names_keys_without_effect(world):
+    """Beside what the planner does, for as long as they stand there."""
+    said = []
+    first = Report(PlannerReason.OBSERVING, "", 1)
+    listener = StatusListener(first, world.config, say=said.append, unused="engine.x has no effect here")
+    await world.run_until(2)
+    listener.tick(world.watcher.views[-1])
+    assert said[-1].message == "decides every 30 s; engine.x has no effect here"
+
+
 async def test_the_condition_names_the_entry_of_the_schedule_that_holds_and_its_end(world):
     """Beside what the planner does."""
     said = []
