@@ -9,13 +9,12 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
-from penstock.cli.graph import as_yaml, objects_of
+from penstock.cli.graph import as_yaml, context_of, objects_of
 from penstock.core.errors import ForbiddenError
 from penstock.kube.kinds import KINDS, LEADER_WORKER_SET
 from penstock.kube.objects.names import OPERATOR
 from penstock_operator.plan.drift import differences, stamped
 from penstock_operator.resources import BuildContext, adapter, children
-from penstock_operator.resources.allowances import Allowances
 
 pytestmark = pytest.mark.cluster
 
@@ -219,6 +218,6 @@ async def test_a_nodes_folder_needs_a_privileged_namespace(client, live, make_na
 def test_a_rendering_is_what_kubectl_takes(api_server, restricted):
     """The command line's YAML passes the server's own check."""
     graph = GraphDeployment.model_validate(FULL)
-    text = as_yaml(objects_of(graph, namespace=restricted, service=None, allowed=Allowances()))
+    text = as_yaml(objects_of(graph, context_of("", namespace=restricted), service=None))
     out = api_server.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text)
     assert len(out.splitlines()) == len(list(yaml.safe_load_all(text)))

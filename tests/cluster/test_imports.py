@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
-from penstock.cli.graph import as_yaml, objects_of
+from penstock.cli.graph import as_yaml, context_of, objects_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_dynamo.importer import import_dgd
-from penstock_operator.resources import Allowances
 
 pytestmark = pytest.mark.cluster
 
@@ -32,6 +31,6 @@ async def test_imported_graphs_and_their_pods_are_accepted(client, api_server, n
     assert live["apiVersion"] == GRAPH_DEPLOYMENT.api_version
     strictly = ("create", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-")
     assert "created" in api_server.kubectl(*strictly, stdin=printed)
-    text = as_yaml(objects_of(graph, namespace=namespace, service=None, allowed=Allowances()))
+    text = as_yaml(objects_of(graph, context_of("", namespace=namespace), service=None))
     out = api_server.kubectl(*strictly, stdin=text)
     assert len(out.splitlines()) == len(list(yaml.safe_load_all(text)))

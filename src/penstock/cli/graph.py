@@ -28,8 +28,8 @@ from penstock.core.printable import printable_json
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
-from penstock_operator.resources import Allowances, BuildContext, adapter, allowances_of, children
-from penstock_operator.resources.accelerators import uncounted_devices
+from penstock_operator.resources import BuildContext, adapter, allowances_of, children
+from penstock_operator.resources.accelerators import GPU_RESOURCES, uncounted_devices
 from penstock_operator.resources.profile import profile_objects
 
 _EXIT_INVALID = 2
@@ -38,6 +38,8 @@ _ALLOWED = (
     "what the operator lets podTemplates have, its chart's podTemplates.allow: hostIPC,capabilities=IPC_LOCK and so on, "
     "or everything."
 )
+_GPU_LIST = ",".join(GPU_RESOURCES)
+_GPU_RESOURCES = "resources of nodes that are GPUs, the chart's operator.gpuResources; names or patterns."
 
 
 @click.command()
@@ -49,22 +51,31 @@ _ALLOWED = (
     metavar="LIST",
     help=f"{_ALLOWED}  [default: nothing]",
 )
+@click.option(
+    "--gpu-resources",
+    default=_GPU_LIST,
+    metavar="LIST",
+    show_default=True,
+    help=f"With commas between them, {_GPU_RESOURCES}",
+)
 @option.as_json("Print one JSON object instead of lines.")
-def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
+def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json: bool) -> None:
     """Check manifests as the API server and the operator do; print every problem of every FILE (- is stdin) at once.
 
     Exits 0 if all are valid, 2 if any problem was found.
     """
-    allowances = allowances_of(allowed)
+    context = context_of(allowed, gpu_resources)
     problems: list[Problem] = []
     warned: list[Problem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
-        found, manifests = _check(file, allowances)
+        found, manifests = _check(file, context)
         found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
         warned += warnings_of(manifests.graphs, file)
-        devices = (each for graph in manifests.graphs for each in uncounted_devices(graph))
+        devices = (
+            each for graph in manifests.graphs for each in uncounted_devices(graph, context.gpu_resources)
+        )
         warned += (replace(each, file=str(file)) for each in devices)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
@@ -84,7 +95,7 @@ def validate(files: tuple[Path, ...], allowed: str, as_json: bool) -> None:
         sys.exit(_EXIT_INVALID)
 
 
-def _check(file: Path, allowed: Allowances) -> tuple[list[Problem], Manifests]:
+def _check(file: Path, context: BuildContext) -> tuple[list[Problem], Manifests]:
     try:
         text = read_text(file)
     except InvalidSpecError as exc:
@@ -94,11 +105,9 @@ def _check(file: Path, allowed: Allowances) -> tuple[list[Problem], Manifests]:
         """Yield what the operator would refuse of an object."""
         try:
             if isinstance(model, GraphDeployment):
-                objects_of(model, namespace="default", service=None, allowed=allowed)
+                objects_of(model, context, service=None)
             elif isinstance(model, ProfileRequest) and (graph := template_of(model)[1]) is not None:
-                profile_objects(
-                    model, graph, BuildContext(owner_uid="", namespace="default", allowed=allowed)
-                )
+                profile_objects(model, graph, context)
         except InvalidSpecError as exc:
             yield from ((tuple(_KEY.findall(each.path)), each.message) for each in exc.problems)
 
@@ -132,6 +141,7 @@ class RenderOptions:
         default=False,
     )
     allow_pod_templates: str = flag(f"With --kubernetes: {_ALLOWED}", metavar="LIST", default="")
+    gpu_resources: str = flag(f"With --kubernetes: {_GPU_RESOURCES}", metavar="LIST", default=_GPU_LIST)
     namespace: str | None = flag(
         "With --kubernetes: their namespace.", metavar="NAME", unset="the graph's, or default"
     )
@@ -156,8 +166,8 @@ def render(file: Path, *, as_json: bool, **given: Any) -> None:
             raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
         _check_service(graph, service, graph.spec.services)
         place = said.namespace or graph.metadata.namespace or "default"
-        allowed = allowances_of(said.allow_pod_templates)
-        objects = objects_of(graph, namespace=place, service=service, allowed=allowed)
+        context = context_of(said.allow_pod_templates, said.gpu_resources, namespace=place)
+        objects = objects_of(graph, context, service=service)
         if as_json:
             say_json(objects)
         else:
@@ -165,14 +175,14 @@ def render(file: Path, *, as_json: bool, **given: Any) -> None:
         return
     if said.namespace is not None:
         raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
-    context = RuntimeContext(
+    runtime = RuntimeContext(
         python=sys.executable,
         graph_file="GRAPH.yaml" if str(file) == STDIN else str(file),
         discovery=f"STATE_DIR/{graph.name}.json",
         namespace=graph.name,
         speed=said.speed,
     )
-    specs = process_specs(graph, context)
+    specs = process_specs(graph, runtime)
     _check_service(graph, service, (each.service for each in specs))
     specs = [each for each in specs if service in {None, each.service}]
     described = [_described(each) for each in specs]
@@ -277,16 +287,26 @@ def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_
         sys.exit(1)
 
 
-def objects_of(
-    graph: GraphDeployment, *, namespace: str, service: str | None, allowed: Allowances
-) -> list[dict[str, Any]]:
-    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
-    context = BuildContext(
+def context_of(allowed: str, gpu_resources: str = _GPU_LIST, *, namespace: str = "default") -> BuildContext:
+    """Return what the operator would build with, by its chart's values.
+
+    Raises:
+        ConfigError: they allow or count what cannot be.
+    """
+    resources = tuple(filter(None, (each.strip() for each in gpu_resources.split(","))))
+    if not resources:
+        raise ConfigError("--gpu-resources: is empty; name at least one, or leave it out")
+    return BuildContext(
         owner_uid="",
         namespace=namespace,
         kinds=frozenset({LEADER_WORKER_SET, INFERENCE_POOL}),
-        allowed=allowed,
+        allowed=allowances_of(allowed),
+        gpu_resources=resources,
     )
+
+
+def objects_of(graph: GraphDeployment, context: BuildContext, *, service: str | None) -> list[dict[str, Any]]:
+    """Return what the operator would make of a graph, or of one of its services; no graph in a cluster owns them yet."""
     found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():
         if spec.scaling is not None and spec.role.is_worker:

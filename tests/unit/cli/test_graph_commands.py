@@ -348,6 +348,23 @@ def test_validate_refuses_gpus_that_the_budget_does_not_count(tmp_path):
     assert "the budget counts 2" in said.output
 
 
+def test_gpu_resources_are_those_of_the_chart_where_they_are_given(run, tmp_path):
+    """A device that the operator counts is refused beside the budget's own; so it is for render."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    main = {"name": "main", "resources": {"limits": {"acme.io/npu": 2}}}
+    graph["spec"]["services"]["decode"]["podTemplate"] = {"spec": {"containers": [main]}}
+    file.write_text(yaml.safe_dump(graph))
+    known = ["--gpu-resources", "nvidia.com/gpu, acme.io/*"]
+    assert run("validate", file)[0] == 0
+    status, _, err = run("validate", file, *known)
+    assert status == 2
+    assert "acme.io/npu" in err
+    assert run("render", file, "--kubernetes")[0] == 0
+    assert run("render", file, "--kubernetes", *known)[0] != 0
+    assert "--gpu-resources: is empty" in run("validate", file, "--gpu-resources", " ,")[2]
+
+
 def test_validate_refuses_a_profile_requests_pod_template_as_the_operator_does(tmp_path):
     """The same rules, by the same chart's value."""
     worker = {"role": "decode"}
