@@ -4,18 +4,20 @@ They run in this process; tests/world and e2e have them as processes.
 """
 
 import asyncio
+import sys
+from pathlib import Path
 
 import openai
 import pytest
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.server import HttpServer
-from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.server import EngineServer
-from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
+
+sys.path.append(str(Path(__file__).parent))
+from simulated_graph import KEY, simulated_graph
 
 MESSAGES = [{"role": "user", "content": "What does the gate let through?"}]
 PROMPT = "The gate lets through what the turbine can use. " * 4
@@ -34,39 +36,10 @@ EOS = {"ignore_eos": True}
 async def client(request):
     """A client of a router in front of simulated workers."""
     roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
-    async with asyncio.TaskGroup() as group:
-        servers = []
-        for role in roles:
-            flags = ServeFlags(
-                "m",
-                "h200-llama-3.1-8b-tp1",
-                role=EngineRole(role),
-                served_names=("llama",),
-                port=0,
-                speed=50.0,
-            )
-            servers.append(EngineServer(resolve(flags), group))
-            await servers[-1].start()
-        specs = tuple(
-            WorkerSpec(f"{role}-0", Role(role), server.url, supervised=True)
-            for role, server in zip(roles, servers, strict=True)
-        )
-        settings = RouterSettings(
-            model="llama",
-            disaggregated=len(roles) > 1,
-            workers=specs,
-            speed=50.0,
-            lease_s=600.0,
-            api_keys=frozenset({b"sk-test"}),
-        )
-        router = RouterServer(settings)
-        await router.start()
+    async with simulated_graph(*roles) as router:
         url = f"http://127.0.0.1:{router.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=20) as opened:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=20) as opened:
             yield opened
-        await router.close()
-        for server in servers:
-            await server.close(grace_s=0)
 
 
 async def complete(client, prompt=PROMPT, **fields):

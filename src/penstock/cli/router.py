@@ -114,7 +114,7 @@ def router() -> None:
 @fields.options(RouterFlags)
 @option.admission()
 def serve(**given: Any) -> None:
-    """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
+    """Serve the APIs of OpenAI and Anthropic in front of workers.
 
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.

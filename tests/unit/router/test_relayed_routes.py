@@ -10,7 +10,7 @@ from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.routes import PATHS
 
 RELAYED = [path for path, endpoint in PATHS.items() if endpoint.is_relayed]
-OF_TOKENIZER = {"/tokenize", "/detokenize"}
+OF_TOKENIZER = {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
 
 
 def _answering(answer):

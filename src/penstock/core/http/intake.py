@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
 from penstock.core.http.limits import ServerLimits
-from penstock.core.http.messages import Headers, error_body
+from penstock.core.http.messages import Headers
 
 MAX_FIELDS: Final = 256
 """Chosen: Envoy allows 100; no client sends more than a few dozen. It keeps joining repeated ones cheap."""
@@ -33,7 +35,13 @@ class Refusal:
     def body(self) -> bytes:
         """The answer's body."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return error_body(self.message, kind=kind, code=self.code)
+        # The path may not be known yet: this is OpenAI's form and Anthropic's at once.
+        return orjson.dumps(
+            {
+                "type": "error",
+                "error": {"message": self.message, "type": kind, "param": None, "code": self.code},
+            }
+        )
 
     @property
     def headers(self) -> Headers:

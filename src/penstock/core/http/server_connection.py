@@ -14,7 +14,7 @@ from typing import cast
 from penstock.core.errors import ClientDisconnected, PenstockError
 from penstock.core.http.intake import Intake, Refusal
 from penstock.core.http.limits import LINGERING, ServerLimits
-from penstock.core.http.messages import Request, Responder, error_body
+from penstock.core.http.messages import Request, Responder
 from penstock.core.http.request_reader import ReaderPhase, RequestReader
 from penstock.core.logs import get_logger
 
@@ -400,6 +400,6 @@ def _fail(responder: Responder, error: Exception | None) -> None:
         if error is not None:
             known = isinstance(error, PenstockError)
             message = str(error) if known else "internal error; see the server's log"
-        responder.send(500, error_body(message, kind="server_error", code="internal_error"))
+        responder.send(500, Refusal(500, "internal_error", message).body)
     except Exception:  # the last resort: the caller closes the connection
         log.exception("request could not be answered")

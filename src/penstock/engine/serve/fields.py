@@ -258,6 +258,72 @@ class ChatFields(SamplingFields):
         )
 
 
+class _Block(Fields):
+    """A part of a message in Anthropic's API."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: str = ""
+    thinking: str = ""
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] = Field(default={})
+    content: str | list[dict[str, Any]] = ""
+
+    def as_text(self) -> str:
+        """Return what it is for the model; JSON for a tool's use and result."""
+        if self.type == "tool_use":
+            return _json("messages", {"name": self.name, "input": self.input})
+        if self.type == "tool_result":
+            return self.content if isinstance(self.content, str) else _json("messages", self.content)
+        return self.text or self.thinking
+
+
+_Blocks = Annotated[
+    list[_Block],
+    BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said),
+]
+
+
+class _Said(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: _Blocks
+
+
+class _ToolChoice(Fields):
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class CountFields(Fields):
+    """What Anthropic's API counts the tokens of."""
+
+    model: str | None = None
+    messages: list[_Said] = Field(min_length=1)
+    system: _Blocks = Field(default=[])
+    tools: list[dict[str, Any]] = Field(default=[])
+    tool_choice: _ToolChoice | None = None
+
+    @property
+    def prompt(self) -> bytes:
+        """What the messages are for the model."""
+        said = [*([_Said(role="system", content=self.system)] if self.system else []), *self.messages]
+        chat = [
+            _Message(role=each.role, content=[_Part(text=block.as_text()) for block in each.content])
+            for each in said
+        ]
+        return _render(chat, self.tools)
+
+
+class MessageFields(CountFields, SamplingFields):
+    """A message's; its limit has no default, and the answer is plain text, whatever the tools."""
+
+    model: str | None = None
+    max_tokens: int = Field(ge=1)
+    stop: list[_Stop] = Field(default=[], max_length=MAX_STOPS, validation_alias="stop_sequences")
+    thinking: dict[str, Any] = Field(default={})
+    metadata: dict[str, Any] = Field(default={})
+
+
 def _as_message(item: Any) -> Any:
     """Return the chat message that an item of a Responses request stands for."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"

@@ -23,6 +23,7 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.fields import (
     ChatFields,
     CompletionFields,
+    MessageFields,
     RequestError,
     ResponseFields,
     SamplingFields,
@@ -71,17 +72,19 @@ def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
 
 
 class Api(StrEnum):
-    """OpenAI's APIs that a worker speaks."""
+    """OpenAI's APIs that a worker speaks, and Anthropic's."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
     RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
-_MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields]]] = {
+_MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields | MessageFields]]] = {
     Api.COMPLETIONS: CompletionFields,
     Api.CHAT: ChatFields,
     Api.RESPONSES: ResponseFields,
+    Api.MESSAGES: MessageFields,
 }
 
 

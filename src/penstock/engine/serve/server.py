@@ -15,6 +15,7 @@ import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
+from penstock.core.http.anthropic import MESSAGES, is_anthropic
 from penstock.core.http.messages import REQUEST_ID, Headers, error_body, well_formed_id
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import bind_task, get_logger
@@ -22,6 +23,7 @@ from penstock.core.tracing import Tracing
 from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.engine.serve import metrics, notifications, protocol, tokenizer
 from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.message_answers import message_error
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Reply
@@ -85,7 +87,7 @@ _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _RETRY_AFTER_S = b"1"
 """Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
-_ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
+_ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_", Api.MESSAGES: "msg_"}
 
 Route = Callable[[Request, Responder], Awaitable[None]]
 
@@ -116,6 +118,7 @@ class EngineServer:
             ("POST", "/v1/completions"): partial(self._generate, api=Api.COMPLETIONS),
             ("POST", "/v1/chat/completions"): partial(self._generate, api=Api.CHAT),
             ("POST", "/v1/responses"): partial(self._generate, api=Api.RESPONSES),
+            ("POST", MESSAGES): partial(self._generate, api=Api.MESSAGES),
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
@@ -176,7 +179,7 @@ class EngineServer:
         if given_id is not None:
             bind_task(request_id=given_id.decode())
         if self.state != "ready":
-            _refuse(responder, f"This worker is {self.state}.", headers)
+            _refuse(request, responder, f"This worker is {self.state}.", headers)
             return
         try:
             call = protocol.parse(request.body, self.settings, api=api)
@@ -184,14 +187,14 @@ class EngineServer:
             remote = protocol.rejected_remote(request.body, self.settings)
             if remote is not None:
                 self.worker.reading.release(remote)
-            responder.send(exc.status, exc.body(), headers=headers)
+            responder.send(exc.status, _error_of(request, exc.body()), headers=headers)
             return
         try:
             async with self._gate.enter(responder, call.priority) as is_wanted:
                 if is_wanted:
                     await self._reply(call, request, responder, headers)
         except AtCapacity as exc:
-            _refuse(responder, str(exc), headers)
+            _refuse(request, responder, str(exc), headers)
 
     async def _reply(
         self,
@@ -251,7 +254,7 @@ class EngineServer:
         try:
             responder.send(200, tokenizer.ANSWERS[request.path](request.body, self.settings))
         except RequestError as exc:
-            responder.send(exc.status, exc.body())
+            responder.send(exc.status, _error_of(request, exc.body()))
 
     async def _notify(self, request: Request, responder: Responder) -> None:
         try:
@@ -264,9 +267,13 @@ class EngineServer:
         responder.send(200, orjson.dumps({"unknown": unknown}))
 
 
-def _refuse(responder: Responder, message: str, headers: Headers) -> None:
+def _error_of(request: Request, body: bytes) -> bytes:
+    return message_error(body) if is_anthropic(request.path) else body
+
+
+def _refuse(request: Request, responder: Responder, message: str, headers: Headers) -> None:
     body = error_body(message, kind="ServiceUnavailableError", code=503)
-    responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
+    responder.send(503, _error_of(request, body), headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing | None = None) -> None:

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.serve.answers import EVENT_STREAM, CompletionFormat, Finished, ResponseFormat
+from penstock.engine.serve.message_answers import MessageFormat, message_error
 from penstock.engine.serve.protocol import Api, EngineCall, Usage
+
+_FORMATS: Final[Mapping[Api, type[CompletionFormat | ResponseFormat | MessageFormat]]] = {
+    Api.COMPLETIONS: CompletionFormat,
+    Api.CHAT: CompletionFormat,
+    Api.RESPONSES: ResponseFormat,
+    Api.MESSAGES: MessageFormat,
+}
 
 
 class Reply:
@@ -56,8 +64,7 @@ class Reply:
         self._kv_params = kv_params
         self._sent = 0
         self._is_paused = False
-        make = ResponseFormat if call.api is Api.RESPONSES else CompletionFormat
-        self._format = make(call, response_id, int(time.time()))
+        self._format = _FORMATS[call.api](call, response_id, int(time.time()))
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)
@@ -95,7 +102,10 @@ class Reply:
         if self._responder.started:
             self._responder.abort()
         else:
-            self._responder.send(status, error_body(message, kind=kind, code=status), headers=self._headers)
+            body = error_body(message, kind=kind, code=status)
+            if self.call.api is Api.MESSAGES:
+                body = message_error(body)
+            self._responder.send(status, body, headers=self._headers)
         self.abandon()
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""Tokens of a text or a chat, and the text of tokens, without the engine: vLLM's /tokenize and /detokenize. Pure."""
+"""Tokens of a text or a chat, and the text of tokens, without the engine: /tokenize, /detokenize and count_tokens. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import orjson
 from pydantic import Field
 
+from penstock.core.http.anthropic import MESSAGES
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
-from penstock.engine.serve.fields import ChatFields, CompletionFields, Fields, read_fields
+from penstock.engine.serve.fields import ChatFields, CompletionFields, CountFields, Fields, read_fields
 from penstock.engine.serve.protocol import check_model, read_object
 from penstock.engine.serve.settings import ServeSettings
 
@@ -45,5 +46,20 @@ def detokenize(body: bytes, settings: ServeSettings) -> bytes:
     return orjson.dumps({"prompt": text.rstrip(b"\0").decode(errors="replace")})
 
 
+def count_tokens(body: bytes, settings: ServeSettings) -> bytes:
+    """Return the answer to Anthropic's /v1/messages/count_tokens.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    fields = read_fields(CountFields, read_object(body))
+    check_model(fields.model, settings)
+    return orjson.dumps({"input_tokens": len(token_ids(fields.prompt))})
+
+
 Answer = Callable[[bytes, ServeSettings], bytes]
-ANSWERS: Final[Mapping[str, Answer]] = {"/tokenize": tokenize, "/detokenize": detokenize}
+ANSWERS: Final[Mapping[str, Answer]] = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    f"{MESSAGES}/count_tokens": count_tokens,
+}

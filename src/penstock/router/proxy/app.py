@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
+from penstock.core.http.anthropic import in_form_of
 from penstock.core.http.messages import REQUEST_ID, Headers, request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.kv_transfers import TransferResult
@@ -29,7 +30,14 @@ from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import CONFIRM_REAL_S, RouterGroup
 from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
-from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
+from penstock.router.proxy.auth import (
+    AdminCheck,
+    Cors,
+    GraphSecret,
+    KeyCheck,
+    credentials,
+    is_of_this_machine,
+)
 from penstock.router.proxy.call import CompletionCall, RequestTrace
 from penstock.router.proxy.completion import (
     SMALL_BYTES,
@@ -156,7 +164,7 @@ class RouterApp:
             await self.handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
-            _refuse(refusal, responder, headers)
+            _refuse(path, refusal, responder, headers)
         except (asyncio.CancelledError, ClientDisconnected):
             if call is not None and not call.is_delivered:
                 call.error = "client_left" if responder.disconnected else "shutdown"
@@ -179,7 +187,7 @@ class RouterApp:
 
     def _check_key(self, request: Request) -> None:
         if self._keys is not None:
-            self._keys.check(request.headers.get(b"authorization"))
+            self._keys.check(credentials(request.headers))
 
     def _call(
         self,
@@ -233,7 +241,7 @@ class RouterApp:
 
     def _upstream_headers(self, request: Request, own_id: tuple[bytes, bytes]) -> Headers:
         headers = (_JSON_TYPE, own_id, *trace_context(request.headers))
-        key = request.headers.get(b"authorization")
+        key = credentials(request.headers)
         if key is None or self._keys is not None:
             return headers
         # Without keys of its own the router is transparent: the workers may ask for one.
@@ -323,9 +331,9 @@ class RouterApp:
                 await self._answer_watcher(path, request, responder)
                 return
             else:
-                _refuse(not_served(path), responder, headers)
+                _refuse(path, not_served(path), responder, headers)
         except RequestRefused as refusal:
-            _refuse(refusal, responder, headers)
+            _refuse(path, refusal, responder, headers)
         self._metrics.requests[endpoint, responder.status] += 1
 
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
@@ -445,8 +453,9 @@ class RouterApp:
         return self._busy_threshold.listed()
 
 
-def _refuse(refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
-    responder.send(refusal.status, refusal.body, headers=(*headers, *refusal.headers))
+def _refuse(path: str, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
+    body = in_form_of(path, refusal.status, refusal.body)
+    responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 
 
 def _require(request: Request, *methods: str) -> None:
@@ -474,19 +483,4 @@ def _access_line(
     endpoint: ApiEndpoint, own_id: str, status: int, e2e_s: float, call: CompletionCall | None
 ) -> dict[str, Any]:
     line = {"request_id": own_id, "endpoint": endpoint.value, "status": status, "e2e_s": round(e2e_s, 6)}
-    if call is None:
-        return line
-    return {
-        **line,
-        **({} if call.identity is None else {"tier": call.tier.value, "tenant": call.identity.tenant}),
-        "stream": call.request.stream,
-        "prompt_tokens": call.prompt_tokens,
-        "cached_tokens": call.cached_tokens,
-        "output_tokens": call.output_tokens,
-        "queued_s": round(call.queued_s, 6),
-        "ttft_s": None if call.ttft_s is None else round(call.ttft_s, 6),
-        "prefill_worker": call.prefill_worker,
-        "worker": call.worker,
-        "retries": call.tries.retries,
-        "error": call.error,
-    }
+    return line if call is None else {**line, **call.shown()}

@@ -122,6 +122,12 @@ def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
+def credentials(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Return a request's Authorization, or what stands for it: Anthropic's clients send a key as ``x-api-key``."""
+    key = headers.get(b"x-api-key")
+    return headers.get(b"authorization", None if key is None else b"Bearer " + key)
+
+
 def _bearer_token(authorization: bytes | None) -> bytes | None:
     scheme, _, token = (authorization or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None

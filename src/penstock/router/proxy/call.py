@@ -114,6 +114,23 @@ class CompletionCall:
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens
 
+    def shown(self) -> dict[str, Any]:
+        """Return what the access log says of it, besides its end."""
+        identity = {} if self.identity is None else {"tier": self.tier.value, "tenant": self.identity.tenant}
+        return {
+            **identity,
+            "stream": self.request.stream,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "queued_s": round(self.queued_s, 6),
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "prefill_worker": self.prefill_worker,
+            "worker": self.worker,
+            "retries": self.tries.retries,
+            "error": self.error,
+        }
+
     @property
     def tier(self) -> Tier:
         """Its tier; standard where there are none."""

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock.core.http.messages import Headers, error_body
+from penstock.router.proxy.messages import texts_of
 from penstock.router.proxy.routes import PATHS, ApiEndpoint
 
 _REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
@@ -338,6 +339,17 @@ def _response_texts(body: dict[str, Any]) -> tuple[int, int, int]:
     return 1, size + sum(_content_size(item, "input") for item in given), 0
 
 
+def _message_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise RequestRefused(400, "messages: must be a list of objects, not empty", code="invalid_request")
+    if body.get("max_tokens") is None:
+        # Prefill is asked for one token, whatever the client left out.
+        raise RequestRefused(400, "max_tokens: missing; give a number >= 1", code="invalid_request")
+    contents = (body.get("system"), *(each.get("content") for each in messages))
+    return 1, sum(_size(text) for content in contents for text in texts_of(content)), 0
+
+
 def _content_size(message: Any, key: str) -> int:
     if not isinstance(message, dict):
         raise RequestRefused(400, f"{key}: each must be an object", code="invalid_request")
@@ -386,4 +398,5 @@ _TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any]], tuple[int, int, int]]
     ApiEndpoint.COMPLETIONS: _prompt_texts,
     ApiEndpoint.CHAT: _chat_texts,
     ApiEndpoint.RESPONSES: _response_texts,
+    ApiEndpoint.MESSAGES: _message_texts,
 }

@@ -13,7 +13,9 @@ from typing import Final
 import orjson
 
 from penstock.core.errors import UpstreamConnectError, UpstreamError, UpstreamTimeout, WrongAnswer
+from penstock.core.http.anthropic import anthropic_error, error_event, is_anthropic
 from penstock.core.http.messages import error_body
+from penstock.core.http.sse import encode_event
 from penstock.router.admission import AdmissionError
 from penstock.router.core.request import BROKEN, CONNECT, QUEUE_TIMEOUT
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
@@ -32,9 +34,10 @@ AT_CAPACITY: Final = "worker_at_capacity"
 MAX_RETRY_AFTER_S: Final = 60
 """Chosen: the longest pause of the document's own client; a rate measured just before a scale-up says little of later.
 A start-up that was timed is given in full."""
-_KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"')
+_KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"', b'"internal_error"')
 """In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,
-was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work."""
+was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work. The last one is what vLLM
+makes of it in a stream of Anthropic's API."""
 _AT_CAPACITY_MARK: Final = b"worker at capacity"
 """In the 503 of a worker whose engine and queue are full. Source: NVIDIA Dynamo's document "Request Rejection"."""
 _LEAVING: Final = frozenset({502, 503})
@@ -135,6 +138,13 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
         return str(floor_s).encode()
     ceiling_s = ceil(max(0.0, expected_real_s))
     return str(max(floor_s, min(MAX_RETRY_AFTER_S, ceiling_s) if is_rate else ceiling_s)).encode()
+
+
+def error_event_of(path: str, response: ErrorResponse) -> bytes:
+    """Return the event by which a begun stream of a path ends in an error."""
+    if is_anthropic(path):
+        return error_event(anthropic_error(response.status, response.body))
+    return encode_event(response.body)
 
 
 class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault of the router

@@ -17,8 +17,8 @@ from penstock.core.errors import (
     StreamBroken,
     UpstreamError,
 )
+from penstock.core.http.anthropic import in_form_of
 from penstock.core.http.messages import EVENT_STREAM, JSON
-from penstock.core.http.sse import encode_event
 from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError
@@ -56,6 +56,7 @@ from penstock.router.proxy.exchange import Exchanges, check_present
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorResponse,
+    error_event_of,
     no_usable_answer,
     refusal,
     retry_after,
@@ -193,7 +194,7 @@ class CompletionHandler:
         call.error = reason or response.reason
         if call.responder.started:
             # It must not look complete.
-            call.responder.write(encode_event(response.body))
+            call.responder.write(error_event_of(call.request.path, response))
             call.responder.break_off()
         else:
             self._refuse(call, response)
@@ -371,4 +372,5 @@ class CompletionHandler:
             expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
             wait = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=response.is_rate)
         headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
-        call.responder.send(response.status, response.body, headers=headers)
+        body = in_form_of(call.request.path, response.status, response.body)
+        call.responder.send(response.status, body, headers=headers)

@@ -30,6 +30,7 @@ from penstock.router.core import versions
 from penstock.router.core.retries import KvLease
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
+from penstock.router.proxy import messages
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
 from penstock.runtimes.kv_handover import KvSource
 
@@ -115,8 +116,11 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
         return None, None, None
     prompt, completion, details = _RESPONSES_USAGE if "input_tokens" in usage else _COMPLETIONS_USAGE
     known = usage.get(details)
-    cached = known.get("cached_tokens") if isinstance(known, dict) else None
-    return _count(usage.get(prompt)), _count(usage.get(completion)), _count(cached)
+    if isinstance(known, dict) or prompt == "prompt_tokens":
+        total, cached = usage.get(prompt), known.get("cached_tokens") if isinstance(known, dict) else None
+    else:
+        total, cached = messages.read_usage(usage)
+    return _count(total), _count(usage.get(completion)), _count(cached)
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
@@ -125,6 +129,9 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
     Decode counts every transferred token as cached, which is not the prompt's cache hit; when prefill
     does not report its count, the field is null: unknown, not zero.
     """
+    if "input_tokens" in usage:
+        messages.with_cached_tokens(usage, cached_tokens)
+        return
     if cached_tokens is None:
         usage["prompt_tokens_details"] = None
         return

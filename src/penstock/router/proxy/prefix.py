@@ -28,6 +28,7 @@ from penstock.router.policy.prefixes import (
     token_keys,
 )
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.messages import chat_of, is_plain
 from penstock.router.proxy.routes import ApiEndpoint
 
 START_BYTES_PER_TOKEN = 4.0
@@ -190,19 +191,20 @@ def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> 
     if tokenizer is None or tokenizer.chat is None or request.endpoint is ApiEndpoint.COMPLETIONS:
         return None
     body = request.body
-    if request.endpoint is ApiEndpoint.RESPONSES:
+    if request.endpoint is not ApiEndpoint.CHAT:
         if body.get("tools"):
             return None
-        body = {"messages": _messages(body)}
+        messages = _messages(request)
+        if request.endpoint is ApiEndpoint.MESSAGES and not is_plain(messages):
+            return None
+        body = {"messages": messages}
     return tokenizer.chat(body, MAX_BYTES)
 
 
 def _text_of(request: CompletionRequest) -> bytes | None:
     body = request.body
-    if request.endpoint is ApiEndpoint.CHAT:
-        return render_chat(body["messages"], body.get("tools"))
-    if request.endpoint is ApiEndpoint.RESPONSES:
-        return render_chat(_messages(body), body.get("tools"))
+    if request.endpoint is not ApiEndpoint.COMPLETIONS:
+        return render_chat(_messages(request), body.get("tools"))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
         prompt = "".join(prompt)
@@ -211,7 +213,13 @@ def _text_of(request: CompletionRequest) -> bytes | None:
     return prompt[:MAX_BYTES].encode("utf-8", "surrogatepass")[:MAX_BYTES]
 
 
-def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _messages(request: CompletionRequest) -> Sequence[Mapping[str, Any]]:
+    body = request.body
+    if request.endpoint is ApiEndpoint.CHAT:
+        messages: list[Mapping[str, Any]] = body["messages"]
+        return messages
+    if request.endpoint is ApiEndpoint.MESSAGES:
+        return chat_of(body)
     instructions, given = body.get("instructions"), body["input"]
     head = [{"role": "system", "content": instructions}] if instructions else []
     return [*head, *([{"role": "user", "content": given}] if isinstance(given, str) else given)]
@@ -229,7 +237,7 @@ class PromptReader:
         if self._exact is not None and self._exact.tokenizer is not None:
             is_short = request.prompt_bytes <= _AT_ONCE_BYTES
         else:
-            items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
+            items = request.body.get("input" if request.endpoint is ApiEndpoint.RESPONSES else "messages")
             is_short = not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS
         return read_prompt(request, self._exact) if is_short else None
 

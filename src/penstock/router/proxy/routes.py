@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from penstock.core.http.anthropic import MESSAGES
+
 
 class ApiEndpoint(StrEnum):
     """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
@@ -12,6 +14,8 @@ class ApiEndpoint(StrEnum):
     COMPLETIONS = "completions"
     CHAT = "chat_completions"
     RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
     EMBEDDINGS = "embeddings"
     RERANK = "rerank"
     SCORE = "score"
@@ -34,7 +38,7 @@ class ApiEndpoint(StrEnum):
         return self not in _OF_TOKENIZER
 
 
-_OF_TOKENIZER: Final = frozenset({ApiEndpoint.TOKENIZE, ApiEndpoint.DETOKENIZE})
+_OF_TOKENIZER: Final = frozenset({ApiEndpoint.TOKENIZE, ApiEndpoint.DETOKENIZE, ApiEndpoint.COUNT_TOKENS})
 _RELAYED: Final = _OF_TOKENIZER | {
     ApiEndpoint.EMBEDDINGS,
     ApiEndpoint.RERANK,
@@ -47,6 +51,8 @@ PATHS: Final[dict[str, ApiEndpoint]] = {
     "/v1/completions": ApiEndpoint.COMPLETIONS,
     "/v1/chat/completions": ApiEndpoint.CHAT,
     "/v1/responses": ApiEndpoint.RESPONSES,
+    MESSAGES: ApiEndpoint.MESSAGES,
+    f"{MESSAGES}/count_tokens": ApiEndpoint.COUNT_TOKENS,
     "/v1/embeddings": ApiEndpoint.EMBEDDINGS,
     "/rerank": ApiEndpoint.RERANK,
     "/v1/rerank": ApiEndpoint.RERANK,

@@ -24,6 +24,7 @@ from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event,
 from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy import messages
 from penstock.router.proxy.continuation import COUNTED, Kept
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
@@ -36,7 +37,7 @@ def read_completion(
     """Return the object of the body of a 200.
 
     Raises:
-        WrongAnswer: it is no JSON object, or of a completion without a list of choices, or of output items.
+        WrongAnswer: it is no JSON object, or of a completion without a list of choices, of output items or of content.
     """
     try:
         answer = orjson.loads(content)
@@ -49,7 +50,7 @@ def read_completion(
 
 
 def _is_completion(answer: dict[str, Any]) -> bool:
-    return isinstance(answer.get("choices", answer.get("output")), list)
+    return any(isinstance(answer.get(key), list) for key in ("choices", "output", "content"))
 
 
 def encoded_again(answer: dict[str, Any]) -> bytes:
@@ -104,6 +105,8 @@ def _shows_token(event: bytes, worker: str) -> bool:
         if kind in {"error", "response.failed"}:
             raise ErrorReply(500, data)
         return kind.endswith((".delta", ".completed", ".incomplete"))
+    if isinstance(kind, str):
+        return kind in {"content_block_delta", "message_stop"}
     if not isinstance(chunk.get("choices"), list):
         raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
     return _has_text(chunk)
@@ -282,6 +285,8 @@ class RelayMeter:
         self.is_done |= data == _DONE
         if data is None or data == _DONE or is_error:
             return False, None
+        if event.startswith(messages.EVENTS):
+            return self._read_message_event(event, data)
         if event.startswith(_RESPONSE_EVENT):
             return self._read_response_event(event[: event.find(b"\n")].strip(), data), None
         has_usage = _USAGE in data
@@ -304,6 +309,26 @@ class RelayMeter:
                 rewritten = encode_event(encoded_again(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
+
+    def _read_message_event(self, event: bytes, data: bytes) -> tuple[bool, bytes | None]:
+        self.is_done |= messages.is_stop(event)
+        self.has_error |= messages.is_error(event)
+        if _USAGE not in data:
+            return messages.is_delta(event), None
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return False, None
+        usage = messages.usage_of(chunk) if isinstance(chunk, dict) else None
+        if usage is None:
+            return messages.is_delta(event), None
+        # A stream's last usage may leave the prompt out, which its first one has.
+        if self.prefilled is None:
+            self.usage = {**(self.usage or {}), **usage}
+            return False, None
+        with_cached_tokens(usage, self.prefilled.cached_tokens)
+        self.usage = {**(self.usage or {}), **usage}
+        return False, event[: event.find(b"\n") + 1] + encode_event(encoded_again(chunk))
 
     def _read_response_event(self, name: bytes, data: bytes) -> bool:
         if name.endswith(_RESPONSE_ENDS):

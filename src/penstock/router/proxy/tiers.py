@@ -10,7 +10,7 @@ from penstock.router.admission import Admission
 from penstock.router.core.request import QUEUE_TIMEOUT
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES
-from penstock.router.proxy.auth import TierIdentity, TierKeys
+from penstock.router.proxy.auth import TierIdentity, TierKeys, credentials
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused, changed_body
 from penstock.router.proxy.failures import SHED
@@ -44,7 +44,7 @@ class LiveTiers:
         Raises:
             RequestRefused: 400, the header names no tier.
         """
-        key = self.keys.of(headers.get(b"authorization"))
+        key = self.keys.of(credentials(headers))
         own = TierIdentity(self.config.default) if key is None else key
         asked = self._asked(headers, model)
         if asked is None:

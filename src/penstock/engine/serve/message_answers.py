@@ -1,0 +1,75 @@
+"""The bytes of a message in Anthropic's API, as vLLM 0.32 writes them: one block of text; `streams` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from penstock.engine.core.requests import FinishReason
+from penstock.engine.serve.answers import Finished
+from penstock.engine.serve.protocol import EngineCall
+
+
+class MessageFormat:
+    """Encodes one message."""
+
+    def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:  # noqa: ARG002 - as a completion's
+        self._call = call
+        self._head = {"id": response_id, "type": "message", "role": "assistant", "model": call.model}
+
+    def opening(self) -> bytes:
+        """Return the events before the first token."""
+        begun: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": self._call.prompt_tokens, "output_tokens": 0}
+        block = {"type": "text", "text": ""}
+        return _event("message_start", message={**begun, "usage": usage}) + _event(
+            "content_block_start", index=0, content_block=block
+        )
+
+    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
+        """Return one event per text that shows any; how it ended comes with the closing."""
+        return b"".join(
+            _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text.decode()})
+            for text in texts
+            if text
+        )
+
+    def closing(self, done: Finished) -> bytes:
+        """Return the events that end block and message."""
+        delta = _event("message_delta", delta=self._end(done), usage=self._usage(done))
+        return _event("content_block_stop", index=0) + delta + _event("message_stop")
+
+    def complete(self, done: Finished) -> bytes:
+        """Return the JSON body of a message that is not streamed."""
+        content = [{"type": "text", "text": self._call.text(done.output_tokens)}]
+        answer = {**self._head, "content": content, **self._end(done), "usage": self._usage(done)}
+        if done.kv_transfer_params is not None:
+            answer["kv_transfer_params"] = done.kv_transfer_params
+        return orjson.dumps(answer)
+
+    def _end(self, done: Finished) -> dict[str, Any]:
+        if done.reason is FinishReason.LENGTH:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        stop = self._call.stop_reason
+        return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _usage(self, done: Finished) -> dict[str, Any]:
+        """Return the counts; cached tokens are counted apart."""
+        computed = self._call.prompt_tokens - done.cached_tokens
+        return {
+            "input_tokens": max(0, computed),
+            "cache_read_input_tokens": done.cached_tokens,
+            "output_tokens": done.output_tokens,
+        }
+
+
+def message_error(body: bytes) -> bytes:
+    """Return an error's body as vLLM writes it: in Anthropic's form, with the type that it has elsewhere."""
+    error = orjson.loads(body)["error"]
+    return orjson.dumps({"type": "error", "error": {"type": error["type"], "message": error["message"]}})
+
+
+def _event(kind: str, **more: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **more}))

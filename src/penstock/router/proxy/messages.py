@@ -1,0 +1,101 @@
+"""Anthropic's Messages API as routing sees it: sizes, the chat that its request stands for, its usage and its events. Pure.
+
+Workers speak the API themselves, KV transfer included (vLLM 0.32, ``AnthropicMessagesRequest.kv_transfer_params``), so that
+nothing is translated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+_BILLING: Final = "x-anthropic-billing-header"
+"""How a system block of Claude Code begins that holds a hash of each request; vLLM 0.32 leaves it out of the prompt."""
+EVENTS: Final = (b"event: message", b"event: content_block", b"event: ping", b"event: error")
+"""How its events begin."""
+_DELTA: Final = b"event: content_block_delta"
+_STOP: Final = b"event: message_stop"
+_ERROR: Final = b"event: error"
+_CACHE_KEYS: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def is_delta(event: bytes) -> bool:
+    """Return whether an event carries a token."""
+    return event.startswith(_DELTA)
+
+
+def is_stop(event: bytes) -> bool:
+    """Return whether an event is a stream's last one."""
+    return event.startswith(_STOP)
+
+
+def is_error(event: bytes) -> bool:
+    """Return whether an event ends a stream in an error."""
+    return event.startswith(_ERROR)
+
+
+def chat_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of the chat that a request stands for, its system prompt first, as vLLM makes them."""
+    system = _plain(body.get("system"))
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, *({**each, "content": _plain(each.get("content"))} for each in body["messages"])]
+
+
+def _plain(content: Any) -> Any:
+    """Return content as one text where it is nothing else."""
+    if not isinstance(content, list):
+        return content
+    kept = [each for each in content if not _text(each).startswith(_BILLING)]
+    if all(isinstance(each, dict) and each.get("type") == "text" for each in kept):
+        return "".join(map(_text, kept))
+    return kept
+
+
+def is_plain(chat: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a chat of `chat_of` is text alone, so that the model's template makes of it what workers do."""
+    return all(isinstance(each["content"], str) for each in chat)
+
+
+def _text(block: Any) -> str:
+    text = block.get("text") if isinstance(block, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def texts_of(content: Any) -> list[str]:
+    """Return the texts of a message's content, those of tools' results included."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        return []
+    texts = [_text(block) for block in content]
+    for block in content:
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            texts += texts_of(block.get("content"))
+    return texts
+
+
+def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return all prompt tokens of a usage, which counts cached ones apart, and the cached ones; None: not said."""
+    total = usage.get("input_tokens")
+    if type(total) is int:
+        total += sum(usage.get(key) or 0 for key in _CACHE_KEYS)
+    return total, usage.get(_CACHE_KEYS[0])
+
+
+def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
+    """Count the prefill's cached tokens, not those that decode fetched, in place; None: it does not say."""
+    total, _ = read_usage(usage)
+    for key in _CACHE_KEYS:
+        usage.pop(key, None)
+    if type(total) is not int:
+        return
+    usage["input_tokens"] = total - (cached_tokens or 0)
+    if cached_tokens is not None:
+        usage[_CACHE_KEYS[0]] = cached_tokens
+
+
+def usage_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the usage of an event: its own, or its message's; None: it has none."""
+    message = event.get("message")
+    usage = message.get("usage") if isinstance(message, dict) else event.get("usage")
+    return usage if isinstance(usage, dict) else None
