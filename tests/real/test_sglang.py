@@ -136,13 +136,13 @@ def test_a_killed_decode_server_costs_no_stream(pair):
 
     With random weights what was said is tokenised anew, so the rest is another text.
     """
-    expected, _ = pair.texts(max_tokens=200, extra_body={"ignore_eos": True})
-    ends, begun = [], threading.Event()
+    expected, _ = pair.texts(max_tokens=600, extra_body={"ignore_eos": True})
+    ends, begun = [], threading.Barrier(5)
 
     def ask():
         events = pair.client().completions.create(
             prompt=PROMPT,
-            **{**GREEDY, "max_tokens": 200},
+            **{**GREEDY, "max_tokens": 600},
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"ignore_eos": True},
@@ -150,8 +150,8 @@ def test_a_killed_decode_server_costs_no_stream(pair):
         said = []
         for event in events:
             said.append(event)
-            if len(said) > 5:
-                begun.set()
+            if len(said) == 5:
+                begun.wait(300)
         ends.append(
             (said[0].choices[0].text, said[-2].choices[0].finish_reason, said[-1].usage.completion_tokens)
         )
@@ -159,7 +159,7 @@ def test_a_killed_decode_server_costs_no_stream(pair):
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert begun.wait(300)
+    begun.wait(300)
     victim = next(each for name, each in pair.state().items() if each["role"] == "decode")
     os.killpg(victim["pid"], signal.SIGKILL)
     for thread in threads:
@@ -168,7 +168,7 @@ def test_a_killed_decode_server_costs_no_stream(pair):
     assert len(ends) == 4
     for first, reason, tokens in ends:
         assert expected.choices[0].text.startswith(first)
-        assert (reason, tokens) == ("length", 200)
+        assert (reason, tokens) == ("length", 600)
     assert pair.metric("penstock_router_stream_continuations_total") > 0
 
 
