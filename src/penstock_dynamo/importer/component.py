@@ -25,7 +25,7 @@ ALPHA, BETA = GROUP + "v1alpha1", GROUP + "v1beta1"
 MAIN = "main"
 GPU_RESOURCE = "nvidia.com/gpu"
 MOCKER_MODULE = "dynamo.mocker"
-_WORKER_MODULES = frozenset({None, "dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main"})
+_WORKER_MODULES = frozenset({None, "dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main", "dynamo.sglang"})
 
 _KINDS = {
     **dict.fromkeys(("frontend", "main"), "router"),
@@ -240,8 +240,8 @@ def engine_gpus(command: Command | None, nodes: int) -> int:
     local = flags.pop_value("--data-parallel-size-local", "-dpl")
     over_data = flags.pop_value("--data-parallel-size", "--data_parallel_size", "-dp")
     for text in (
-        flags.pop_value("--tensor-parallel-size", "-tp"),
-        flags.pop_value("--pipeline-parallel-size", "-pp"),
+        flags.pop_value("--tensor-parallel-size", "-tp", "--tp", "--tp-size"),
+        flags.pop_value("--pipeline-parallel-size", "-pp", "--pp", "--pp-size"),
         over_data if local is None else str(nodes),
         local,
     ):
@@ -280,20 +280,18 @@ def number_of(text: str) -> float | int | str:
     return int(number) if number.is_integer() else number
 
 
-_OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
+_OTHER_ENGINES = re.compile(r"\bdynamo\.trtllm\b|\b(tensorrtllm|trtllm)-runtime\b")
 """Modules and images of Dynamo's other workers."""
 
-_REMEDY = (
-    "graphs run vLLM, Dynamo's vLLM workers, or simulated ones; give the vLLM variant of this deployment"
-)
-_OWN_WORKERS = "graphs run python3 -m dynamo.vllm and python3 -m dynamo.mocker"
+_REMEDY = "graphs run vLLM, SGLang, Dynamo's vLLM workers, or simulated ones; give such a variant of this deployment"
+_OWN_WORKERS = "graphs run python3 -m dynamo.vllm, dynamo.mocker, and for dynamo.sglang SGLang itself"
 
 
 def refuse_what_no_graph_runs(source: ManifestSource, components: Sequence[Component]) -> None:
     """Refuse workers of other engines and programs: their image would be started with vLLM's command."""
     framework = source.at("spec", "backendFramework")
-    if framework.peek() not in (None, "vllm"):
-        framework.refuse(f"names another engine than vLLM, {shown(framework.peek())}; {_REMEDY}")
+    if framework.peek() not in (None, "vllm", "sglang"):
+        framework.refuse(f"names another engine than vLLM and SGLang, {shown(framework.peek())}; {_REMEDY}")
     for component in components:
         if component.kind == "worker":
             _refuse_worker(component)
@@ -304,7 +302,7 @@ def _refuse_worker(component: Component) -> None:
     named = [container.at(part) for part in ("image", "command", "args")]
     others = [(each, found) for each in named if (found := _OTHER_ENGINES.search(str(each.peek())))]
     for each, found in others:
-        each.refuse(f"names another engine than vLLM, {found[0]}; {_REMEDY}")
+        each.refuse(f"names another engine than vLLM and SGLang, {found[0]}; {_REMEDY}")
     if others:
         return
     program = None

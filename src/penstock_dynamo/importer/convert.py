@@ -18,6 +18,7 @@ from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import shown, validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock_dynamo.importer import sglang
 from penstock_dynamo.importer.component import (
     ALPHA,
     BETA,
@@ -147,7 +148,12 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
         else:
             each.read()
             kept.append(each)
-    _note_old_images(kept)
+    on_sglang = [each for each in kept if sglang.runs_it(each)]
+    if on_sglang:
+        spec["runtime"] = sglang.RUNTIME
+        _refuse_a_second_engine(kept)
+    else:
+        _note_old_images(kept)
     _settle_roles(kept)
     _settle_names(kept, str(metadata.get("name", "")))
     _fill(source, spec, kept)
@@ -169,6 +175,14 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
     _share_image(spec)
     spec["planner"] = planner
     return {"apiVersion": API_VERSION, "kind": "GraphDeployment", "metadata": metadata, "spec": spec}
+
+
+def _refuse_a_second_engine(components: list[Component]) -> None:
+    for each in components:
+        if each.role is not Role.ROUTER and not sglang.runs_it(each):
+            each.args.refuse(
+                "runs another engine than the SGLang workers beside it; give each a graph of its own"
+            )
 
 
 def _why_no_model(workers: list[Component]) -> str:
@@ -229,6 +243,10 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
             router = read_router_flags(component, parts.env)
             if router:
                 spec["router"] = router
+            if spec["runtime"] == sglang.RUNTIME:
+                sglang.settle_frontend(component)
+        elif spec["runtime"] == sglang.RUNTIME:
+            sglang.read_worker_flags(component, spec)
         else:
             read_worker_flags(component, spec)
         component.service.update(parts.service_fields(pools))

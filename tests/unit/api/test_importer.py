@@ -191,9 +191,9 @@ MAIN = "spec.services.Worker.extraPodSpec.mainContainer"
             "names another engine than vLLM",
         ),
         (
-            worker({"args": ["-m", "dynamo.sglang", "--model", "Q"]}),
+            worker({"args": ["-m", "dynamo.trtllm", "--model", "Q"]}),
             f"{MAIN}.args",
-            "names another engine than vLLM",
+            "names another engine than vLLM and SGLang",
         ),
         (
             worker({"image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1"}),

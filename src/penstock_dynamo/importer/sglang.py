@@ -1,0 +1,101 @@
+"""Dynamo's SGLang workers become SGLang's own servers, before Penstock's router in place of Dynamo's frontend."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock_dynamo.importer.command import Command
+from penstock_dynamo.importer.component import Component, number_of
+from penstock_dynamo.importer.source import ManifestSource
+
+RUNTIME: Final = "sglang"
+
+_SHARED: Final = (
+    ("model", "name", ("--model-path", "--model")),
+    ("model", "servedName", ("--served-model-name",)),
+    ("model", "contextTokens", ("--context-length",)),
+    ("engine", "blockTokens", ("--page-size",)),
+    ("engine", "maxRunningRequests", ("--max-running-requests",)),
+    ("engine", "maxBatchTokens", ("--chunked-prefill-size",)),
+)
+"""Sections and keys of a graph, which states once for all workers what each worker's flag says."""
+_OWNED: Final = (
+    "--host",
+    "--port",
+    "--disaggregation-bootstrap-port",
+    "--nnodes",
+    "--node-rank",
+    "--dist-init-addr",
+)
+"""Flags that the runtime gives itself."""
+_SWITCHES: Final = {
+    "--skip-tokenizer-init": "leaves the tokens to Dynamo's frontend; SGLang's own server makes them",
+    "--use-sglang-tokenizer": "is what SGLang's own server does",
+    "--enable-metrics": "is given by the runtime",
+}
+_EVENTS: Final = "--kv-events-config"
+_WHY: Final = {
+    _EVENTS: "publishes KV events, which the router does not read of SGLang; it keeps a record of its own"
+}
+_TENSOR: Final = ("--tp", "--tp-size", "--tensor-parallel-size")
+_IMAGE: Final = (
+    "has to hold SGLang 0.5.23 and its command `sglang`, which the runtime starts in place of dynamo.sglang"
+)
+_FRONTEND_IMAGE: Final = "holds Dynamo's frontend; the router in its place has Penstock's own image"
+
+
+def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
+    """Move a worker's flags to the graph's model and engine; the rest stay the service's arguments."""
+    command, args = component.command, component.args
+    if command is None:
+        return
+    for section, key, flags in _SHARED:
+        text = command.pop_value(*flags)
+        if text is not None:
+            _share(args, spec.setdefault(section, {}), key, text)
+    _leave_out(args, command)
+    backend = command.pop_value("--disaggregation-transfer-backend")
+    if backend not in {None, "nixl"}:
+        command.words += ["--disaggregation-transfer-backend", str(backend)]
+    tensor = command.pop_value(*_TENSOR)
+    if tensor is not None and tensor != str(component.gpus):
+        command.words += ["--tensor-parallel-size", tensor]
+    if command.words:
+        component.service["args"] = command.words
+    if "image" in component.service:
+        component.container.at("image").note(_IMAGE, component.service["image"])
+
+
+def _leave_out(args: ManifestSource, command: Command) -> None:
+    """Leave out the flags that the runtime gives, and those of Dynamo's wrapper around SGLang."""
+    for switch, why in _SWITCHES.items():
+        if command.pop_flag(switch):
+            args.note(why, switch)
+    wrapper = [word.partition("=")[0] for word in command.words if word.startswith("--dyn-")]
+    for flag in (*_OWNED, _EVENTS, *wrapper):
+        value = command.pop_value(flag)
+        if value is not None:
+            is_wrappers = f"{flag} is a flag of Dynamo's wrapper around SGLang"
+            args.note(
+                _WHY.get(flag, is_wrappers if flag in wrapper else f"{flag} is chosen by the runtime"), value
+            )
+
+
+def settle_frontend(component: Component) -> None:
+    """Leave out what belongs to Dynamo's own frontend."""
+    if component.service.pop("image", None) is not None:
+        component.container.at("image").note(_FRONTEND_IMAGE)
+    for word in component.service.pop("args", ()):
+        component.args.note("is a flag of Dynamo's frontend", word)
+
+
+def runs_it(component: Component) -> bool:
+    """Whether a component is one of Dynamo's SGLang workers."""
+    command = component.command if component.kind == "worker" else None
+    return command is not None and command.module == "dynamo.sglang"
+
+
+def _share(args: ManifestSource, section: dict[str, Any], key: str, text: str) -> None:
+    value = number_of(text) if key not in {"name", "servedName"} else text
+    if section.setdefault(key, value) != value:
+        args.note(f"differs between workers; the graph keeps {section[key]!r}", value)
