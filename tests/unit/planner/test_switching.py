@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.switching import switched
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 
@@ -70,11 +71,44 @@ def test_none_switches_where(make, prefill, config, why):
     assert decision.switched == 0, why
 
 
-def test_a_lowered_budget_takes_workers_away_and_gives_none_to_the_other_role(make):
-    """Fewer GPUs are asked for: a switch would keep them all."""
-    config = replace(SWITCHES, max_gpu_budget=3, mode="adaptive")
-    decision, _ = decide(_window(make, _pool(2), _pool(2)), PlannerState(), config)
-    assert decision.switched == 0
+def _proposal(role, action, reason=Reason.WITHIN_CAPACITY, *, ready=3, amount=1, gives=""):
+    return RoleProposal(role, _pool(ready), 1, action, reason, "because", (), amount, gives)
+
+
+@pytest.mark.parametrize(
+    ("giver", "count"),
+    [
+        (_proposal(P, Action.HOLD, gives="2 would be enough"), 1),
+        (_proposal(P, Action.HOLD), 0),
+        (_proposal(P, Action.UP, gives="2 would be enough"), 0),
+        (_proposal(P, Action.DOWN, Reason.SPARE_CAPACITY), 1),
+        (_proposal(P, Action.DOWN, Reason.SPARE_CAPACITY, amount=5), 2),
+        (_proposal(P, Action.DOWN, Reason.ABOVE_BUDGET), 0),
+        (_proposal(P, Action.DOWN, Reason.ABOVE_SCHEDULE), 0),
+        (_proposal(P, Action.DOWN, Reason.IDLE), 0),
+    ],
+)
+def test_a_role_gives_what_it_can_spare_and_nothing_that_the_graph_is_to_lose(giver, count):
+    """Of three workers two at most; fewer GPUs for all, or none at all, is no reason to keep them in the other role."""
+    taker = _proposal(D, Action.UP, Reason.KV_ABOVE_CAPACITY, ready=1, amount=4)
+    seen = {D: RoleState(), P: RoleState()}
+    for proposals in ([taker, giver], [giver, taker]):
+        moved = switched(proposals, seen, SWITCHES)
+        if not count:
+            assert moved is None
+            continue
+        grown, shrunk = moved
+        assert (grown.role, grown.change, grown.reason) == (D, count, Reason.KV_ABOVE_CAPACITY)
+        assert (shrunk.role, shrunk.change, shrunk.reason) == (P, -count, Reason.ROLE_SWITCH)
+        assert [step.name for step in (*grown.steps, *shrunk.steps)] == ["switch", "switch"]
+        assert shrunk.detail.endswith(giver.gives or giver.detail)
+
+
+def test_aggregated_workers_have_no_role_to_switch_to(make):
+    """The option is without meaning where one pool does both phases."""
+    window = make.steady(kv=[BUSY, BUSY], aggregated=_pool(2))
+    decision, _ = decide(window, PlannerState(), SWITCHES)
+    assert (decision.switched, _changes(decision)) == (0, {Role.AGGREGATED: 1})
 
 
 COUNTS = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 2), st.integers(0, 2))

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.simulator.scenario import WorkerFailure
+from penstock.simulator.scenario import ProfiledModel, WorkerFailure
 from penstock.simulator.simulation import SWITCH_S, Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Reason
 
 AGENTS_THEN_CHAT = (
     "poisson:rate=2,duration_s=400,input_tokens=8000,output_tokens=50,length_cv=0,"
@@ -60,6 +62,20 @@ def test_while_it_switches_it_counts_once_and_in_its_new_role(shifted):
     assert {sum(pool.existing for pool in counts.values()) for _, _, counts in seen} == {4}
     assert any(counts[Role.DECODE].switching for _, _, counts in seen)
     assert all(pool.draining == 0 for _, _, counts in seen for pool in counts.values())
+
+
+def test_mode_adaptive_takes_from_a_role_that_only_keeps_its_workers_for_a_start_up(shifted):
+    """Prefill is in its hold-down, so that it would let nothing go by itself; it says what the rest of it would do."""
+    small = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=60_000)
+    world, seen = shifted(replace(CONFIG, mode="adaptive"), model=small)
+
+    moved = [each for each in world.control.planner.decisions if each.switched]
+    shrunk = [role for each in moved for role in each.roles if role.desired < role.current]
+    assert {role.reason for role in shrunk} == {Reason.ROLE_SWITCH}
+    assert "would be" in shrunk[0].sentence
+    assert all(pool.ready >= 1 for _, _, counts in seen for pool in counts.values())
+    known = AdaptiveMemory.read(world.control.planner.learnt(world.kernel.now_s))
+    assert all(each.startup_s is None for each in known.roles.values())
 
 
 def test_without_the_option_a_start_takes_its_time(shifted):
