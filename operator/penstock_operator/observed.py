@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import Problem
+from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.plan.facts import Failure
 from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.served import ServedSpec
 from penstock_operator.queue import Key
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.resources.pod import gpu_ceiling

@@ -22,6 +22,7 @@ from penstock.kube.informer import key_of
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
 from penstock.kube.objects.refusals import RefusalKind, Refusals
+from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.apply import Applied, Applier, Owner, failure_of, name_of
 from penstock_operator.cluster import Cluster, GraphSnapshot
 from penstock_operator.draining import Drains, scale_message
@@ -49,7 +50,6 @@ from penstock_operator.plan.facts import (
     worst_failure,
 )
 from penstock_operator.plan.rollout import rollout_view, unavailable
-from penstock_operator.plan.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Reporter
 from penstock_operator.resources.accelerators import uncounted_devices

@@ -14,13 +14,13 @@ from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
 from penstock.kube.objects.refusals import Refusals
+from penstock.kube.objects.served import ServedSpec
 from penstock.runtimes import runtime_of
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
 from penstock_operator.plan.drain import Bounded, ScalePlan
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.rollout import RolloutView
-from penstock_operator.plan.served import ServedSpec
 from penstock_operator.resources.metadata import selector
 from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 

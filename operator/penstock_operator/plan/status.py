@@ -15,11 +15,11 @@ from typing import Any, Final
 from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import REPLICA_FAILURE
+from penstock.kube.objects.served import ServedSpec
 from penstock_operator.plan.budget import WAITING
 from penstock_operator.plan.diagnose import worst
 from penstock_operator.plan.drain import Bounded
 from penstock_operator.plan.facts import ConditionFacts, ServiceFacts
-from penstock_operator.plan.served import ServedSpec
 
 READY = "Ready"
 PROGRESSING = "Progressing"

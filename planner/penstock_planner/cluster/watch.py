@@ -23,6 +23,7 @@ from penstock.kube.objects.names import (
     child_name,
     is_of_class,
 )
+from penstock.kube.objects.served import kept_spec, with_spec
 from penstock_planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"
@@ -171,14 +172,25 @@ class GraphWatch:
 
 
 def _trim_graph(obj: Object) -> Object:
-    """Keep the specification and the planner's own part of the status."""
+    """Keep the edit that is carried out, and the planner's own part of the status.
+
+    That is the newest one unless the operator keeps an earlier one, because it refuses the newest or has not seen it.
+    """
     status = obj.get("status") or {}
     conditions = [each for each in status.get("conditions") or () if each.get("type") == PLANNER_CONDITION]
+    metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
+    newest = obj.get("spec") or {}
+    spec = newest
+    if status.get("servedGeneration") != metadata.get("generation") and (kept := kept_spec(obj)) is not None:
+        metadata["generation"] = kept.generation
+        # Which installation has a graph is for the newest edit to say: the old one carries out none of it.
+        owner = {"operatorClass": newest.get("operatorClass", OPERATOR_CLASS)}
+        spec = with_spec(obj, kept)["spec"] | owner
     return {
         "apiVersion": obj["apiVersion"],
         "kind": obj["kind"],
-        "metadata": {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]},
-        "spec": obj.get("spec") or {},
+        "metadata": metadata,
+        "spec": spec,
         "status": {"planner": status.get("planner") or {}, "conditions": conditions},
     }
 

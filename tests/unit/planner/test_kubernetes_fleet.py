@@ -391,6 +391,35 @@ def test_a_graph_that_is_being_deleted_is_none_to_plan():
     assert watch.live(A)["status"]["conditions"] == [{"type": "PlannerActive"}]
 
 
+def _edited(served_generation, text=None, **newest):
+    """Return a graph of generation 3 with what its operator says that it carries out."""
+    graph = _graph("a", generation=3)
+    kept = json.dumps(graph["spec"] | {"model": {"name": "kept"}}) if text is None else text
+    graph["spec"] |= newest
+    graph["status"] |= {"servedGeneration": served_generation, "servedSpec": kept}
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("served", "text", "model", "generation"),
+    [(2, None, "kept", 2), (3, None, "m", 3), (2, "", "m", 3), (2, "{", "m", 3)],
+)
+def test_the_edit_that_the_operator_carries_out_is_planned(served, text, model, generation):
+    """An edit that it refuses, or has not seen, plans nothing; where it keeps no earlier one the newest counts."""
+    watch, _ = _watch()
+    _feed(watch, "graphs", "ADDED", _edited(served, text))
+    found = watch.graph(A)
+    assert (parse(found).spec.model.name, found["metadata"]["generation"]) == (model, generation)
+
+
+@pytest.mark.parametrize(("given", "is_ours"), [({"operatorClass": "research"}, False), ({}, True)])
+def test_which_installation_plans_a_graph_is_for_its_newest_edit_to_say(given, is_ours):
+    """The installation that it leaves carries out no edit any more, so that nothing else would end its planner."""
+    watch, _ = _watch()
+    _feed(watch, "graphs", "ADDED", _edited(2, **given))
+    assert (watch.graph(A) is not None) is is_ours
+
+
 def test_a_watch_that_has_not_listed_yet_is_a_problem():
     """Nothing seen is not nothing there."""
     assert _watch()[0].problem() == "graphs: not listed yet"
