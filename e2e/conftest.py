@@ -150,7 +150,7 @@ def _namespace(kube: Kube) -> Iterator[str]:
     yield name
     _NAMESPACES.remove(name)
     _empty(kube, name)
-    kube.kubectl("delete", "namespace", name, "--wait=false")
+    kube.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 def _empty(kube: Kube, namespace: str) -> None:
