@@ -51,6 +51,7 @@ from penstock.router.proxy.completion import (
 from penstock.router.proxy.failures import AT_CAPACITY, REJECTIONS, SATURATED
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
+from penstock.router.proxy.responses import RESPONSES, check_follow_up, not_relayed
 from penstock.router.proxy.routes import PATHS, ApiEndpoint
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, unconfirmed
@@ -154,6 +155,8 @@ class RouterApp:
             responder.cancel_on_disconnect()
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
+            if parsed.endpoint is ApiEndpoint.RESPONSES:
+                check_follow_up(parsed.body, self.context.admission.core.pool)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
             self.handler.deadly.check(call.request.raw)
             if self.tracing is not None:
@@ -324,6 +327,10 @@ class RouterApp:
             elif path == "/workers" or path.startswith("/workers/"):
                 endpoint = ApiEndpoint.WORKERS
                 responder.send(200, self._workers(request), headers=headers)
+            elif path.startswith(RESPONSES):
+                endpoint = ApiEndpoint.RESPONSES
+                self._check_key(request)
+                raise not_relayed(path)
             elif path == "/busy_threshold":
                 responder.send(200, await self._thresholds(request), headers=headers)
             elif path in _WATCHED or path.startswith("/ui/"):

@@ -1,0 +1,55 @@
+"""What refers to an earlier response, which the worker that made it alone may have: refused in words where that may be another. Pure.
+
+vLLM 0.32 keeps responses in a worker's memory, and only with ``VLLM_ENABLE_RESPONSES_API_STORE=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.router.core.worker import Worker
+from penstock.router.proxy.completion import RequestRefused
+
+RESPONSES: Final = "/v1/responses/"
+_SHOWN_CHARACTERS: Final = 100
+
+
+def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
+    """Let a request to /v1/responses pass that any worker can answer.
+
+    Args:
+        body: The request's.
+        pool: All workers; a prefill worker has no response.
+
+    Raises:
+        RequestRefused: 400, it refers to a response and another worker may have it, or its answer could only be fetched.
+    """
+    if body.get("background") is True:
+        raise RequestRefused(
+            400,
+            "background: true: the answer could only be fetched by its id, which this router does not relay; stream it instead",
+            code="responses_not_kept",
+        )
+    if body.get("previous_response_id") is None:
+        return
+    workers = sum(each.spec.role is not Role.PREFILL for each in pool)
+    if workers > 1:
+        raise RequestRefused(
+            400,
+            f"previous_response_id: a response is kept by the worker that made it, and this graph has {workers} that may be"
+            " it; send the whole conversation as input",
+            code="responses_not_kept",
+        )
+
+
+def not_relayed(path: str) -> RequestRefused:
+    """Return the refusal of a request for an earlier response."""
+    shown = path.removeprefix(RESPONSES)[:_SHOWN_CHARACTERS]
+    return RequestRefused(
+        404,
+        f"path: responses are not kept here, so that {shown!r} cannot be fetched, cancelled or deleted; keep the answer of"
+        " POST /v1/responses, and close its connection to cancel it",
+        code="responses_not_kept",
+    )
