@@ -295,7 +295,7 @@ class PlannerLoop:
             pools=pools,
             desired={role: current.desired.get(role, pool.replicas) for role, pool in pools.items()},
             gpus=existing_gpus(pools, config),
-            max_gpu_budget=config.max_gpu_budget,
+            max_gpu_budget=current.settings.config.within_pool.max_gpu_budget,
             pull=self._pulled,
             latency=self._readings.latency if self._readings is not None else {},
             next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,

@@ -19,7 +19,7 @@ from penstock_planner.core.state import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
-from penstock_planner.figures import Figures, Observers
+from penstock_planner.figures import Figures, Observer, Observers
 from penstock_planner.files import FileObservers, FileThread
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import ModelTime, PlannerLoop
@@ -88,9 +88,14 @@ class PlannerService:
 
 
 async def run_until_stopped(
-    service: PlannerService, target: Target, router_url: str | None, stop: asyncio.Event
+    service: PlannerService,
+    target: Target,
+    router_url: str | None,
+    stop: asyncio.Event,
+    *,
+    observer: Observer | None = None,
 ) -> None:
-    """Plan until ``stop`` is set.
+    """Plan until ``stop`` is set; ``observer`` hears of decisions, too.
 
     Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
     is taken.
@@ -117,7 +122,7 @@ async def run_until_stopped(
                 source=_sources(service, pool, router_url, clock),
                 ledger=ledger,
                 time=ModelTime(clock),
-                observers=Observers([figures, files]),
+                observers=Observers([figures, files, *([] if observer is None else [observer])]),
             )
             await loop.run(stop)
             log.info("planner stopped")

@@ -61,6 +61,7 @@ INVOCATIONS = {
     "load": ["--trace", EVIL],
     "status": [],
     "down": [],
+    "pool": [EVIL],
     "demo": ["--manifest", "graph.yaml", "--output-dir", "out"],
     "dashboard": ["--log-dir", EVIL],
     "trace info": [EVIL],

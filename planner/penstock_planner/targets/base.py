@@ -38,6 +38,7 @@ class TargetState:
         edited: Roles whose number of replicas another client has set since the last snapshot.
         writers: Who set each role's number of replicas last, where that is known.
         failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
+        grant: GPUs that a pool lets the graph hold; None: it is in no pool.
         never_ready: Roles with a replica that counts as starting and will never become ready, and why.
     """
 
@@ -48,6 +49,7 @@ class TargetState:
     writers: Mapping[Role, str] = field(default_factory=dict)
     failures: Mapping[Role, str] = field(default_factory=dict)
     never_ready: Mapping[Role, str] = field(default_factory=dict)
+    grant: int | None = None
 
 
 class Target(Protocol):

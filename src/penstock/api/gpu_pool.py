@@ -64,6 +64,12 @@ class PoolEntry(SpecModel):
         ),
     )
 
+    def most(self, pool_gpus: int, graph: GraphDeployment) -> int:
+        """Return the most GPUs of a graph; of its own budget only one that was written counts, as its default is for no pool."""
+        planner = graph.spec.planner
+        own = planner.max_gpu_budget if "max_gpu_budget" in planner.model_fields_set else None
+        return min(each for each in (pool_gpus, self.max_gpus, own) if each is not None)
+
 
 def _above_pool(spec: Any) -> Iterator[Breach]:
     parts = [each.guaranteed_gpus for each in spec.graphs]
@@ -99,7 +105,7 @@ class GpuPoolSpec(SpecModel):
 
 
 class GpuPool(KubernetesObject):
-    """GPUs that several graphs share, with guarantees and borrowing; simulated, no object of a cluster yet."""
+    """GPUs that several graphs share, with guarantees and borrowing; on one machine and simulated, no object of a cluster yet."""
 
     kind: Literal["GpuPool"] = entry("GpuPool", "Kind.")
     spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")

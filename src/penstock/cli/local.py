@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -17,11 +18,13 @@ from typing import Any
 import click
 from rich.live import Live
 
+from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, run_interruptible, tensorboard_hint
+from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, choose_namespace
@@ -30,8 +33,9 @@ from penstock.local.render import render
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
-from penstock.local.up import StartedGraph, kept_file
+from penstock.local.up import Progress, StartedGraph, kept_file
 from penstock.local.up import up as start_graph
+from penstock.local.up_pool import up_pool
 from penstock_planner.options import FLAGS, stated
 
 _PLANNER = "planner_"
@@ -69,12 +73,20 @@ _PLANNER_OVERRIDES: option.Option = option.group(
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @fields.options(UpOptions)
+@click.option(
+    "--pool",
+    "pool_file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A GpuPool from which the graphs of all FILEs draw; their routers' ports follow --port.  [default: one graph alone]",
+)
 @click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
 @option.as_json("Print what was started as JSON.")
 @_PLANNER_OVERRIDES
-def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
+def up(
+    files: tuple[Path, ...], *, pool_file: Path | None, foreground: bool, as_json: bool, **options: Any
+) -> None:
     """Start the graph of FILE (- is stdin) on this machine, in the background, and wait until it serves.
 
     --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
@@ -87,24 +99,41 @@ def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
         if value is not None
     }
     said = fields.take(UpOptions, options, planner=overrides)
-    file = kept_file(file, said)
-    graph = load_graph(file)
+    if pool_file is None and len(files) > 1:
+        raise ConfigError(f"FILE: {len(files)} graphs; several need --pool, else start one after the other")
+    if foreground and len(files) > 1:
+        raise ConfigError("--foreground: for one graph; leave it out")
+    if pool_file is None:
+        files = (kept_file(files[0], said),)
+    graphs = [load_graph(file) for file in files]
+    for file, graph in zip(files, graphs, strict=True):
+        _warn(graph, file, overrides)
+    console = Terminal(stderr=True)
+    with console.status("starting") as spinner:
+
+        def show(state: StateFile, words: str) -> None:
+            spinner.update(f"starting: {_states(state) or words.strip()[:120]}")
+
+        started = run_interruptible(_start(files, pool_file, said, show))
+    for each, graph in zip(started, graphs, strict=True):
+        _print_started(each, graph.spec.model.context_tokens, as_json=as_json)
+    if foreground:
+        sys.exit(_stay(started[0]))
+
+
+async def _start(
+    files: tuple[Path, ...], pool_file: Path | None, options: UpOptions, progress: Progress
+) -> list[StartedGraph]:
+    if pool_file is None:
+        return [await start_graph(files[0], options, progress)]
+    return await up_pool(files, pool_file, options, progress)
+
+
+def _warn(graph: GraphDeployment, file: Path, overrides: Mapping[str, str]) -> None:
     mode = overrides.get("mode")
     print_warnings(warnings_of([graph], file, mode=mode))
     print_warnings(option_warnings(stated(given=overrides, file=None), mode or graph.spec.planner.mode))
     print_warnings(model_warnings(graph.spec))
-    console = Terminal(stderr=True)
-    with console.status("starting") as spinner:
-        started = run_interruptible(
-            start_graph(
-                file,
-                said,
-                lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
-            )
-        )
-    _print_started(started, graph.spec.model.context_tokens, as_json=as_json)
-    if foreground:
-        sys.exit(_stay(started))
 
 
 def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json: bool) -> None:

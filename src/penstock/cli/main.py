@@ -22,6 +22,7 @@ _SUBCOMMANDS = {
     "load": ("penstock.cli.load:load", "Replay a trace against a running graph."),
     "status": ("penstock.cli.local:status", "Show workers, GPUs, queues and the last decisions."),
     "down": ("penstock.cli.local:down", "Drain and stop a graph started by `up`."),
+    "pool": ("penstock.cli.pool:pool", "Show who of a GPU pool holds, wants and waits."),
     "demo": ("penstock.cli.demo:demo", "Run the whole main job on a real trace slice and report."),
     "simulate": ("penstock.cli.simulate:simulate", "Score router policies and the planner in virtual time."),
     "trace": ("penstock.cli.trace:trace", "Look at a trace, or convert it."),

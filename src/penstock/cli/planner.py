@@ -394,7 +394,7 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
     async def main(stop: asyncio.Event) -> None:
         target = LocalTarget(store)
         try:
-            await run_until_stopped(service, target, router_url or None, stop)
+            await run_until_stopped(service, target, router_url or None, stop, observer=target)
         finally:
             await target.close()
 

@@ -109,8 +109,17 @@ DEFAULT_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class PoolPlace:
+    """Where a graph begins in a GPU pool: its name, its GPUs, and the ids that earlier graphs start on."""
+
+    name: str
+    gpus: int
+    taken: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The options of the command line, whose help is that of the fields."""
+    """The options of the command line, whose help is that of the fields; and the place in a pool, None: in none."""
 
     namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
     speed: float = time_scale(more=", for simulated workers")
@@ -127,6 +136,7 @@ class UpOptions:
     )
     with_planner: bool = flag("Do not start the graph's planner.", name="--no-planner", default=True)
     planner: Mapping[str, str] = field(default_factory=dict)
+    pool: PoolPlace | None = None
 
 
 def initial_state(
@@ -160,7 +170,7 @@ def initial_state(
         if spec.role == Role.ROUTER and has_router:
             continue
         has_router = has_router or spec.role == Role.ROUTER
-        state = _with_replicas(state, spec, entry)
+        state = _with_replicas(state, spec, entry, options.pool)
     return state
 
 
@@ -185,6 +195,8 @@ def _arbiter(
 ) -> ArbiterInfo:
     ceiling = graph.spec.planner.max_gpu_budget if graph.spec.planner.enabled else None
     gpus = options.gpus if options.gpus is not None else (ceiling or DEFAULT_GPUS)
+    if options.pool is not None:  # until its planner claims more, a graph holds what it starts with
+        gpus, ceiling = options.pool.gpus, sum(spec.replicas * spec.gpus for spec in specs)
     return ArbiterInfo(
         namespace=context.namespace,
         graph=context.graph_file,
@@ -198,18 +210,21 @@ def _arbiter(
         discovery_folder=str(context.discovery_folder)
         if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
+        pool="" if options.pool is None else options.pool.name,
         planner_log_dir=context.log_dir if any(spec.role == PLANNER_ROLE for spec in specs) else None,
     )
 
 
-def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> StateFile:
+def _with_replicas(
+    state: StateFile, spec: ProcessSpec, entry: ProcessEntry, pool: PoolPlace | None
+) -> StateFile:
     name = base_name(state.arbiter.namespace, spec.service)
     if not entry.is_worker:
         return state.with_entry(name, replace(entry, order=state.next_order()))
     state = state.with_entry(name, replace(entry, state=EntryState.STOPPED))
     for _ in range(spec.replicas):
         try:
-            state, _ = request_replica(state, entry)
+            state, _ = request_replica(state, entry, () if pool is None else pool.taken)
         except GpuShortageError as exc:
             place = f"spec.services.{spec.service}.replicas"
             raise ConfigError(f"{place}: {spec.replicas}: one replica {exc}") from exc

@@ -50,6 +50,8 @@ class ArbiterInfo:
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
+        pool: Name of the GPU pool that the graph draws from, whose grant is its budget; empty: none.
+        grant_serial: Of that grant.
     """
 
     namespace: str
@@ -70,6 +72,8 @@ class ArbiterInfo:
     restarts: int = 0
     runtime: str = ""
     discovery_folder: str | None = None
+    pool: str = ""
+    grant_serial: int = 0
 
     @property
     def process(self) -> ProcessId:
@@ -216,8 +220,12 @@ class GpuShortageError(ClusterError):
     """No ids could be given; the message says how many are in use, the bound and the remedy."""
 
 
-def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...]:
+def allocate(
+    needed: int, in_use: Collection[int], *, gpus: int, budget: int, others: Collection[int] = ()
+) -> tuple[int, ...]:
     """Choose ``needed`` free ids, neighbours if there are such, else the lowest; raises GpuShortageError.
+
+    ``others`` are ids that other graphs of a pool hold: they are not free, and do not count against the budget.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
     Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
@@ -232,7 +240,7 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
             f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
             "draining ones included; wait for a drain to end, or raise the bound"
         )
-    free = sorted(set(range(gpus)) - set(in_use))
+    free = sorted(set(range(gpus)) - set(in_use) - set(others))
     if len(free) < needed:
         raise GpuShortageError(
             f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)"
@@ -284,11 +292,17 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
     return {name: entry for name, entry in state.entries.items() if entry.counts_as(role)}
 
 
-def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str]:
-    """Add one ``requested`` entry with its own GPUs; raises GpuShortageError."""
+def request_replica(
+    state: StateFile, base: ProcessEntry, others: Collection[int] = ()
+) -> tuple[StateFile, str]:
+    """Add one ``requested`` entry with its own GPUs, none of which ``others`` hold; raises GpuShortageError."""
     name = free_name(state, base.service)
     gpus = allocate(
-        base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
+        base.gpus_per_replica,
+        state.gpus_in_use(),
+        gpus=state.arbiter.gpus,
+        budget=state.arbiter.budget,
+        others=others,
     )
     order = state.next_order()
     entry = replace(base, state=EntryState.REQUESTED, gpus=gpus, restarts=0, order=order, **NO_PROCESS)
@@ -322,14 +336,23 @@ def withdraw(state: StateFile, name: str) -> StateFile:
     return state.change(name, state=EntryState.DRAINING, reason=reason, takes=None)
 
 
-def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
-    """Bring the pool of ``role`` to ``replicas``, draining and failed ones not counted; twice changes nothing more."""
+def scale(
+    state: StateFile,
+    role: str,
+    replicas: int,
+    inflight_tokens: Mapping[str, float],
+    others: Collection[int] = (),
+) -> ScaleOutcome:
+    """Bring the pool of ``role`` to ``replicas``, draining and failed ones not counted; twice changes nothing more.
+
+    ``others`` are GPU ids that other graphs hold.
+    """
     base = template(state, role)
     added: list[str] = []
     withdrawn: list[str] = []
     while base is not None and len(replicas_of(state, role)) < replicas:
         try:
-            state, name = request_replica(state, base)
+            state, name = request_replica(state, base, others)
         except GpuShortageError as exc:
             return ScaleOutcome(state, tuple(added), refusal=f"{base.service}: {exc}")
         added.append(name)

@@ -103,7 +103,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _read_own(path: Path) -> bytes:
+def read_own(path: Path) -> bytes:
     """Return the content of a regular file that this user owns alone; follows no link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
@@ -163,6 +163,22 @@ class UnwritableError(ConfigError):
     """The statefile cannot be written, as on a full disk; the old content stays."""
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file of the state folder atomically; raises `UnwritableError`."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=path.name, suffix=".tmp", delete=False, encoding="utf-8"
+        ) as file:
+            temporary = file.name
+            file.write(text)
+        os.replace(temporary, path)  # noqa: PTH105 - one system call on two plain names
+    except OSError as exc:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise UnwritableError(f"{path}: cannot be written: {exc.strerror}; the old content stays") from exc
+
+
 class StateStore:
     """One namespace's statefile."""
 
@@ -184,7 +200,7 @@ class StateStore:
         """Return the file's content, or None when there is none."""
         self.check_folder()
         try:
-            content = _read_own(self.path)
+            content = read_own(self.path)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -328,23 +344,4 @@ class StateStore:
             return False
 
     def _replace(self, state: StateFile) -> None:
-        text = json.dumps(to_json(state), indent=2) + "\n"
-        temporary = None
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w",
-                dir=self.path.parent,
-                prefix=self.path.name,
-                suffix=".tmp",
-                delete=False,
-                encoding="utf-8",
-            ) as file:
-                temporary = file.name
-                file.write(text)
-            os.replace(temporary, self.path)  # noqa: PTH105 - one system call on two plain names
-        except OSError as exc:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
-            raise UnwritableError(
-                f"{self.path}: cannot be written: {exc.strerror}; the old content stays"
-            ) from exc
+        replace_file(self.path, json.dumps(to_json(state), indent=2) + "\n")

@@ -6,12 +6,15 @@ It starts and stops nothing itself; the supervisor in the arbiter process makes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
-from penstock.core.errors import ClusterError, ConfigError
+from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import EntryState
+from penstock.local.pool import PoolStore
 from penstock.local.probes import NoAnswer, Probes, frontend_of
 from penstock.local.statefile import (
     ProcessEntry,
@@ -23,7 +26,10 @@ from penstock.local.statefile import (
     template,
 )
 from penstock.local.store import StateStore
+from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.figures import View
 from penstock_planner.targets.base import Endpoint, TargetState
 
 _log = logs.get_logger(__name__)
@@ -54,6 +60,13 @@ def target_state(state: StateFile) -> TargetState:
         ),
         failures=failures,
     )
+
+
+def _ids_of_others(state: StateFile) -> AbstractContextManager[frozenset[int]]:
+    """Return the GPU ids that other graphs of its pool hold, and go on holding while the context lasts."""
+    if not state.arbiter.pool:
+        return nullcontext(frozenset())
+    return PoolStore.of(state.arbiter.pool).ids_of_others(state.arbiter.namespace)
 
 
 def _pool(base: ProcessEntry, entries: list[ProcessEntry], switching: int) -> PoolCounts:
@@ -90,14 +103,30 @@ class LocalTarget:
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self._probes = Probes()
+        self._bid: tuple[int, ...] | None = None
 
     async def close(self) -> None:
         """Close the connections to the router."""
         await self._probes.close()
 
     async def observe(self) -> TargetState:
-        """Return the pools as the statefile has them."""
-        return target_state(self._read())
+        """Return the pools as the statefile has them; of a graph in a GPU pool with what it may hold now."""
+        state = self._read()
+        if not state.arbiter.pool:
+            return target_state(state)
+        try:
+            grant = PoolStore.of(state.arbiter.pool).claim(state.arbiter.namespace, self._bid)
+        except (ConfigError, ConflictError, NotFoundError) as exc:
+            raise ClusterError(str(exc)) from exc
+        return replace(target_state(self._read()), grant=grant)
+
+    def tick(self, view: View) -> None:
+        """Do nothing: a bid changes with a decision."""
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Keep what a decision bids for, to bring it to the pool at the next look."""
+        del view
+        self._bid = bid_sizes(decision) or self._bid
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
         """Write the desired ``replicas`` of ``role`` into the statefile.
@@ -108,14 +137,19 @@ class LocalTarget:
         """
         if replicas < 0:
             raise ClusterError(f"{role}: {replicas} desired replicas; must be 0 or more")
-        loads = await self._loads(self._read())
+        before = self._read()
+        loads = await self._loads(before)
 
         def change(state: StateFile) -> tuple[StateFile, ScaleOutcome]:
             _check(state, role)
-            outcome = scale(state, role, replicas, loads)
+            outcome = scale(state, role, replicas, loads, others)
             return outcome.state, outcome
 
-        outcome = self._update(change)
+        try:
+            with _ids_of_others(before) as others:
+                outcome = self._update(change)
+        except (ConfigError, ConflictError, NotFoundError) as exc:
+            raise ClusterError(str(exc)) from exc
         if outcome.added or outcome.withdrawn:
             _log.info(
                 "pool scaled",

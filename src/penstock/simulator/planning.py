@@ -110,7 +110,9 @@ class VirtualPlanner:
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run the due actions."""
-        answer: Answer = TargetState(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        answer: Answer = TargetState(
+            seen.pools, seen.is_adjusting, never_ready=seen.never_ready, grant=self._settings.config.grant
+        )
         while True:
             match self._follow(self._core.answer(answer, now_s)):
                 case ReadMetrics():

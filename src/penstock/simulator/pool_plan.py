@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.api import GpuPool, GraphDeployment, PoolEntry, entries_of
+from penstock.api import GraphDeployment, entries_of
 from penstock.api.manifests import load_graph, load_pool
 from penstock.core.errors import ConfigError
 from penstock.gpu_pool.allocator import PoolTerms
@@ -69,7 +69,11 @@ def make_pool_plan(
         )
         entry = entries[graph.name]
         pooled[graph.name] = PooledGraph(
-            scenario, workload.requests, entry.guaranteed_gpus, _most(pool, entry, graph), entry.priority.rank
+            scenario,
+            workload.requests,
+            entry.guaranteed_gpus,
+            entry.most(pool.spec.gpus, graph),
+            entry.priority.rank,
         )
         workloads[graph.name] = workload
         notes += [f"{graph.name}: {note}" for note in made.notes]
@@ -110,13 +114,6 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
         policy=options.policy or graph.spec.router.policy,
         planners=options.planners or (DEFAULT_PLANNER,),
     )
-
-
-def _most(pool: GpuPool, entry: PoolEntry, graph: GraphDeployment) -> int:
-    """Return the most GPUs of a graph; of its own budget only one that was written counts, as its default is for no pool."""
-    planner = graph.spec.planner
-    own = planner.max_gpu_budget if "max_gpu_budget" in planner.model_fields_set else None
-    return min(each for each in (pool.spec.gpus, entry.max_gpus, own) if each is not None)
 
 
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+"""A GPU pool on this machine: one file below the state folder that the planners of its graphs share under a lock.
+
+Each planner, at each look at its graph, brings its bid; whoever holds the lock runs the allocator for all of them, with what their
+statefiles hold, and writes its own grant into its own statefile. No process of its own has to live for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.api.base import DNS_LABEL_PATTERN
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.local_state import state_dir
+from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
+from penstock.local.statefile import StateFile
+from penstock.local.store import StateStore, read_own, replace_file
+
+SUFFIX: Final = ".pool"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """One graph of a pool.
+
+    Attributes:
+        guaranteed, most, priority: As of `GraphBid`.
+        bid: GPUs of each replica that its planner wants, in order of need.
+        starts_on: GPU ids that it holds until its statefile is there.
+        is_arriving: Its statefile has not been seen yet.
+    """
+
+    guaranteed: int
+    most: int
+    priority: int
+    bid: tuple[int, ...]
+    starts_on: tuple[int, ...] = ()
+    is_arriving: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """The complete file; graphs by their namespace."""
+
+    name: str
+    gpus: int
+    hold_s: float
+    members: Mapping[str, PoolMember]
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """What one graph of a pool holds, may hold and wants, GPUs; ``waits_for`` are graphs that have yet to give back."""
+
+    graph: str
+    guaranteed: int
+    held: int
+    grant: int
+    wanted: int
+    target: int
+    waits_for: tuple[str, ...]
+
+
+_FILE: Final[TypeAdapter[PoolFile]] = TypeAdapter(PoolFile)
+
+
+class PoolStore:
+    """One pool's file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = StateStore(path)
+
+    @classmethod
+    def of(cls, name: str) -> PoolStore:
+        """Return the store of a pool in the configured folder."""
+        if re.fullmatch(DNS_LABEL_PATTERN, name) is None:
+            raise ConfigError(
+                f"NAME: {name!r} is no name of a GpuPool; give lower-case letters, digits and inner hyphens"
+            )
+        return cls(state_dir() / f"{name}{SUFFIX}")
+
+    @classmethod
+    def all(cls) -> list[PoolStore]:
+        """Return the pools of this machine."""
+        return [cls(path) for path in sorted(state_dir().glob(f"*{SUFFIX}"))]
+
+    def read(self) -> PoolFile:
+        """Return the file.
+
+        Raises:
+            NotFoundError: there is none.
+            ConfigError: it cannot be read.
+        """
+        self._lock.check_folder()
+        try:
+            return _FILE.validate_python(json.loads(read_own(self.path).decode("utf-8")))
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"{self.path}: no such pool; start one with `penstock up FILE… --pool FILE`"
+            ) from None
+        except (OSError, ValueError, ValidationError) as exc:
+            raise ConfigError(
+                f"{self.path}: cannot be read ({exc}); stop its graphs and start them again"
+            ) from exc
+
+    def found(self, pool: PoolFile) -> None:
+        """Write a new pool over one whose graphs have all ended.
+
+        Raises:
+            ConfigError: a graph of the pool still runs.
+        """
+        with self._lock.locked():
+            with contextlib.suppress(NotFoundError):
+                left = [name for name in self.read().members if StateStore.of(name).path.exists()]
+                if left:
+                    raise ConfigError(
+                        f"--pool: {pool.name} has graphs that run: {', '.join(left)}; stop them with `penstock down`, or give the "
+                        "pool another name"
+                    )
+            self._write(pool)
+
+    def remove(self) -> None:
+        """Delete the file."""
+        with self._lock.locked():
+            self.path.unlink(missing_ok=True)
+            self._lock.lock_path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def ids_of_others(self, namespace: str) -> Iterator[frozenset[int]]:
+        """Yield the GPU ids that the pool's other graphs hold, which take none while this is held."""
+        with self._lock.locked():
+            members, states = self._seen(self.read())
+            yield frozenset(
+                gpu
+                for name, member in members.items()
+                if name != namespace
+                for gpu in _known_ids(name, member, states[name])
+            )
+
+    def claim(self, namespace: str, bid: tuple[int, ...] | None) -> int:
+        """Bring a bid, share the pool out, and return the GPUs that the graph may hold, which its statefile says from now on.
+
+        Args:
+            namespace: Of the graph.
+            bid: GPUs of each replica wanted, in order of need; None: as before.
+        """
+        store = StateStore.of(namespace)
+        with self._lock.locked():
+            pool = self.read()
+            members, states = self._seen(pool)
+            if namespace not in members:
+                raise NotFoundError(f"{self.path}: has no graph {namespace}; start it with `penstock up`")
+            if bid is not None:
+                members[namespace] = replace(members[namespace], bid=bid)
+            bids = {
+                name: _bid(member, states[name], pool.shares.get(name))
+                for name, member in members.items()
+                if member.is_arriving or states[name] is not None
+            }
+            own = states[namespace]
+            speed = 1.0 if own is None else own.arbiter.speed
+            shares = {name: share for name, share in pool.shares.items() if name in members}
+            terms = PoolTerms(pool.gpus, pool.hold_s)
+            grants, after = allocate(terms, bids, shares, SimulatedClock(speed).now_s())
+            kept = {name: grant for name, grant in pool.grants.items() if name in members}
+            changed = replace(pool, members=members, shares=after, grants={**kept, **grants})
+            if changed != pool:
+                self._write(changed)
+            grant = grants[namespace]
+            store.update(lambda state: (_under(state, grant), None))
+            return grant.gpus
+
+    def rows(self) -> list[PoolRow]:
+        """Return what each graph holds, may hold, wants, and whom it waits for."""
+        pool = self.read()
+        members, states = self._seen(pool)
+        held = {name: len(_ids(member, states[name])) for name, member in members.items()}
+        nothing = Grant(0, 0, 0, 0)
+        grants = {name: pool.grants.get(name, nothing) for name in members}
+        giving = tuple(name for name in members if held[name] > grants[name].target)
+        return [
+            PoolRow(
+                name,
+                member.guaranteed,
+                held[name],
+                grants[name].gpus,
+                grants[name].wanted,
+                grants[name].target,
+                giving if grants[name].target > grants[name].gpus else (),
+            )
+            for name, member in members.items()
+        ]
+
+    def _seen(self, pool: PoolFile) -> tuple[dict[str, PoolMember], dict[str, StateFile | None]]:
+        """Return the graphs that exist or will, and their statefiles, None where one is not there yet or cannot be read."""
+        members: dict[str, PoolMember] = {}
+        states: dict[str, StateFile | None] = {}
+        for name, member in pool.members.items():
+            store = StateStore.of(name)
+            if not store.path.exists():
+                if member.is_arriving:
+                    members[name], states[name] = member, None
+                continue
+            members[name], states[name] = replace(member, is_arriving=False), store.read_quietly()
+        return members, states
+
+    def _write(self, pool: PoolFile) -> None:
+        data: Any = _FILE.dump_python(pool, mode="json")
+        replace_file(self.path, json.dumps(data, indent=2) + "\n")
+
+
+def _ids(member: PoolMember, state: StateFile | None) -> frozenset[int]:
+    return frozenset(member.starts_on) if state is None else state.gpus_in_use()
+
+
+def _known_ids(name: str, member: PoolMember, state: StateFile | None) -> frozenset[int]:
+    if state is None and not member.is_arriving:
+        raise ConfigError(
+            f"{StateStore.of(name).path}: cannot be read, so the GPUs of {name} are not known; repair it first"
+        )
+    return _ids(member, state)
+
+
+def _bid(member: PoolMember, state: StateFile | None, share: Share | None) -> GraphBid:
+    serial = (0 if share is None else share.serial) if state is None else state.arbiter.grant_serial
+    held = len(_ids(member, state))
+    return GraphBid(member.guaranteed, member.priority, member.most, member.bid, held, serial)
+
+
+def _under(state: StateFile, grant: Grant) -> StateFile:
+    arbiter = replace(state.arbiter, budget=grant.gpus, grant_serial=grant.serial)
+    return replace(state, arbiter=arbiter)

@@ -1,0 +1,298 @@
+"""Graphs of one machine that share GPUs: claims under a lock, exclusive ids, and what faults leave behind."""
+
+import contextlib
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.api import Role
+from penstock.cli.main import cli
+from penstock.core.errors import ClusterError, ConfigError, NotFoundError
+from penstock.core.local_state import EntryState
+from penstock.local.build import UpOptions
+from penstock.local.pool import PoolFile, PoolMember, PoolStore
+from penstock.local.statefile import retire
+from penstock.local.store import StateStore
+from penstock.local.target import LocalTarget
+from penstock.local.up_pool import up_pool
+
+GPUS = 8
+
+
+def ids(name):
+    """The GPU ids that a graph's workers hold."""
+    return StateStore.of(name).read().gpus_in_use()
+
+
+def drained(name):
+    """Let every draining worker of a graph end."""
+
+    def change(state):
+        for entry in [key for key, each in state.entries.items() if each.state is EntryState.DRAINING]:
+            state = retire(state, entry)
+        return state, None
+
+    StateStore.of(name).update(change)
+
+
+def started(name):
+    """Let every requested worker of a graph serve."""
+
+    def change(state):
+        for entry in [key for key, each in state.entries.items() if each.state is EntryState.REQUESTED]:
+            state = state.change(entry, state=EntryState.READY)
+        return state, None
+
+    StateStore.of(name).update(change)
+
+
+def put(name, state_of, entry_of, first):
+    """Write the statefile of a graph that starts with one worker of each role."""
+    state = state_of(name, gpus=GPUS, budget=2, pool="p", speed=1.0)
+    for order, role in enumerate(("prefill", "decode")):
+        entry = entry_of(
+            role, role, order=order, state=EntryState.READY, gpus=(first + order,), url="http://h:1"
+        )
+        state = state.with_entry(f"{name}_{role}", entry)
+    StateStore.of(name).write(state)
+
+
+@pytest.fixture
+def pool(state_of, entry_of):
+    """A pool of eight GPUs: a is guaranteed four, b two."""
+    members = {
+        "a": PoolMember(4, GPUS, 0, (1, 1), (0, 1)),
+        "b": PoolMember(2, GPUS, 0, (1, 1), (2, 3)),
+    }
+    store = PoolStore.of("p")
+    store.found(PoolFile("p", GPUS, 0.0, members))
+    put("a", state_of, entry_of, 0)
+    put("b", state_of, entry_of, 2)
+    return store
+
+
+async def scaled(name, prefill, decode):
+    """Bring a graph's workers to numbers, as far as it is let."""
+    target = LocalTarget(StateStore.of(name))
+    for role, replicas in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        try:
+            await target.scale(role, replicas, decision_id="d1")
+        except ClusterError as exc:
+            assert "wait for a drain to end" in str(exc)  # noqa: PT017 - the only refusal there may be
+    await target.close()
+
+
+async def test_a_graph_borrows_and_gives_back_and_never_shares_an_id(pool):
+    """B takes the six that a leaves; when a wants its four, b's grant falls to four and a grows as b's workers end."""
+    assert pool.claim("b", (1,) * 6) == 6
+    await scaled("b", 3, 3)
+    assert ids("b") == {2, 3, 4, 5, 6, 7}
+    started("b")
+
+    assert pool.claim("a", (1,) * 4) == 2, "nothing is free yet"
+    assert [row.waits_for for row in pool.rows()] == [("b",), ()]
+    assert pool.claim("b", (1,) * 6) == 4
+    await scaled("b", 2, 2)
+    assert pool.claim("a", None) == 2, "b's workers still drain"
+    drained("b")
+    assert pool.claim("a", None) == 4
+    await scaled("a", 2, 2)
+    assert len(ids("a")) == len(ids("b")) == 4
+    assert not ids("a") & ids("b")
+
+
+async def test_a_graph_does_not_grow_above_its_grant(pool):
+    """Its budget is the grant, though ids are free."""
+    assert pool.claim("a", (1, 1, 1)) == 3
+    await scaled("a", 3, 3)
+    assert len(ids("a")) == 3
+
+
+def test_a_graph_that_has_ended_leaves_the_pool(pool):
+    """Without its statefile, which was there, none of its workers exists."""
+    pool.claim("a", None)
+    StateStore.of("b").path.unlink()
+    assert pool.claim("a", (1,) * 8) == 8
+    assert [row.graph for row in pool.rows()] == ["a"]
+
+
+def test_a_graph_that_has_not_come_yet_keeps_what_it_starts_on(pool):
+    """Until its arbiter has written its statefile."""
+    StateStore.of("b").path.unlink()
+    members = {**pool.read().members, "b": PoolMember(2, GPUS, 0, (1, 1), (6, 7))}
+    pool._write(PoolFile("p", GPUS, 0.0, members))
+    assert pool.claim("a", (1,) * 8) == 6
+    with pool.ids_of_others("a") as others:
+        assert others == {6, 7}
+
+
+def test_a_statefile_that_cannot_be_read_frees_nothing(pool):
+    """Its grant stays with it, and no worker starts where its ids are not known."""
+    pool.claim("b", (1,) * 4)
+    StateStore.of("b").path.write_text("{")
+    assert pool.claim("a", (1,) * 8) == 4
+    with pytest.raises(ConfigError, match="the GPUs of b are not known"), pool.ids_of_others("a"):
+        pass
+
+
+async def test_a_planner_brings_what_its_last_decision_bid_for(pool, monkeypatch):
+    """A look without a decision brings nothing new; a graph in no pool has no grant."""
+    target = LocalTarget(StateStore.of("b"))
+    assert (await target.observe()).grant == 2
+    monkeypatch.setattr("penstock.local.target.bid_sizes", lambda decision: decision)
+    target.decided((1,) * 5, None)
+    target.decided(None, None)
+    assert (await target.observe()).grant == 5
+    store = StateStore.of("b")
+    state = store.read()
+    store.write(replace(state, arbiter=replace(state.arbiter, pool="")))
+    assert (await target.observe()).grant is None
+    await target.close()
+
+
+async def test_a_lost_pool_file_decides_nothing(pool):
+    """The backend counts as unreadable, and every worker stays."""
+    pool.remove()
+    target = LocalTarget(StateStore.of("a"))
+    with pytest.raises(ClusterError, match="no such pool"):
+        await target.observe()
+    with pytest.raises(ClusterError, match="no such pool"):
+        await target.scale(Role.DECODE, 2, decision_id="d1")
+    await target.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_kills_between_two_writes_never_bring_the_graphs_above_the_pool(pool, monkeypatch, seed):
+    """A claim dies before its pool file, or before its statefile is written; the graphs grow and drain as they like."""
+    chance = random.Random(seed)
+    update, write = StateStore.update, PoolStore._write
+    for _ in range(60):
+        name = chance.choice("ab")
+        with monkeypatch.context() as patch:
+            dies = chance.choice(["never", "never", "before pool", "before state"])
+            if dies == "before pool":
+                patch.setattr(PoolStore, "_write", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+            if dies == "before state":
+                patch.setattr(StateStore, "update", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+            with contextlib.suppress(OSError):
+                pool.claim(name, (1,) * chance.randint(2, 8))
+        assert (StateStore.update, PoolStore._write) == (update, write)
+        await scaled(name, chance.randint(1, 4), chance.randint(1, 4))
+        if chance.random() < 0.5:
+            drained(name)
+        started(name)
+        assert len(ids("a")) + len(ids("b")) == len(ids("a") | ids("b")) <= GPUS
+
+
+def test_a_pool_whose_graphs_run_is_not_founded_again(pool):
+    """They would lose what they were granted."""
+    with pytest.raises(ConfigError, match="p has graphs that run: a, b; stop them with `penstock down`"):
+        pool.found(pool.read())
+
+
+def test_the_command_shows_who_holds_wants_and_waits(pool):
+    """As a table, and as JSON."""
+    pool.claim("b", (1,) * 6)
+    printed = CliRunner().invoke(cli, ["pool"]).output
+    assert "pool p: 8 GPUs, 4 held, 4 free" in printed
+    found = json.loads(CliRunner().invoke(cli, ["pool", "p", "--json"]).output)
+    row = {"graph": "b", "guaranteed": 2, "held": 2, "grant": 6, "wanted": 6, "target": 6, "waits_for": []}
+    assert row in found["graphs"]
+
+
+def test_the_command_names_what_is_missing(state_folder):
+    """No pool, or several."""
+    run = CliRunner()
+    assert isinstance(run.invoke(cli, ["pool"]).exception, NotFoundError)
+    for name in ("one", "two"):
+        PoolStore.of(name).found(PoolFile(name, 1, 0.0, {}))
+    assert "several pools are here: one, two" in str(run.invoke(cli, ["pool"]).exception)
+    assert "is no name of a GpuPool" in str(run.invoke(cli, ["pool", "../one"]).exception)
+
+
+MANIFEST = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {{name: {name}}}
+spec:
+  model: {{name: m, servedName: m}}
+  runtime: simulated
+  services:
+    frontend: {{role: router}}
+    worker: {{role: aggregated, replicas: 2}}
+"""
+POOL = """
+apiVersion: penstock.dev/v1alpha1
+kind: GpuPool
+metadata: {name: shared}
+spec:
+  gpus: 4
+  graphs:
+    - {match: {name: one}, guaranteedGpus: 2}
+    - {match: {name: two}, guaranteedGpus: 2, maxGpus: 3}
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two graphs of two GPUs each, and a pool of four."""
+    paths = [tmp_path / f"{name}.yaml" for name in ("one", "two", "pool")]
+    for path in paths[:2]:
+        path.write_text(MANIFEST.format(name=path.stem))
+    paths[2].write_text(POOL)
+    return paths
+
+
+async def test_graphs_start_on_ports_and_ids_of_their_own(files, monkeypatch):
+    """The second one's router has the next port, its workers the ids that the first left; the pool knows both before."""
+    seen = []
+
+    async def start(file, options, _progress):
+        seen.append((file.stem, options.port, options.pool.taken, PoolStore.of("shared").read().members))
+
+    monkeypatch.setattr("penstock.local.up_pool.up", start)
+    await up_pool(files[:2], files[2], UpOptions(port=9100), lambda *_: None)
+    assert [each[:3] for each in seen] == [("one", 9100, set()), ("two", 9101, {0, 1})]
+    members = seen[0][3]
+    assert {name: (each.starts_on, each.bid, each.most) for name, each in members.items()} == {
+        "one": ((0, 1), (1, 1), 4),
+        "two": ((2, 3), (1, 1), 3),
+    }
+
+
+async def test_a_graph_that_does_not_start_takes_the_pool_with_it(files, monkeypatch):
+    """All or none."""
+
+    async def start(*_):
+        raise ClusterError("not ready")
+
+    monkeypatch.setattr("penstock.local.up_pool.up", start)
+    with pytest.raises(ClusterError, match="not ready"):
+        await up_pool(files[:2], files[2], UpOptions(), lambda *_: None)
+    assert PoolStore.all() == []
+
+
+async def test_what_is_for_one_graph_alone_is_refused(files):
+    """A name, the machine's GPUs, two graphs of one name."""
+    for options in (UpOptions(namespace="x"), UpOptions(gpus=2)):
+        with pytest.raises(ConfigError, match="for one graph"):
+            await up_pool(files[:2], files[2], options, lambda *_: None)
+    with pytest.raises(ConfigError, match="two graphs are called one"):
+        await up_pool([files[0], files[0]], files[2], UpOptions(), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["one", "two"], "2 graphs; several need --pool"),
+        (["one", "two", "--pool", "pool", "--foreground"], "--foreground: for one graph"),
+    ],
+)
+def test_several_graphs_need_a_pool(files, arguments, words):
+    """And none of them stays in front."""
+    known = {path.stem: str(path) for path in files}
+    done = CliRunner().invoke(cli, ["up", *(known.get(each, each) for each in arguments)])
+    assert words in str(done.exception)
