@@ -10,7 +10,7 @@ PROMPT = "The gate lets through what the turbine can use, and the rest flows ove
 SAID = {
     "model": "tiny",
     "max_tokens": 16,
-    "temperature": 0,
+    "extra_body": {"temperature": 0},
     "system": "You keep the gate.",
     "messages": [{"role": "user", "content": PROMPT}],
 }
@@ -43,7 +43,7 @@ def test_errors_of_vllm_have_the_form_that_the_client_reads(disaggregated):
     """Its message comes through, in Anthropic's form."""
     client = anthropic.Anthropic(base_url=disaggregated.url, api_key="none", max_retries=0, timeout=300)
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**{**SAID, "temperature": -1})
+        client.messages.create(**{**SAID, "extra_body": {"temperature": -1}})
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
 

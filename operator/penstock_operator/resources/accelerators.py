@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, NodePool
 from penstock.core.errors import Problem
 
 GPU_RESOURCES: Final = (
@@ -33,7 +33,7 @@ def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> boo
 
 
 def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES) -> Iterator[Problem]:
-    """Yield the device plugins' resources in podTemplates that may be accelerators and that the budget does not count."""
+    """Yield what podTemplates ask for that may be accelerators and that the budget does not count: resources, and claims."""
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")
         counted = {pool.gpu_resource_name} if pool is not None else set()
@@ -45,6 +45,24 @@ def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOU
                     "operator.gpuResources, and set the node pool's gpuResourceName"
                 )
                 yield Problem(path=f"{path}.{place}", message=message)
+        gpus = (pool or NodePool()).gpu_resource_name
+        is_asked_for = service.gpus > 0 and not (graph.spec.models_gpus and pool is None)
+        if is_asked_for and _has_claims_beside(gpus, service.pod_template.get("spec")):
+            message = (
+                f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
+                f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'
+            )
+            yield Problem(path=f"{path}.resourceClaims", message=message)
+
+
+def _has_claims_beside(gpus: str, spec: object) -> bool:
+    """Return whether a container uses a claim of devices, and leaves the extended resource as it is asked for."""
+    for container in _list(_map(spec).get("containers")):
+        resources = _map(_map(container).get("resources"))
+        limits = _map(resources.get("limits"))
+        if _list(resources.get("claims")) and str(limits.get(gpus, "unset")) not in {"0", "None"}:
+            return True
+    return False
 
 
 def _devices(spec: object) -> Iterator[tuple[str, str]]:

@@ -58,3 +58,22 @@ def test_what_the_list_or_the_pool_names_is_counted(build):
 def test_any_patch_can_be_read(build, pod):
     """A patch deletes with null and directs with $patch."""
     assert list(uncounted_devices(build(services={"decode": {"podTemplate": pod}}))) == []
+
+
+@pytest.mark.parametrize(
+    ("resources", "is_told"),
+    [
+        ({"claims": [{"name": "gpu"}]}, True),
+        ({"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": 2}}, True),
+        ({"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": "0"}}, False),
+        ({"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": None}}, False),
+        ({"limits": {"nvidia.com/gpu": 2}}, False),
+    ],
+)
+def test_a_claim_beside_the_extended_resource_is_told(build, resources, is_told):
+    """A pod would get both, and the budget counts gpusPerReplica alone; a claim may as well be of a network adapter."""
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "four-gpus"}]
+    pod = {"spec": {"resourceClaims": claims, "containers": [{"name": "main", "resources": resources}]}}
+    found = list(uncounted_devices(build(services={"decode": {"podTemplate": pod, "gpusPerReplica": 4}})))
+    assert [each.path for each in found] == ["spec.services.decode.podTemplate.spec.resourceClaims"] * is_told
+    assert all('nvidia.com/gpu: "0"' in each.message for each in found)
