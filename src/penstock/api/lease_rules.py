@@ -144,4 +144,17 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
         values=(_WAIT, f"[{_PREFILL}].map(p, {_duration('p')})[0]"),
         remedy="lower it, remove it, or raise lease.durationSeconds",
     ),
+    Rule(
+        path="router.prefillDeflection.enabled",
+        must="router.prefillDeflection.enabled needs services of roles prefill and decode, of runtime "
+        + " or ".join(HAS_LEASES.names),
+        cel=f"!self.router.prefillDeflection.enabled || ({HAS_LEASES.cel} && "
+        "self.services.exists(k, self.services[k].role == 'prefill'))",
+        holds=lambda spec: (
+            not spec.router.prefill_deflection.enabled or (HAS_LEASES(spec.runtime) and spec.is_disaggregated)
+        ),
+        text="true, but there is no prefill worker beside which a decode worker of runtime %s could compute prompts",
+        values=("self.runtime",),
+        remedy="turn it off",
+    ),
 )

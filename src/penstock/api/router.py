@@ -248,6 +248,25 @@ class PrefillQueueConfig(SpecModel):
     )
 
 
+class PrefillDeflectionConfig(SpecModel):
+    """Prompts that decode workers compute themselves while all prefill workers are behind."""
+
+    enabled: Flag = entry(
+        False, "Let decode workers compute prompts; needs services of roles prefill and decode, and no tiers."
+    )
+    queue_seconds: Seconds = entry(
+        1, "Prefill workers are behind when each has more than this to compute; seconds."
+    )
+    itl_seconds: Seconds = entry(
+        0.05,
+        "Longest gap that a deflected prompt may make between tokens: a decode worker's mean ITL of late and 1.25 "
+        "times one step (engine.maxBatchTokens at most) at the speed of prefill; seconds.",
+    )
+    max_kv_usage_fraction: Fraction = entry(
+        0.8, "Most KV blocks in use on the decode worker with the prompt, 0 to 1."
+    )
+
+
 class DecodeQueueConfig(SpecModel):
     """Prefilled requests that wait in the router while no decode worker takes any."""
 
@@ -392,6 +411,9 @@ class RouterConfig(SpecModel):
     )
     prefill_queue: PrefillQueueConfig = entry(PrefillQueueConfig(), "Requests waiting for prefill.")
     decode_queue: DecodeQueueConfig = entry(DecodeQueueConfig(), "Prefilled requests waiting for decode.")
+    prefill_deflection: PrefillDeflectionConfig = entry(
+        PrefillDeflectionConfig(), "Prompts computed by decode workers."
+    )
     limits: LimitsConfig = entry(LimitsConfig(), "Bounds of one request.")
     breaker: BreakerConfig = entry(BreakerConfig(), "Circuit breaker of each worker.")
     retries: RetriesConfig = entry(RetriesConfig(), "Retries and their budget.")
@@ -406,6 +428,14 @@ class RouterConfig(SpecModel):
             text=f"%d, or the port after it for replays, is one of {SIDE_CHANNEL_PORT} and {WORKER_PORT}, which workers have",
             values=("self",),
             remedy="choose another, such as 5557",
+        ),
+        Rule(
+            path="prefillDeflection.enabled",
+            must="prefillDeflection.enabled and tiers.enabled are not both true",
+            cel="!self.prefillDeflection.enabled || !self.tiers.enabled",
+            holds=lambda router: not (router.prefill_deflection.enabled and router.tiers.enabled),
+            text="true, but a prompt on a decode worker waits for no tier's turn",
+            remedy="turn prefillDeflection or tiers off",
         ),
         Rule(
             path="gateway.port",

@@ -35,6 +35,7 @@ _HELP: Final = {
     names.ROUTER_DECODE_QUEUE_REQUESTS: "Requests waiting for a decode worker, while no circuit lets them pass.",
     names.ROUTER_UNSERVED: f"Requests that wait for a worker of the role, and those turned away in the last {LATELY_S:g} s.",
     names.ROUTER_TURNED_AWAY: "Requests rejected, shed, refused by a full queue or timed out for want of workers of the role.",
+    names.ROUTER_DEFLECTED_PREFILLS: "Prompts that decode workers computed because all prefill workers were behind.",
     names.ROUTER_ARRIVALS: "Completion requests that arrived, refused ones included.",
     names.ROUTER_ARRIVED_TOKENS: "Prompt tokens of the arrivals.",
     names.ROUTER_REFUSED: "Arrivals refused with 429 or 503 before any worker.",
@@ -199,6 +200,9 @@ class MetricsPage:
             labels,
             (([self._model, r.value], each.total) for r, each in turned_away),
         )
+        if core.deflection is not None:
+            deflected = [([self._model], core.deflection.total)]
+            yield _counter(names.ROUTER_DEFLECTED_PREFILLS, ["model_name"], deflected)
         yield _gauge(names.ROUTER_UNSERVED, labels, unserved)
         yield _gauge(names.ROUTER_READY_WORKERS, ["role"], (([role.value], n) for role, n in ready.items()))
 

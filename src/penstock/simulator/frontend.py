@@ -109,7 +109,8 @@ class FrontendCounters:
         return True
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Count a TTFT."""
+        """Count a TTFT; whoever computed the prompt has done so."""
+        self.prefilled(job)
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s
         self._counts["ttft_late"] += ttft_s > self._slo_s

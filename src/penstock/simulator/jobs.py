@@ -40,6 +40,7 @@ class Job:
         assignment: Its share of the first stage's worker; None before the first.
         worker: Prefill (or aggregated) worker that has, or had, it, and its incarnation then.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
+        is_deflected: Its decode worker computes its prompt.
         cached_tokens: Prompt tokens found in a cache at the prefill.
         handed_s: When the router let it go to a worker; None while it waits.
     """
@@ -62,6 +63,7 @@ class Job:
     incarnation: int = 0
     decoder: str = ""
     pending_tokens: int = 0
+    is_deflected: bool = False
     cached_tokens: int = 0
     handed_s: float | None = None
     prefilled_s: float | None = None

@@ -131,8 +131,9 @@ class VirtualRouter:
         if assignment is None:
             assignment = _assigned(job.assignment)
         else:
-            transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
-            transfer.arrived(job.tries.lost_transfers, now_s)
+            if not job.is_deflected:
+                transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
+                transfer.arrived(job.tries.lost_transfers, now_s)
             effects = self._at(now_s).prefilled(assignment, now_s)
         assignment.proved()
         self._retries.served(job.tries, assignment.worker, now_s)

@@ -144,7 +144,12 @@ class EngineModel:
 
 
 class SimulatedEngine:
-    """An engine on virtual time."""
+    """An engine on virtual time.
+
+    Attributes:
+        gap_s: Sum of the gaps before its tokens, simulated seconds.
+        gap_tokens: Those tokens.
+    """
 
     def __init__(
         self, engine: Engine, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram
@@ -159,6 +164,7 @@ class SimulatedEngine:
         self._ends: list[float] = []
         self._first = 0
         self._wake_s: float | None = None
+        self.gap_s, self.gap_tokens = 0.0, 0
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -174,7 +180,7 @@ class SimulatedEngine:
                 job.request.arrival_s,
                 self._keys_of(job, self._block_size),
                 job.priority,
-                load_remote=self._role is EngineRole.DECODE,
+                load_remote=self._role is EngineRole.DECODE and not job.is_deflected,
                 pin_blocks=is_prefill,
             )
         )
@@ -237,7 +243,7 @@ class SimulatedEngine:
             batch = self._step.batch.decode_batch
             # Calm steps hardly differ: their mean stands for each.
             mean_s = (ends[first + steps - 1] - self._step.start_s) / steps
-            self.gaps.add(mean_s, steps * batch)
+            self._count_gaps(mean_s, steps * batch)
             rest = ends[first:] if first else ends
             self._step = self.engine.skip(self._step, rest, steps)
             self._first = first + steps
@@ -263,9 +269,9 @@ class SimulatedEngine:
 
     def _note(self, outcome: StepOutcome, reports: list[Report]) -> None:
         if outcome.steady_tokens:
-            self.gaps.add(outcome.gap_s, outcome.steady_tokens)
+            self._count_gaps(outcome.gap_s, outcome.steady_tokens)
         for gap_s in outcome.late_gaps_s:
-            self.gaps.add(gap_s, 1)
+            self._count_gaps(gap_s, 1)
         for state in outcome.started:
             job = self._jobs.get(state.request.request_id)
             if job is None:
@@ -279,6 +285,11 @@ class SimulatedEngine:
             job = self._jobs.pop(state.request.request_id, None)
             if job is not None and self._role is not EngineRole.PREFILL:
                 reports.append((job, ServiceStage.ENDED))
+
+    def _count_gaps(self, gap_s: float, tokens: int) -> None:
+        self.gaps.add(gap_s, tokens)
+        self.gap_s += gap_s * tokens
+        self.gap_tokens += tokens
 
     def _take_events(self, reports: list[Report]) -> None:
         events = self.engine.take_events()

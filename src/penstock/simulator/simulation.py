@@ -191,6 +191,8 @@ class Simulation:
         job.router = len(self.routers) - 1
         router = self.routers[-1]
         now_s = self.kernel.now_s
+        if router.core.deflection is not None and not again:
+            self._scrapes.count_decode(router)
         effects = router.acquire(job, now_s, again=again)
         if not again:
             self.frontend.arrived(job, router.uncached_tokens(job))
@@ -233,9 +235,13 @@ class Simulation:
             self._turned_away(assignment)
             return
         if worker.role is Role.DECODE:
-            job.decode_assignment = assignment
-            job.decoder = worker.name
-            self._heartbeats.track(worker, job)
+            job.decode_assignment, job.decoder = assignment, worker.name
+            job.is_deflected = job.prefilled_s is None
+            if job.is_deflected:
+                job.assignment, job.handed_s = None, self.kernel.now_s
+                self.frontend.given(job, worker.name)
+            else:
+                self._heartbeats.track(worker, job)
         else:
             now_s = self.kernel.now_s
             job.assignment, job.decode_assignment = assignment, None
@@ -260,7 +266,7 @@ class Simulation:
         if not self.routers[job.router].turned_away(assignment, now_s):
             self.frontend.not_taken(job, RefusalReason.ALL_BUSY)
             self._end(job, JobOutcome.REJECTED)
-        elif assignment.role is Role.DECODE:
+        elif assignment.role is Role.DECODE and job.prefilled_s is not None:
             self._decode(job)
         else:
             self._submit(job, again=True)

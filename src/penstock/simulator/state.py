@@ -72,6 +72,9 @@ class Scrapes:
                 worker.inflight_requests, worker.inflight_tokens = len(each.jobs), self._tokens_on(each)
                 worker.kv_usage_fraction, worker.scraped_tokens = each.kv_usage_fraction, each.scraped_tokens
                 worker.metrics_at_s = self._state.kernel.now_s
+                server = each.server
+                if isinstance(server, SimulatedEngine):
+                    worker.speed.output_tokens, worker.speed.decode_s = server.gap_tokens, server.gap_s
                 found.append(worker)
         return found
 

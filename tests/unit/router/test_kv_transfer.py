@@ -422,3 +422,28 @@ async def test_without_a_decode_worker_of_its_version_a_prompt_is_computed_there
     await router.until(lambda: _releases(decode) == [harness.params])
     assert "kv_transfer_params" not in decode.seen[0].body
     assert await _transfers(router) == {"done": 0, "none": 1, "lost": 0}
+
+
+async def test_a_deflected_prompt_is_computed_by_the_decode_worker_that_answers(harness):
+    """While every prefill worker is behind; the request reaches it as the client sent it, and is counted."""
+    config = {"prefillDeflection": {"enabled": True}}
+    prefill, decode, router = await harness.served("prefill", "decode", config=config)
+    core = router.server.core
+    worker, now_s = core.pool.get(decode.name), router.server.context.clock.now_s()
+    core.deflection.computed(0, {prefill.name: 1}, now_s - 10)
+    core.deflection.computed(10_000, {}, now_s)
+    worker.kv_usage_fraction, worker.kv_capacity_tokens, worker.metrics_at_s = 0.1, 100_000, now_s + 60
+    finish = prefill.hold()
+    behind = asyncio.create_task(router.post(prompt="x " * 40_000))
+    await router.until(lambda: len(prefill.seen) == 1)
+
+    answer = await router.post()
+
+    assert answer.status == 200
+    assert await router.metric("penstock_router_deflected_prefills_total", model_name="llama") == 1
+    assert len(prefill.seen) == 1
+    (at_decode,) = decode.seen
+    assert "kv_transfer_params" not in at_decode.body
+    finish.set()
+    assert (await behind).status == 200
+    assert await _transfers(router) == {"done": 1, "none": 0, "lost": 0}

@@ -160,6 +160,9 @@ def other(key, info):
 def with_key(path, value):
     """Return a section in which everything counts, and one key has a value; without the key where that is None."""
     section = {"policy": "dualmap", "tiers": {"enabled": True}, "admission": {"mode": "token-capacity"}}
+    if path.startswith("prefillDeflection"):
+        # Refused beside tiers.
+        section = {"policy": "dualmap", "prefillDeflection": {"enabled": True}}
     *above, last = path.split(".")
     within = section
     for each in above:

@@ -7,6 +7,7 @@ from math import inf
 from typing import TypeVar
 
 from penstock.api import Role, RouterConfig
+from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import TRUSTED_FRACTION
 from penstock.router.core.router import RouterCore
@@ -56,7 +57,10 @@ def build_router(
         queues[Role.DECODE] = DispatchQueue(decode_policy(config), bounds)
     pool = WorkerPool(config.breaker, is_supervised=is_supervised, record=record)
     tiers = TierControl(config.tiers, queues) if config.tiers.enabled else None
-    return RouterCore(pool, queues, busy, tiers)
+    deflection = None
+    if config.prefill_deflection.enabled and Role.DECODE in sizes:
+        deflection = PrefillDeflection(config.prefill_deflection, sizes[Role.DECODE].batch_tokens)
+    return RouterCore(pool, queues, busy, tiers, deflection)
 
 
 def _entry_settings(

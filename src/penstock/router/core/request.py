@@ -285,6 +285,9 @@ class RequestMachine:
             tries.avoid |= {name}
 
     def _prefilled(self, assignment: Assignment[Any]) -> _Way:
+        if assignment.role is Role.DECODE:
+            # Deflected: it computes the prompt that it answers.
+            return (yield from self._answered(assignment))
         came: _Came = yield _send(assignment.role, reads_kv=False)
         if isinstance(came, PromptComputed):
             assignment.succeeded()

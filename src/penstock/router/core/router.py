@@ -7,10 +7,12 @@ in simulated seconds and returns the driver's actions, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Generic, TypeVar
 
 from penstock.api import Role
+from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
 from penstock.router.core.tiers import FirstStage, TierControl
@@ -37,6 +39,7 @@ class RouterCore(Generic[T]):
         wake: How long workers take that are started for a request; None: requests wait for none.
         speed: Simulated seconds per second of a client, to report how long it waited.
         turned_away: By role, the requests that it had no worker for.
+        deflection: Lets decode workers compute prompts; None: they do not.
     """
 
     def __init__(
@@ -45,11 +48,10 @@ class RouterCore(Generic[T]):
         queues: Mapping[Role, DispatchQueue[T]],
         busy: Mapping[Role, BusyWorkers],
         tiers: TierControl | None,
+        deflection: PrefillDeflection | None = None,
     ) -> None:
-        self.pool = pool
-        self.queues = queues
-        self.busy = busy
-        self.tiers = tiers
+        self.pool, self.queues, self.busy = pool, queues, busy
+        self.tiers, self.deflection = tiers, deflection
         self.entry = next(iter(queues))
         self.entry_queue = queues[self.entry]
         self.turned_away = {role: TurnedAway() for role in queues}
@@ -80,7 +82,7 @@ class RouterCore(Generic[T]):
         again: bool = False,
         waited_s: float | None = None,
     ) -> Effects[T]:
-        """Ask for a worker of a role.
+        """Ask for a worker of a role; a decode worker may be given that computes the prompt.
 
         Args:
             item: The request, unique among those of the role.
@@ -94,6 +96,11 @@ class RouterCore(Generic[T]):
         refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
         if refused is not None:
             return [self._refuse(refused, now_s)]
+        if is_new and self.deflection is not None and role not in self.paused:
+            dispatch = partial(self._dispatch, Role.DECODE, now_s)
+            deflected = self.deflection.assign(item, arrival, self.queues, self._routable, now_s, dispatch)
+            if deflected:
+                return deflected
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
             # It passes over busy workers, unless that leaves only such as have failed it.
@@ -154,13 +161,13 @@ class RouterCore(Generic[T]):
             assignment.computed(cached_tokens or 0, now_s)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
-        return self._work_done(role, assignment.worker, before, now_s)
+        return self._work_done(assignment, before, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
         """End a request's stay at its worker; does nothing the second time."""
         if not assignment.is_open:
             return []
-        role, worker, queue = assignment.role, assignment.worker, self.queues[assignment.role]
+        role, queue = assignment.role, self.queues[assignment.role]
         if self.tiers is not None and role is self.entry and assignment.is_computed:
             # Of a complete answer nothing tells before.
             self.tiers.computed(assignment.item, now_s)
@@ -168,8 +175,8 @@ class RouterCore(Generic[T]):
         assignment.end()
         before = queue.prompt_tokens.computed
         queue.release(assignment.item, now_s, is_computed=assignment.is_computed)
-        self.busy[role].released(worker, now_s - assignment.since_s)
-        return self._work_done(role, worker, before, now_s)
+        self.busy[role].released(assignment.worker, now_s - assignment.since_s)
+        return self._work_done(assignment, before, now_s)
 
     def cancel(self, item: T, role: Role, now_s: float) -> None:
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
@@ -184,9 +191,11 @@ class RouterCore(Generic[T]):
         self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
     ) -> Assignment[T] | None:
         """Take over a request that runs at a worker of a role on another router's word; None: no such worker is known."""
-        worker, queue = self.pool.get(stay.worker), self.queues[role]
-        if worker is None or worker.spec.role is not role:
+        worker = self.pool.get(stay.worker)
+        is_deflected = self.deflection is not None and worker is not None and worker.spec.role is Role.DECODE
+        if worker is None or not (worker.spec.role is role or is_deflected):
             return None
+        role, queue = worker.spec.role, self.queues[worker.spec.role]
         self._follow(role, now_s)
         queue.adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
         if self.tiers is not None:
@@ -419,10 +428,15 @@ class RouterCore(Generic[T]):
         if self.tiers is not None:
             self.tiers.left(item, role)
 
-    def _work_done(self, role: Role, worker: Worker, computed_before: int, now_s: float) -> Effects[T]:
+    def _work_done(self, assignment: Assignment[T], computed_before: int, now_s: float) -> Effects[T]:
+        role, counts = assignment.role, self.queues[assignment.role].prompt_tokens
+        if self.deflection is not None:
+            self.deflection.ended(assignment.item)
+            if role is self.entry:
+                self.deflection.computed(counts.computed - computed_before, counts.pending, now_s)
         if self.busy[role].has_thresholds:
-            self.busy[role].computed(self.queues[role].prompt_tokens.computed - computed_before, now_s)
-            self._load_changed(role, now_s, worker.name)
+            self.busy[role].computed(counts.computed - computed_before, now_s)
+            self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:

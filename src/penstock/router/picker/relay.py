@@ -167,7 +167,7 @@ class RelayAdmission(Admission):
                 # Picked here because there was no picker; there is one now.
                 self._report_running(assignment, running)
         assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
-        if role is self.core.entry:
+        if assignment.role is self.core.entry:
             self.recent.add(assignment.worker.name, arrival)
             if self._is_own:
                 picked(assignment.worker.name, arrival)

@@ -49,7 +49,7 @@ class RelayedRequest:
         session.channel.send(
             wire.Go(server.term, self.number, worker, assignment.queued_s, assignment.reason)
         )
-        if self.role is server.admission.core.entry:
+        if assignment.role is server.admission.core.entry:
             server.computed(worker, self.arrival, session)
         return True
 

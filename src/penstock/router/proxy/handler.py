@@ -286,7 +286,7 @@ class CompletionHandler:
             call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
         if role is self._entry:
             self._metrics.queue_time.observe(assignment.queued_s)
-        if role is Role.PREFILL:
+        if assignment.role is Role.PREFILL:
             call.prefill_worker = assignment.worker.name
         else:
             call.worker = assignment.worker.name
