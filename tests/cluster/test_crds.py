@@ -344,3 +344,19 @@ async def test_columns_show_what_the_status_says(crds, client, namespace):
     assert row.rstrip().endswith("decode 2 -> 3")
     for category in ("penstock", "all"):
         assert "llama" in crds.kubectl("get", category, "-n", namespace)
+
+
+async def test_fractions_come_back_as_they_were_sent(crds, client, namespace):
+    """Bit for bit, so that applying a graph that was read changes nothing: docs/adr/0024 rests on it."""
+    rng = random.Random(3)
+    awkward = [0.1, 1 / 3, 5e-324, 2.0, 1e-7, 99.99999999999999, *(rng.uniform(0, 100) for _ in range(50))]
+    made = manifest({"spec": {"router": {"ttftSloSeconds": 1.5}}}, namespace)
+    await client.create(made, field_manager="test")
+    for value in awkward:
+        made["spec"]["router"]["ttftSloSeconds"] = value
+        sent = await client.apply(made, field_manager="test")
+        assert sent["spec"]["router"]["ttftSloSeconds"] == value
+        read = {key: sent[key] for key in ("apiVersion", "kind", "spec")}
+        read["metadata"] = {key: sent["metadata"][key] for key in ("name", "namespace")}
+        again = await client.apply(read, field_manager="test")
+        assert again["metadata"]["generation"] == sent["metadata"]["generation"]
