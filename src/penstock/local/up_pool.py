@@ -31,6 +31,10 @@ async def up_pool(
         raise ConfigError(
             "--namespace, --gpus: for one graph; with --pool each has its own name, and the pool the GPUs"
         )
+    if "log-dir" in options.planner:
+        raise ConfigError(
+            "--Planner.log-dir: for one graph; give --log-dir, below which each graph has a folder"
+        )
     pool, graphs = load_pool(pool_file), [load_graph(file) for file in files]
     entries = entries_of(pool, graphs)
     places, members = _places(pool, files, graphs, entries, options)
@@ -63,7 +67,8 @@ def _places(
         if graph.name in members:
             raise ConfigError(f"FILE: two graphs are called {graph.name}; rename one")
         place = PoolPlace(pool.name, pool.spec.gpus, taken)
-        places.append(replace(options, port=options.port + number, pool=place))
+        log_dir = None if options.log_dir is None else options.log_dir / graph.name
+        places.append(replace(options, port=options.port + number, log_dir=log_dir, pool=place))
         state = prepare(file, places[-1])[1]
         ids = state.gpus_in_use()
         taken |= ids

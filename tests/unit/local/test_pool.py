@@ -247,16 +247,18 @@ def files(tmp_path):
 
 
 async def test_graphs_start_on_ports_and_ids_of_their_own(files, monkeypatch):
-    """The second one's router has the next port, its workers the ids that the first left; the pool knows both before."""
+    """The second one's router has the next port, its workers the ids that the first left; logs are apart."""
     seen = []
 
     async def start(file, options, _progress):
-        seen.append((file.stem, options.port, options.pool.taken, PoolStore.of("shared").read().members))
+        place = (file.stem, options.port, options.pool.taken, options.log_dir.name)
+        seen.append((*place, PoolStore.of("shared").read().members))
 
     monkeypatch.setattr("penstock.local.up_pool.up", start)
-    await up_pool(files[:2], files[2], UpOptions(port=9100), lambda *_: None)
-    assert [each[:3] for each in seen] == [("one", 9100, set()), ("two", 9101, {0, 1})]
-    members = seen[0][3]
+    options = UpOptions(port=9100, log_dir=files[0].parent)
+    await up_pool(files[:2], files[2], options, lambda *_: None)
+    assert [each[:4] for each in seen] == [("one", 9100, set(), "one"), ("two", 9101, {0, 1}, "two")]
+    members = seen[0][4]
     assert {name: (each.starts_on, each.bid, each.most) for name, each in members.items()} == {
         "one": ((0, 1), (1, 1), 4),
         "two": ((2, 3), (1, 1), 3),
@@ -277,7 +279,7 @@ async def test_a_graph_that_does_not_start_takes_the_pool_with_it(files, monkeyp
 
 async def test_what_is_for_one_graph_alone_is_refused(files):
     """A name, the machine's GPUs, two graphs of one name."""
-    for options in (UpOptions(namespace="x"), UpOptions(gpus=2)):
+    for options in (UpOptions(namespace="x"), UpOptions(gpus=2), UpOptions(planner={"log-dir": "x"})):
         with pytest.raises(ConfigError, match="for one graph"):
             await up_pool(files[:2], files[2], options, lambda *_: None)
     with pytest.raises(ConfigError, match="two graphs are called one"):
