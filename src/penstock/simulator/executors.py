@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import islice
+from enum import Enum
 from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.simulator.cells import Cell, CellJournal, Figures, cell_key
 from penstock.simulator.sweep import RunSpec, figures_of
 
-Outcome = Figures | PenstockError
+
+class Lost(Enum):
+    """Stands for the figures of a cell that was lost with the process that ran it."""
+
+    LOST = "lost"
+
+
+Outcome = Figures | PenstockError | Lost
+MOST_BREAKS: Final = 3
+"""Chosen: processes killed so often with no run finished in between are killed again."""
 
 
 class Executor(Protocol):
@@ -50,34 +60,56 @@ class InProcess:
 
 
 class Processes:
-    """Runs cells in processes of this machine."""
+    """Runs cells in processes of this machine, and starts them again where one is killed."""
 
-    def __init__(self, pool: futures.ProcessPoolExecutor, count: int) -> None:
-        """Take a pool of ``count`` processes."""
-        self._pool, self._count = pool, count
+    def __init__(self, count: int) -> None:
+        """Start a pool of ``count`` processes."""
+        self._count = count
+        self._pool = self._start()
+        self._breaks = 0
+
+    def _start(self) -> futures.ProcessPoolExecutor:
+        return futures.ProcessPoolExecutor(self._count, mp_context=get_context("spawn"))
+
+    def close(self) -> None:
+        """Wait for what runs, and end the processes; cells that wait are not run."""
+        self._pool.shutdown(cancel_futures=True)
 
     def most(self) -> int:
         """Return one for each process, and one that waits for it."""
         return 2 * self._count
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell to the pool."""
+        """Send a cell to the pool, or to a new one where a process of it was killed.
+
+        Raises:
+            PenstockError: processes are killed again and again.
+        """
+        try:
+            return self._pool.submit(cell.run)
+        except BrokenProcessPool as exc:
+            self._breaks += 1
+            if self._breaks >= MOST_BREAKS:
+                raise PenstockError(
+                    f"--jobs {self._count}: a process was killed {self._breaks} times with no run finished in between,"
+                    " maybe for its memory; the same --output-dir goes on from the runs that are done; give fewer --jobs"
+                ) from exc
+        self.close()
+        self._pool = self._start()
         return self._pool.submit(cell.run)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
-        """Wait for one.
-
-        Raises:
-            PenstockError: a process was killed.
-        """
+        """Wait for one; a killed process loses all that were in the pool."""
         done, _ = futures.wait(tasks, return_when=futures.FIRST_COMPLETED)
+        return {task: self._outcome(task) for task in done}
+
+    def _outcome(self, task: futures.Future[Outcome]) -> Outcome:
         try:
-            return {task: task.result() for task in done}
-        except BrokenProcessPool as exc:
-            raise PenstockError(
-                "--jobs: a process was killed, maybe for its memory; the same --output-dir goes on from the runs that"
-                " are done; give fewer --jobs"
-            ) from exc
+            outcome = task.result()
+        except BrokenProcessPool:
+            return Lost.LOST
+        self._breaks = 0
+        return outcome
 
 
 def run_all(
@@ -89,6 +121,8 @@ def run_all(
 ) -> list[Figures]:
     """Return the figures of every run in their order; those in the journal are not run again, others are kept in it.
 
+    A cell that was lost with where it ran is sent again.
+
     Raises:
         PenstockError: a run failed, or where it ran is gone.
     """
@@ -98,10 +132,11 @@ def run_all(
         if journal
         else {}
     )
-    left = iter([place for place in range(len(specs)) if place not in found])
+    left = deque(place for place in range(len(specs)) if place not in found)
     running = dict[Any, int]()
     while True:
-        for place in islice(left, max(0, executor.most() - len(running))):
+        while left and len(running) < executor.most():
+            place = left.popleft()
             running[executor.submit(Cell(figures_of, specs[place]))] = place
         if on_done is not None:
             on_done(len(found))
@@ -111,6 +146,9 @@ def run_all(
             place = running.pop(task)
             if isinstance(outcome, PenstockError):
                 raise outcome
+            if isinstance(outcome, Lost):
+                left.append(place)
+                continue
             found[place] = outcome if journal is None else journal.keep(keys[place], outcome)
 
 
@@ -126,5 +164,8 @@ def open_executor(*, processes: int | None, cells: int) -> Iterator[Executor]:
     if count == 1:
         yield InProcess()
         return
-    with futures.ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        yield Processes(pool, count)
+    pool = Processes(count)
+    try:
+        yield pool
+    finally:
+        pool.close()

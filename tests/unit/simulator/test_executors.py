@@ -1,13 +1,17 @@
 """A sweep that was killed goes on from its finished runs, and ends with the same result byte for byte."""
 
+import os
 import re
+import signal
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine import profiles
-from penstock.simulator.cells import CellJournal, cell_key
+from penstock.simulator.cells import Cell, CellJournal, cell_key
+from penstock.simulator.executors import MOST_BREAKS, Lost, Processes
 from penstock.simulator.output import to_json
 from penstock.simulator.plan import SimulateOptions, make_plan, run_plan
 
@@ -66,3 +70,38 @@ def test_a_changed_profile_takes_nothing_from_a_journal(tmp_path):
     assert keys == [cell_key(spec) for spec in plan(profile=str(own)).runs]
     own.write_text(re.sub(r"bytes_per_token: \d+", "bytes_per_token: 1024", profile.read_text()))
     assert set(keys).isdisjoint(cell_key(spec) for spec in plan(profile=str(own)).runs)
+
+
+def test_a_killed_process_is_survived(tmp_path):
+    """Processes are started again, and what they ran is run again: the same bytes, and each run once in the journal."""
+    expected = to_json(run_plan(plan(), processes=1))
+    killed = []
+
+    def kill(done):
+        if done and not killed:
+            killed.append(active_children()[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = run_plan(plan(), processes=2, journal=CellJournal(tmp_path), on_done=kill)
+
+    assert killed
+    assert to_json(result) == expected
+    assert (tmp_path / "cells.jsonl").read_bytes().count(b"\n") == 6
+
+
+def die(_spec):
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_cell_that_always_kills_its_process_ends_the_sweep():
+    """It is not sent for ever, and the error says what to do."""
+    pool = Processes(1)
+    try:
+        for _ in range(MOST_BREAKS):
+            task = pool.submit(Cell(die, None))
+            assert pool.finished([task]) == {task: Lost.LOST}
+        with pytest.raises(PenstockError, match=r"killed 3 times with no run finished.*fewer --jobs"):
+            pool.submit(Cell(die, None))
+    finally:
+        pool.close()
