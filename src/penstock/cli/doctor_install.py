@@ -23,6 +23,7 @@ from penstock.local.ports import FIRST_PORT, LAST_PORT, is_free
 from penstock_operator.doctor.facts import Finding, ok, problem, unknown, warning
 
 EXTRAS: Final = {
+    "dask": "penstock simulate --on dask",
     "gateway": "penstock router pick",
     "kubernetes": "a cluster: operator, planner, penstock graph and doctor",
     "kv-events": "a router that follows the KV events of its workers",

@@ -31,13 +31,23 @@ from penstock.simulator.pool_plan import PoolPlan, make_pool_plan, pool_result, 
 @option.admission(without=("retry_after_seconds",))
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
+    "--on",
+    metavar="dask[://HOST:PORT]",
+    help="Run on a Dask cluster: one of this machine's processes, or that of a scheduler.  [default: on processes alone]",
+)
+@click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for JSON, pictures and finished runs, from which a killed sweep goes on.  [default: nothing is written]",
 )
 @option.as_json("Print the result as JSON, without progress.")
 def simulate(
-    pool: Path | None, output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any
+    pool: Path | None,
+    output_dir: Path | None,
+    jobs: int | None,
+    on: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Replay a workload in virtual time and score router policies and the planner.
 
@@ -58,7 +68,7 @@ def simulate(
     if output_dir is not None:
         open_directory(output_dir)
     journal = None if output_dir is None else CellJournal(output_dir)
-    result = _run(plan, is_quiet=as_json, processes=jobs, journal=journal)
+    result = _run(plan, is_quiet=as_json, processes=jobs, on=on, journal=journal)
     files: list[Path] = []
     if output_dir is not None:
         files = write(result, record(plan), output_dir)

@@ -1,4 +1,4 @@
-"""Where a sweep's cells run: in this process, or on this machine's cores."""
+"""Where a sweep's cells run: in this process, on this machine's cores, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any, Final, Protocol
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.simulator.cells import Cell, CellJournal, Figures, cell_key
 from penstock.simulator.sweep import RunSpec, figures_of
 
@@ -152,14 +153,33 @@ def run_all(
             found[place] = outcome if journal is None else journal.keep(keys[place], outcome)
 
 
+def _open_cluster(on: str, *, processes: int | None) -> AbstractContextManager[Executor]:
+    if on != "dask" and not on.startswith("dask://"):
+        raise ConfigError(f"--on {on}: give dask, or dask://HOST:PORT of a Dask scheduler")
+    if find_spec("distributed") is None:
+        raise ConfigError(f"--on {on}: Dask is not installed: pip install 'penstock[dask]'")
+    from penstock.simulator.dask import open_dask  # noqa: PLC0415 - an extra
+
+    return open_dask(on, processes=processes)
+
+
 @contextmanager
-def open_executor(*, processes: int | None, cells: int) -> Iterator[Executor]:
+def open_executor(*, processes: int | None, cells: int, on: str | None = None) -> Iterator[Executor]:
     """Open where cells run, and close it.
 
     Args:
         processes: Of this machine; None: one per core.
         cells: How many there are; more processes than that are not started.
+        on: ``dask`` or ``dask://HOST:PORT``; None: processes of this machine.
+
+    Raises:
+        ConfigError: ``on`` is something else, or its extra is not installed.
+        PenstockError: nothing answers there.
     """
+    if on is not None:
+        with _open_cluster(on, processes=processes) as cluster:
+            yield cluster
+        return
     count = min(processes or os.cpu_count() or 1, max(1, cells))
     if count == 1:
         yield InProcess()

@@ -284,13 +284,14 @@ def run_plan(
     plan: RunPlan,
     *,
     processes: int | None = None,
+    on: str | None = None,
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
-    with open_executor(processes=processes, cells=len(plan.runs)) as executor:
+    with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
         runs = run_all(plan.runs, executor, journal=journal, on_done=on_done)
     router = first.scenario.router.model_copy(update={"policy": "(each)"})
     scenario = replace(first.scenario, router=router)

@@ -1,0 +1,115 @@
+"""Runs a sweep's cells on a Dask cluster, one that is there or one of this machine's processes; needs the extra ``dask``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from distributed import Client, Future, LocalCluster, wait
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.simulator.cells import Cell, cell_key, with_trace
+from penstock.simulator.executors import Outcome
+
+CONNECT_S: Final = 30.0
+"""Chosen: Dask's own time for a connection."""
+
+IDLE_S: Final = 60.0
+"""Chosen: how long a cluster may have no workers, as while a killed one is started again."""
+
+
+def run_same(cell: Cell, key: str) -> Outcome:
+    """Run a cell on a worker, unless its code, plug-ins or profiles would give other figures than the sender's."""
+    try:
+        own = cell_key(cell.spec)
+    except PenstockError as exc:
+        return exc
+    if own != key:
+        return PenstockError(
+            "--on: a worker has another Python, numpy, Penstock, plug-in or profile than this process, and would give"
+            " other figures; start the workers from the same installation"
+        )
+    return cell.run()
+
+
+class DaskCluster:
+    """Runs cells as tasks of a Dask cluster, which sends those of a lost worker to another one."""
+
+    def __init__(self, client: Client, address: str) -> None:
+        """Take a client of the cluster that ``--on`` names by the address."""
+        self._client, self._address = client, address
+        self._threads = self._count_threads()
+
+    def _count_threads(self) -> int:
+        try:
+            self._client.wait_for_workers(1, timeout=IDLE_S)
+            threads: dict[str, int] = self._client.nthreads()
+        except (TimeoutError, OSError) as exc:
+            raise PenstockError(
+                f"--on {self._address}: no workers for {IDLE_S:g} s; start some (dask worker ADDRESS); the same"
+                " --output-dir goes on from the runs that are done"
+            ) from exc
+        return sum(threads.values())
+
+    def most(self) -> int:
+        """Return one for each thread of the workers, and one that waits for it."""
+        return 2 * max(1, self._threads)
+
+    def submit(self, cell: Cell) -> Any:
+        """Send a cell with its trace."""
+        spec = with_trace(cell.spec)
+        return self._client.submit(run_same, replace(cell, spec=spec), cell_key(spec), pure=False)
+
+    def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
+        """Wait for one.
+
+        Raises:
+            PenstockError: the cluster is gone or has no workers, or a cell's workers died again and again.
+        """
+        while True:
+            try:
+                done = wait(list(tasks), timeout=IDLE_S, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                done = set()
+            self._threads = self._count_threads()
+            if done:
+                return {task: self._outcome(task) for task in done}
+
+    def _outcome(self, task: Future) -> Outcome:
+        if task.status == "finished":
+            outcome: Outcome = task.result(timeout=CONNECT_S)
+            return outcome
+        reason = task.exception(timeout=CONNECT_S) if task.status == "error" else "the scheduler is gone"
+        raise PenstockError(
+            f"--on {self._address}: a run was lost: {reason}; the same --output-dir goes on from the runs that are done"
+        )
+
+
+@contextmanager
+def open_dask(address: str, *, processes: int | None) -> Iterator[DaskCluster]:
+    """Open a cluster, and let go of it.
+
+    Args:
+        address: ``dask://HOST:PORT`` of a scheduler, or ``dask``: a cluster of this machine's processes, ended afterwards.
+        processes: Of this machine's cluster; None: one per core.
+
+    Raises:
+        PenstockError: nothing answers there, or it has no workers.
+    """
+    if address == "dask":
+        local = LocalCluster(
+            n_workers=processes, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        )
+        with local, Client(local) as client:
+            yield DaskCluster(client, address)
+        return
+    if processes is not None:
+        raise ConfigError(f"--jobs {processes}: the workers of --on {address} are its own; leave --jobs out")
+    try:
+        client = Client(f"tcp://{address.removeprefix('dask://')}", timeout=CONNECT_S)
+    except (OSError, ValueError) as exc:
+        raise PenstockError(f"--on {address}: {exc}; give the address of a Dask scheduler") from exc
+    with client:
+        yield DaskCluster(client, address)
