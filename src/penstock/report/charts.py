@@ -44,12 +44,12 @@ _TALL_INCHES, _TALL_PANELS = 9.0, 3
 _RED: Final = "#A00000"
 
 _LOOKS: Final = {
-    FleetKind.PLANNER: ("o", BLUE),
-    FleetKind.FIXED: ("sP", VERMILION),
-    FleetKind.AUTOSCALER: ("^", PURPLE),
-    FleetKind.ORACLE: ("D", GREEN),
+    FleetKind.PLANNER: (("o", BLUE),),
+    FleetKind.FIXED: (("s", VERMILION), ("P", YELLOW)),
+    FleetKind.AUTOSCALER: (("^", PURPLE),),
+    FleetKind.ORACLE: (("D", GREEN),),
 }
-"""Markers of the fleets of one kind in turn, so that the two fixed ones differ, and their colour."""
+"""Marker and colour of the fleets of one kind in turn, so that the two fixed ones differ."""
 
 
 def draw_all(report: RunReport, directory: Path) -> list[Path]:
@@ -107,8 +107,8 @@ def _fleets(report: RunReport, found: Counterfactual) -> Figure:
     _points(axes, [each for each in found.fixed if each.name not in named], "other fixed fleets", ".", GREY)
     seen: Counter[FleetKind] = Counter()
     for each in found.outcomes:
-        markers, colour = ("*", BLACK) if each.is_measured else _LOOKS[each.kind]
-        marker = markers[seen[each.kind] % len(markers)]
+        looks = (("*", BLACK),) if each.is_measured else _LOOKS[each.kind]
+        marker, colour = looks[seen[each.kind] % len(looks)]
         seen[each.kind] += not each.is_measured
         _points(axes, [each], f"{each.name}, {each.source}", marker, colour)
     axes.axhline(served.in_time, color=BLACK, linestyle=":", linewidth=1.0)

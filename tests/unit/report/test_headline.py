@@ -163,7 +163,7 @@ def test_only_pictures_whose_figures_are_wrong_have_a_red_title(make_run, monkey
 
 
 def test_each_named_fleet_has_a_mark_of_its_own(make_run, monkeypatch, tmp_path):
-    """Two fixed fleets share the colour of their kind, so their markers differ."""
+    """Marker and colour each tell a fleet of the legend from every other, so that the two fixed ones differ, too."""
     compared = _compared(0.97, equal_hours=3.0)
     second = replace(compared.equal, name="2P+2D", gpu_hours=2.0)
     report = replace(
@@ -174,4 +174,5 @@ def test_each_named_fleet_has_a_mark_of_its_own(make_run, monkeypatch, tmp_path)
     looks = {line.get_label(): (line.get_marker(), line.get_color()) for line in axes.get_lines()}
     named = {label: look for label, look in looks.items() if ", " in label}
     assert set(named) == {"adaptive, measured", "4P+2D, simulated", "2P+2D, simulated"}
-    assert len(set(named.values())) == 3
+    markers, colours = zip(*named.values(), strict=True)
+    assert len(set(markers)) == len(set(colours)) == 3
