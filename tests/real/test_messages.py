@@ -17,7 +17,8 @@ SAID = {
 
 
 def _total(usage):
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return usage.input_tokens + cached
 
 
 def test_messages_through_prefill_and_decode(disaggregated, workers):
@@ -36,7 +37,7 @@ def test_messages_through_prefill_and_decode(disaggregated, workers):
     assert complete.usage.output_tokens == streamed.usage.output_tokens == 16
     assert complete.stop_reason == streamed.stop_reason == "max_tokens"
     # Hello of the fixture, and these two.
-    assert disaggregated.sample("penstock_router_kv_transfers_total", result="done") == 3
+    assert disaggregated.metric("penstock_router_kv_transfers_total", result="done") == 3
 
 
 def test_errors_of_vllm_have_the_form_that_the_client_reads(disaggregated):

@@ -98,6 +98,24 @@ async def test_rejections_have_the_form_that_the_client_reads(harness):
 
 
 @pytest.mark.parametrize(
+    ("lack", "words"),
+    [
+        (b'{"detail":"Not Found"}', "do not serve /v1/messages"),
+        (b'{"type":"error","error":{"type":"x","message":"The model `a` does not exist."}}', "The model `a`"),
+    ],
+)
+async def test_workers_that_lack_the_api_are_not_charged(harness, lack, words):
+    """An engine of another kind or age; one that has not loaded an adapter yet says that itself."""
+    worker, router = await harness.served("aggregated")
+    worker.otherwise = harness.answers.status(404, lack)
+    for _ in range(12):
+        answer = await router.post("/v1/messages", raw=orjson.dumps(ASKED))
+        assert (answer.status, orjson.loads(answer.body)["error"]["type"]) == (404, "not_found_error")
+        assert words in orjson.loads(answer.body)["error"]["message"]
+    assert len(worker.seen) == 12
+
+
+@pytest.mark.parametrize(
     ("more", "size"),
     [
         ({"messages": [{"role": "user", "content": "abc"}], "system": "de"}, 5),

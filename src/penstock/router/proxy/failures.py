@@ -46,6 +46,8 @@ _UNKNOWN_HERE: Final = frozenset({404, 405})
 """The router has checked path, method and model: a worker that knows them not serves something else."""
 _NOT_IMPLEMENTED: Final = 501
 """What vLLM 0.32 answers where its model has no such API."""
+_OF_MODEL: Final = "does not exist"
+"""In a worker's 404 that is of the model, or of an adapter."""
 _CREDENTIALS: Final = frozenset({401, 403})
 _PASSED_GATEWAY: Final = frozenset({503, 504})
 _MAX_MESSAGE_CHARS: Final = 2000
@@ -186,7 +188,11 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
             candidates = (details.get("message"), answer.get("message"), answer.get("detail"))
             message = next((each for each in candidates if isinstance(each, str)), message)
             code, param = details.get("code"), details.get("param")
-        if status in _UNKNOWN_HERE and PATHS[path].is_relayed and param != "model":
+        endpoint = PATHS[path]
+        # Anthropic's form names no parameter; a response's 404 may be of an earlier one.
+        is_of_model = param == "model" or _OF_MODEL in message
+        is_lacking = endpoint.is_optional and endpoint is not ApiEndpoint.RESPONSES
+        if status in _UNKNOWN_HERE and is_lacking and not is_of_model:
             message, code = not_served_by_worker(path), "not_served"
         body = _body(
             status,
@@ -210,9 +216,8 @@ def retry_scope_of(
         is_error_object: Whether the body is one that the model's server writes.
         sent_credentials: Whether the client's own credentials went to the worker.
     """
-    is_extra = endpoint is ApiEndpoint.RESPONSES or endpoint.is_relayed
-    if status == _NOT_IMPLEMENTED or (is_extra and status in _UNKNOWN_HERE):
-        return RetryScope.NOWHERE  # a worker of the right model need not have that API
+    if status == _NOT_IMPLEMENTED or (endpoint.is_optional and status in _UNKNOWN_HERE):
+        return RetryScope.NOWHERE
     if status in _LEAVING:
         return RetryScope.ANYWHERE
     if status >= 500 or status in _UNKNOWN_HERE or not is_error_object:

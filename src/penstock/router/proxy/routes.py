@@ -33,6 +33,11 @@ class ApiEndpoint(StrEnum):
         return self in _RELAYED
 
     @property
+    def is_optional(self) -> bool:
+        """Whether a worker of the right model may lack it: an engine, its version or the model has no such API."""
+        return self.is_relayed or self in {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES}
+
+    @property
     def runs_model(self) -> bool:
         """Whether the model runs for it; a tokenizer's answer says nothing of the model's load."""
         return self not in _OF_TOKENIZER

@@ -65,7 +65,7 @@ def encoded_again(answer: dict[str, Any]) -> bytes:
         raise WrongAnswer(f"the answer cannot be written again: {exc}") from exc
 
 
-async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
+async def read_preamble(response: StreamingResponse, worker: str, endpoint: ApiEndpoint) -> bytes:
     """Return the bytes up to the read that shows the first token.
 
     Raises:
@@ -83,12 +83,12 @@ async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
         pieces.append(data)
         size += len(data)
         for event in splitter.feed(data):
-            if _shows_token(event, worker):
+            if _shows_token(event, worker, endpoint):
                 return b"".join(pieces)
     raise WrongAnswer(f"{worker} sent {size} bytes of events without a token")
 
 
-def _shows_token(event: bytes, worker: str) -> bool:
+def _shows_token(event: bytes, worker: str, endpoint: ApiEndpoint) -> bool:
     data = payload(event)
     if data is None:
         return False
@@ -105,7 +105,7 @@ def _shows_token(event: bytes, worker: str) -> bool:
         if kind in {"error", "response.failed"}:
             raise ErrorReply(500, data)
         return kind.endswith((".delta", ".completed", ".incomplete"))
-    if isinstance(kind, str):
+    if endpoint is ApiEndpoint.MESSAGES and isinstance(kind, str):
         return kind in {"content_block_delta", "message_stop"}
     if not isinstance(chunk.get("choices"), list):
         raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
