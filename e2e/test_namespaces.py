@@ -14,7 +14,8 @@ PODS_GONE_S = 90
 """A stream takes some 20 s; 20 and 26 s were measured from the deletion to the last pod's end."""
 
 NAMESPACE_GONE_S = 480
-"""Its controller looks again after half the pods' terminationGracePeriodSeconds (900) at the latest; 131 s were measured."""
+"""Its controller looks again after half the pods' terminationGracePeriodSeconds (900), or at its
+resync of five minutes; 131 and 319 s were measured."""
 
 
 class Neighbour(Graph):

@@ -87,10 +87,13 @@ class BudgetWatch:
             task.cancel()
             await asyncio.wait([task])
 
-    def _changed(self, _change, _pod):
+    def held(self):
+        """Return the GPUs of the released, unfinished pods."""
         views = map(pod_view, self._pods.objects.values())
-        gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
-        self.most = max(self.most, gpus)
+        return sum(each.gpus for each in views if not each.gated and not each.finished)
+
+    def _changed(self, _change, _pod):
+        self.most = max(self.most, self.held())
         self.seen += 1
 
 
@@ -129,13 +132,14 @@ def process(kubeconfig, namespace, *options):
     command = [sys.executable, "-m", "penstock.cli", "operator", "run", "--namespace", namespace]
     command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--metrics-port", str(port), *options]
     environment = {**os.environ, "POD_NAME": f"operator-{port}"}
-    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    # Not a pipe, which nobody reads: full, it would stop the process.
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         yield running, port
     finally:
         if running.poll() is None:
             running.kill()
-        running.communicate()
+        running.wait()
 
 
 def page(port, path):

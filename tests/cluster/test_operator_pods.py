@@ -261,7 +261,7 @@ async def test_routers_spread_over_nodes_without_zones(crds, make_node, client, 
     async with running(client, namespace):
 
         async def nodes():
-            pods = (await client.list(POD, namespace=namespace, labels="penstock.dev/role=router")).items
+            pods = (await client.list(POD, namespace=namespace, labels={"penstock.dev/role": "router"})).items
             return len({each["spec"]["nodeName"] for each in pods if each["spec"].get("nodeName")}) == 6
 
         await until(nodes, "a router on each node", timeout_s=90)
