@@ -31,7 +31,7 @@ def test_a_killed_worker_costs_no_run(tmp_path):
     """One of two workers is killed half way: the same bytes as in this process, and six runs in the journal."""
     expected = to_json(run_plan(plan(), processes=1))
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
     ) as cluster:
         address = cluster.scheduler_address.replace("tcp://", "dask://")
         seen = []

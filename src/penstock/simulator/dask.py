@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -98,9 +99,10 @@ def open_dask(address: str, *, processes: int | None) -> Iterator[DaskCluster]:
     Raises:
         PenstockError: nothing answers there, or it has no workers.
     """
+    logging.getLogger("distributed").setLevel(logging.ERROR)
     if address == "dask":
         local = LocalCluster(
-            n_workers=processes, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+            n_workers=processes, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
         )
         with local, Client(local) as client:
             yield DaskCluster(client, address)
