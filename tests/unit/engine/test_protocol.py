@@ -200,7 +200,12 @@ def test_messages_that_cannot_be_rendered(settings, messages):
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-BODIES = {Api.COMPLETIONS: {"prompt": "hello"}, Api.CHAT: CHAT, Api.RESPONSES: {"input": "hello"}}
+BODIES = {
+    Api.COMPLETIONS: {"prompt": "hello"},
+    Api.CHAT: CHAT,
+    Api.RESPONSES: {"input": "hello"},
+    Api.MESSAGES: {**CHAT, "max_tokens": 16},
+}
 OTHERS = ("prompt", "messages", "input", "tools", "tool_choice", "nobody_knows")
 FIELDS = sorted(
     {*ChatFields.model_fields, *ResponseFields.model_fields, "max_completion_tokens", *REFUSED, *OTHERS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_planner.served_shares import ServedShares, agreement, served_of, share_windows
+from penstock_planner.served_shares import LEAST_REQUESTS, ServedShares, agreement, served_of, share_windows
 
 
 def _known(requests=50.0, late=0.0, arrivals=50.0, predicted_late=0.0):
@@ -20,9 +20,13 @@ def test_only_the_role_that_requests_reach_first_has_shares():
 
 
 def test_ten_minutes_compare_first_tokens_with_arrivals():
-    """Two decisions of one window: 5 of 100 late, 3 of 50 predicted; the next window begins at 600 s."""
+    """Two decisions of one window: 5 of 100 late, 6 of 100 predicted; the next window begins at 600 s."""
     first, second = share_windows(
-        [(0.0, _known(60.0, 5.0, 20.0, 1.0)), (599.0, _known(40.0, 0.0, 30.0, 2.0)), (600.0, _known())]
+        [
+            (0.0, _known(60.0, 5.0, 40.0, 2.0)),
+            (599.0, _known(40.0, 0.0, 60.0, 4.0)),
+            (600.0, _known(requests=100.0, arrivals=100.0)),
+        ]
     )
     assert (first.at_s, first.requests, first.served) == (0.0, 100.0, 0.95)
     assert first.predicted == pytest.approx(0.94)
@@ -37,6 +41,7 @@ def test_windows_agree_within_a_point(predicted_late, agreed):
 
 
 def test_few_requests_say_nothing():
-    """Nineteen make no window, and without windows there is no share of them."""
-    assert share_windows([(0.0, _known(requests=19.0)), (600.0, _known(arrivals=19.0))]) == ()
+    """One too few makes no window, and without windows there is no share of them."""
+    few, enough = LEAST_REQUESTS - 1.0, 1.0 * LEAST_REQUESTS
+    assert share_windows([(0.0, _known(few, 0.0, enough)), (600.0, _known(enough, 0.0, few))]) == ()
     assert agreement(()) is None
