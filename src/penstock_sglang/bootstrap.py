@@ -19,6 +19,7 @@ class Bootstrap(KvHandover):
 
     is_concurrent: ClassVar[bool] = True
     decodes_alone: ClassVar[bool] = False
+    paths: ClassVar[frozenset[str] | None] = frozenset({"/v1/completions", "/v1/chat/completions"})
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:
         """Return the room."""

@@ -28,10 +28,12 @@ class KvHandover(Protocol):
     Attributes:
         is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
         decodes_alone: A decode worker computes a prompt that none hands over.
+        paths: Whose requests can carry the fields; None: all that generate text.
     """
 
     is_concurrent: ClassVar[bool] = False
     decodes_alone: ClassVar[bool] = True
+    paths: ClassVar[frozenset[str] | None] = None
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:
         """Return what the prefill worker's request gets, beside one token and no stream."""

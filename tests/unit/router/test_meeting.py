@@ -145,13 +145,21 @@ async def test_a_client_that_leaves_breaks_both_off(harness, rooms):
     await router.assert_idle()
 
 
-@pytest.mark.parametrize("body", [{"n": 2}, {"prompt": ["a", "b"]}])
-async def test_what_no_room_can_carry_is_refused_in_words(harness, rooms, body):
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"n": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_what_no_room_can_carry_is_refused_in_words(harness, rooms, path, body):
     """A decode worker of SGLang computes no prompts, so nothing is sent to wait for ever."""
     prefill, decode, router = await _served(harness, rooms)
 
-    answer = await router.post(**body)
+    answer = await router.post(path, **body)
 
-    assert (answer.status, error_of(answer)["code"]) == (400, "not_handed_over")
+    assert answer.status == 400
+    assert b"hand over the KV of one prompt" in answer.body
     assert not prefill.seen
     assert not decode.seen

@@ -74,7 +74,7 @@ _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
 that has just been replaced listens within a few of these."""
 _ONE_PROMPT = (
-    "n, best_of, several prompts, /v1/responses: this graph's prefill workers hand over the KV of one prompt and one answer; "
+    "n, best_of, several prompts, /v1/responses, /v1/messages: this graph's prefill workers hand over the KV of one prompt and one answer; "
     "send one a request, to /v1/completions or /v1/chat/completions"
 )
 
@@ -103,6 +103,7 @@ class CompletionHandler:
             for is_single in (False, True)
         }
         self._needs_prefill = is_split and not handover.decodes_alone
+        self._carries = handover.paths
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self.deadly = DeadlyRequests(clock.now_s)
         self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics, self.deadly)
@@ -175,7 +176,9 @@ class CompletionHandler:
                 call.begun.kept.drop()
 
     def _check_handover(self, request: CompletionRequest) -> None:
-        if self._needs_prefill and not request.is_single and not request.endpoint.is_relayed:
+        if not self._needs_prefill or request.endpoint.is_relayed:
+            return
+        if not request.is_single or (self._carries is not None and request.path not in self._carries):
             raise RequestRefused(400, _ONE_PROMPT, code="not_handed_over")
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
