@@ -218,6 +218,13 @@ def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Seq
         _whole(axes, f"{role.value}\nreplicas", [count or 0 for _, count in (*had, *needed)])
 
 
+def _shares(axes: Axes, label: str) -> None:
+    """Let an axis of shares end at 100% and begin at 90% or below what is drawn: less would magnify a few requests."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel(label)
+    axes.set_ylim(min(0.9, axes.get_ylim()[0]), 1.01)
+
+
 def _draw_in_time(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
     """Draw the share served in time and the one that the planner's model predicts, by windows of ten minutes."""
     (axes,), windows = panels, share_windows(run.shares())
@@ -227,9 +234,7 @@ def _draw_in_time(run: PlannerRun, _results: Sequence[RequestResult], panels: Se
     ):
         times = [each.at_s + WINDOW_S / 2 for each in windows]
         axes.plot(times, values, "--" if colour == BLACK else "-", color=colour, marker=".", label=label)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("requests\nin time")
-    axes.set_ylim(top=1.02)
+    _shares(axes, "requests\nin time")
 
 
 def _draw_attainment(run: PlannerRun, results: Sequence[RequestResult], axes: Axes) -> None:
@@ -241,6 +246,4 @@ def _draw_attainment(run: PlannerRun, results: Sequence[RequestResult], axes: Ax
     for values, colour, label in lines:
         axes.plot(*series.attainment_over_time(results, values), color=colour, marker=".", label=label)
     _goal(axes, config.attainment, f"goal {config.attainment:.0%}")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("requests\nwithin target")
-    axes.set_ylim(top=1.02)
+    _shares(axes, "requests\nwithin target")
