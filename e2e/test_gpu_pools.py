@@ -95,7 +95,8 @@ def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(kube, 
 
     def told():
         condition = graph.condition("Schedulable")
-        if condition.get("status") == "False":
+        # Pending: the scheduler has not looked at the pod yet.
+        if condition.get("status") == "False" and condition["reason"] != "Pending":
             reasons.add(condition["message"])
         return reasons
 

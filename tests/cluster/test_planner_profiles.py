@@ -89,7 +89,7 @@ async def test_a_graph_without_a_profile_disturbs_no_other(world):
 
 async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
     """It waits for the ConfigMap that planner.memory names; its ledger begins with what that holds."""
-    known = AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)})
+    known = AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startups_s=(77.0,))})
     gpus = {Role.PREFILL: 1, Role.DECODE: 1}
     export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain({"adaptive": known})))
     await world.make_graph(mode="adaptive", memory="learnt")

@@ -28,8 +28,20 @@ def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | No
     for graph in graphs:
         found += missing_extras(graph)
         found += connector_warnings(graph)
+        found += _without_scaling(graph)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
+
+
+def _without_scaling(graph: GraphDeployment) -> Iterator[Problem]:
+    """Yield a planner that has no role to scale."""
+    bounds = [service.replica_bounds for service in graph.spec.workers.values()]
+    if graph.spec.planner.enabled and all(fewest == most for fewest, most in bounds):
+        message = (
+            "enabled, but no service may have more or fewer replicas than it has, so nothing is ever scaled; give prefill or decode "
+            "scaling: {minReplicas: …, maxReplicas: …}, or set planner.enabled: false"
+        )
+        yield Problem("spec.planner", message)
 
 
 def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from penstock.report.drawing import BLACK, GREY, LINE_COLOURS, blank_figure, legend_above, save_all
 from penstock.simulator.pool import PoolRun
@@ -31,6 +32,8 @@ def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]
         axes.axhline(row["guaranteed"], color=BLACK, linestyle=":", linewidth=0.8, label="guaranteed")
         axes.set_ylabel(row["graph"])
         axes.set_ylim(0, 1.1 * result["pool"]["gpus"])
+    for axes in (held_axes, *wanted_axes):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(wanted_axes[0])
     wanted_axes[-1].set_xlabel("hours, virtual time")
     return save_all([(path.name, lambda: figure)], path.parent)

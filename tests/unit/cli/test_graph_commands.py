@@ -75,6 +75,21 @@ def test_a_device_that_no_budget_counts_is_reported(run, tmp_path):
     )
 
 
+def test_a_planner_that_has_nothing_to_scale_is_reported(run, tmp_path):
+    """Services without `scaling` are of a fixed size, which a first manifest easily forgets."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    for service in graph["spec"]["services"].values():
+        service.pop("scaling", None)
+    file.write_text(yaml.safe_dump(graph))
+    status, _, err = run("validate", file)
+    assert (status, err.count("\n")) == (0, 1)
+    assert "spec.planner: enabled, but no service may have more or fewer replicas" in err
+    graph["spec"]["planner"] = {"enabled": False}
+    file.write_text(yaml.safe_dump(graph))
+    assert run("validate", file)[2] == ""
+
+
 def test_no_sample_holds_a_key_that_does_nothing(run):
     """Every manifest that ships validates without a warning."""
     status, _, err = run("validate", *sorted(SAMPLES.glob("*.yaml")))
