@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.local.statefile import ProcessEntry, StateFile
@@ -53,6 +54,8 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         started.append(process)
+        # A program is seen a moment before the kernel shows its variables.
+        eventually(psutil.Process(process.pid).environ)
         return process
 
     yield start

@@ -134,7 +134,8 @@ def test_sigterm_comes_first_and_sigkill_after_the_grace(spawn):
     )
     stubborn.stdout.readline()
     polite = spawn()
-    assert end([identify(stubborn.pid), identify(polite.pid)], grace_s=0.2) == []
+    assert end([identify(polite.pid)], grace_s=60.0) == []  # however busy the machine
+    assert end([identify(stubborn.pid)], grace_s=0.2) == []
     assert stubborn.wait() == -signal.SIGKILL
     assert polite.wait() == -signal.SIGTERM
 
