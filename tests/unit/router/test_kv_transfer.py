@@ -11,6 +11,7 @@ from penstock.api import Role
 from penstock.router.core import request as request_machine
 from penstock.router.proxy import exchange
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
+from penstock.runtimes.kv_handover import Nixl
 
 
 async def _transfers(router):
@@ -51,6 +52,26 @@ async def test_each_stage_gets_its_request(harness):
         assert seen.headers[b"x-request-id"] == b"mine-1"
     assert answer.headers[b"x-request-id"] == b"mine-1"
     assert await _transfers(router) == {"done": 1, "none": 0, "lost": 0}
+
+
+async def test_both_requests_of_a_prompt_carry_one_number(harness, monkeypatch):
+    """A hand-over that names a prompt by it finds it again; another prompt has another number."""
+    sources = []
+    for name in ("prefill_fields", "decode_fields"):
+        own = getattr(Nixl, name)
+        monkeypatch.setattr(
+            Nixl,
+            name,
+            lambda self, source, *answer, own=own: sources.append(source) or own(self, source, *answer),
+        )
+    _, _, router = await harness.served("prefill", "decode")
+
+    for _ in range(2):
+        assert (await router.post(max_tokens=1)).status == 200
+
+    assert sources[0] == sources[1]
+    assert sources[2] == sources[3]
+    assert sources[0].number != sources[2].number
 
 
 async def test_streams_pass_untouched_but_for_usage(harness):

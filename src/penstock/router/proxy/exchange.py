@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from penstock.api import Role
@@ -46,6 +47,7 @@ from penstock.router.proxy.kv_transfer import (
     with_cached_tokens,
 )
 from penstock.router.proxy.stream import encoded_again, read_completion, read_preamble
+from penstock.runtimes.kv_handover import KvSource
 
 log = get_logger(__name__)
 
@@ -96,21 +98,23 @@ class Exchanges:
         request, assignment = call.request, call.assignment
         call.reads_kv = step.reads_kv
         if step.role is Role.PREFILL:
+            source = source_of(assignment.worker)
+            body = prefill_body(request, self._handover.prefill_fields(source))
             if self._handover.is_concurrent:
-                self._begin_prefill(call, assignment)
+                self._begin_prefill(call, assignment, source, body)
                 return None
-            fields = self._handover.prefill_fields(source_of(assignment.worker))
-            return await self._prefill(call, assignment, prefill_body(request, fields))
-        has_kv = step.reads_kv and call.transfer is not None
-        body = decode_body(request, call.transfer) if has_kv and call.transfer else request.raw
+            return await self._prefill(call, assignment, source, body)
+        body = decode_body(request, call.transfer) if step.reads_kv and call.transfer else request.raw
         read = self._begin_stream if request.stream else self._read_complete
         decoding = self._exchange(call, assignment, body, read)
         return await (decoding if call.prefill is None else self._joined(call.prefill.task, decoding))
 
-    async def _prefill(self, call: CompletionCall, assignment: LiveAssignment, body: bytes) -> Answer:
+    async def _prefill(
+        self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
+    ) -> Answer:
         call.responder.patience_s = _LAST_STEP_REAL_S
         try:
-            came = await self._exchange(call, assignment, body, self._read_prefilled)
+            came = await self._exchange(call, assignment, body, partial(self._read_prefilled, source))
         finally:
             call.responder.patience_s = 0.0
         if not isinstance(came, PromptComputed) and came is not Problem.SATURATED:
@@ -184,11 +188,11 @@ class Exchanges:
 
     # ------------------------------------------------------------------ a prefill beside its decode
 
-    def _begin_prefill(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        source = source_of(assignment.worker)
+    def _begin_prefill(
+        self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
+    ) -> None:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
         call.transfer = Prefilled(self._handover.decode_fields(source, None), None, None, lease)
-        body = prefill_body(call.request, self._handover.prefill_fields(source))
         task = asyncio.create_task(self._prefill_beside(call, assignment, body), name="prefill")
         call.prefill = PrefillBeside(assignment, task)
 
@@ -236,13 +240,17 @@ class Exchanges:
     # ------------------------------------------------------------------ answers' beginnings
 
     async def _read_prefilled(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+        self,
+        source: KvSource,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        response: StreamingResponse,
     ) -> Answer:
         worker = assignment.worker
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
-        fields = self._handover.decode_fields(source_of(worker), answer)
+        fields = self._handover.decode_fields(source, answer)
         prefilled = read_prefill_answer(answer, fields, lease)
         self.count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
