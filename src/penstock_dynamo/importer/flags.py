@@ -52,8 +52,8 @@ def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
     if command is None:
         return
     args, model = component.args, spec["model"]
-    _share(args, model, "name", command.pop_value("--model", "--model-path"))
-    _share(args, model, "servedName", command.pop_value("--served-model-name", "--model-name"))
+    share(args, model, "name", command.pop_value("--model", "--model-path"))
+    share(args, model, "servedName", command.pop_value("--served-model-name", "--model-name"))
     context = command.pop_value("--max-model-len")
     if context is not None and model.setdefault("contextTokens", number_of(context)) != number_of(context):
         command.words += ["--max-model-len", context]  # comes after the graph's
@@ -69,7 +69,7 @@ def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
     _keep_parallelism(component, command)
     device = _read_connector(args, command, has_own=component.role is not Role.AGGREGATED)
     if device:
-        _share(args, spec.setdefault("engine", {}), "kvBufferDevice", device)
+        share(args, spec.setdefault("engine", {}), "kvBufferDevice", device)
     if command.words:
         component.service["args"] = command.words
     if command.module == MOCKER_MODULE:
@@ -139,7 +139,7 @@ def _drop_owned(args: ManifestSource, command: Command) -> None:
             args.note(f"{flag} is chosen by the runtime", value)
 
 
-def _share(args: ManifestSource, section: dict[str, Any], key: str, value: object) -> None:
+def share(args: ManifestSource, section: dict[str, Any], key: str, value: object) -> None:
     """Set what the graph states once for all workers; report a worker that differs."""
     if value is not None and section.setdefault(key, value) != value:
         args.note(f"differs between workers; the graph keeps {section[key]!r}", value)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from penstock_dynamo.importer.command import Command
 from penstock_dynamo.importer.component import Component, number_of
+from penstock_dynamo.importer.flags import share
 from penstock_dynamo.importer.source import ManifestSource
 
 RUNTIME: Final = "sglang"
@@ -19,6 +20,7 @@ _SHARED: Final = (
     ("engine", "maxBatchTokens", ("--chunked-prefill-size",)),
 )
 """Sections and keys of a graph, which states once for all workers what each worker's flag says."""
+_NAMES: Final = frozenset({"name", "servedName"})
 _OWNED: Final = (
     "--host",
     "--port",
@@ -52,7 +54,8 @@ def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
     for section, key, flags in _SHARED:
         text = command.pop_value(*flags)
         if text is not None:
-            _share(args, spec.setdefault(section, {}), key, text)
+            value = text if key in _NAMES else number_of(text)
+            share(args, spec.setdefault(section, {}), key, value)
     _leave_out(args, command)
     backend = command.pop_value("--disaggregation-transfer-backend")
     if backend not in {None, "nixl"}:
@@ -93,9 +96,3 @@ def runs_it(component: Component) -> bool:
     """Whether a component is one of Dynamo's SGLang workers."""
     command = component.command if component.kind == "worker" else None
     return command is not None and command.module == "dynamo.sglang"
-
-
-def _share(args: ManifestSource, section: dict[str, Any], key: str, text: str) -> None:
-    value = number_of(text) if key not in {"name", "servedName"} else text
-    if section.setdefault(key, value) != value:
-        args.note(f"differs between workers; the graph keeps {section[key]!r}", value)
