@@ -46,6 +46,19 @@ def _of_penstock_and_the_test(*, group: str) -> EntryPoints:
 plugins.entry_points = _of_penstock_and_the_test
 plugins.registered.cache_clear()
 
+_KEPT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _kept_signal_handlers() -> Generator[None]:
+    """Give the process its handlers back: a command that has ended may leave a signal ignored, as `up` does."""
+    before = {each: signal.getsignal(each) for each in _KEPT}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 PROCESSOR_LIMIT_S = 2.0
 """Chosen: what a unit test may take. There are thousands of them."""
 

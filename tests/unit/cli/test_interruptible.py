@@ -9,16 +9,6 @@ import pytest
 from penstock.cli.terminal import run_interruptible
 
 
-@pytest.fixture(autouse=True)
-def kept_handlers():
-    """Give the test process its own handlers back."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_cancels_and_later_ones_do_not_disturb_the_clearing_up(number):
     """What the command withdraws is withdrawn whole; the exit code is 128 and the first signal."""
