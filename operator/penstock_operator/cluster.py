@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from penstock.api import Role
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
@@ -102,6 +103,10 @@ class GraphSnapshot:
         """Return its pods as the plans read them."""
         return [each["view"] for each in self.pods.values()]
 
+    def workers(self) -> list[PodView]:
+        """Return its worker pods."""
+        return [each for each in self.views() if each.role != Role.ROUTER]
+
     def fingerprint(self) -> tuple[object, ...]:
         """Return a value that changes whenever any object of the graph does."""
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
@@ -177,8 +182,9 @@ class Cluster:
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:
-        """Return the current state of a graph."""
-        return self._snapshots.get(key, GraphSnapshot())
+        """Return the current state of a graph, which later changes leave as it is."""
+        held = self._snapshots.get(key, GraphSnapshot())
+        return GraphSnapshot(dict(held.graphs), dict(held.children), dict(held.pods))
 
     async def serves(self, kind: Kind) -> bool:
         """Return whether the cluster knows a kind of another's; objects of `OPTIONAL_KINDS` are watched from then on."""
@@ -306,16 +312,17 @@ class Cluster:
         return owner
 
     def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
-        return None if owner is None else self.snapshot(owner).of(kind).get((kind.kind, name))
+        held = None if owner is None else self._snapshots.get(owner)
+        return None if held is None else held.of(kind).get((kind.kind, name))
 
     def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
         self._noted.pop(identity, None)
         owner = self._owners.pop(identity, None)
         if owner is None:
             return
-        snapshot = self.snapshot(owner)
-        snapshot.of(kind).pop((kind.kind, identity[2]), None)
-        if not (snapshot.graphs or snapshot.children or snapshot.pods):
+        held = self._snapshots[owner]
+        held.of(kind).pop((kind.kind, identity[2]), None)
+        if not (held.graphs or held.children or held.pods):
             self._snapshots.pop(owner, None)
 
 

@@ -44,16 +44,21 @@ class Drains:
         self._applier = applier
         self._loads = loads
 
-    async def step(self, pool: WorkerPool, *, now_s: float, refusals: Refusals) -> ScalePlan:
-        """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written."""
+    async def plan(self, pool: WorkerPool, *, now_s: float) -> ScalePlan:
+        """Return the next step of a pool, whose ``spec_replicas`` is yet to be written; nothing is written here."""
         loads = await self._loads.read(pods_to_ask(pool))
-        plan = plan_scale(pool, loads=loads, now_s=now_s)
-        pods = {each.name: each for each in pool.pods}
+        return plan_scale(pool, loads=loads, now_s=now_s)
+
+    async def mark(
+        self, plan: ScalePlan, pods: Sequence[PodView], *, now_s: float, refusals: Refusals
+    ) -> None:
+        """Mark and unmark the pods of a pool as its plan says."""
+        by_name = {each.name: each for each in pods}
         for name, change in _changes(plan, now_s).items():
-            head = {"name": name, "namespace": pods[name].namespace}
+            pod = by_name[name]
+            head = {"name": name, "namespace": pod.namespace}
             with refusals.of(f"Pod {name}: its drain mark", "Drain"):
-                await self._applier.patch(POD.of(head), {"metadata": {**change, "uid": pods[name].uid}})
-        return plan
+                await self._applier.patch(POD.of(head), {"metadata": {**change, "uid": pod.uid}})
 
     async def delete_graph(
         self, raw: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
@@ -104,7 +109,8 @@ class Drains:
             has_senders=has_senders,
             known_replicas=known_replicas(workload),
         )
-        plan = await self.step(pool, now_s=now_s, refusals=refusals)
+        plan = await self.plan(pool, now_s=now_s)
+        await self.mark(plan, pods, now_s=now_s, refusals=refusals)
         if plan.spec_replicas != number:
             with refusals.of(f"{name_of(workload)}: its replicas", "Drain"):
                 await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})

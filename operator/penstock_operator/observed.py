@@ -23,20 +23,19 @@ class ObservedGraph:
 
     Attributes:
         served: That edit.
+        paused: What keeps its children as they are; empty: nothing.
         problems: Of the newest edit, where that is another one.
-        can_be_built: Whether the operator's own rules still allow it.
     """
 
     key: Key
     model: GraphDeployment
     raw: Object
     snapshot: GraphSnapshot
-    fingerprint: tuple[object, ...]
     context: BuildContext
     now_s: float
     served: ServedSpec
+    paused: str = ""
     problems: tuple[Problem, ...] = ()
-    can_be_built: bool = True
 
     @property
     def invalid(self) -> Failure | None:
@@ -59,7 +58,7 @@ class ObservedGraph:
     @property
     def workers(self) -> list[PodView]:
         """Its worker pods."""
-        return [each for each in self.snapshot.views() if each.role != "router"]
+        return self.snapshot.workers()
 
     @property
     def priorities(self) -> dict[str, int]:

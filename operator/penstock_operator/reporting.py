@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api import GraphDeployment
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name
 from penstock.kube.objects.refusals import Refusals
-from penstock_operator.apply import Applied, Applier, name_of
+from penstock_operator.apply import Applied, Applier, failure_of, name_of
 from penstock_operator.cluster import GraphSnapshot
+from penstock_operator.observed import ObservedGraph
+from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category
-from penstock_operator.plan.facts import ConditionFacts, Failure, ReconcileState
+from penstock_operator.plan.facts import (
+    ConditionFacts,
+    Failure,
+    graph_facts,
+    late_services,
+    missing_definition,
+    worst_failure,
+)
+from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import adapter_status, graph_status
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
@@ -25,44 +35,99 @@ from penstock_operator.workloads import is_own
 log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one reconcile did with a valid graph, as far as it came.
+
+    Attributes:
+        services: What each service is to have.
+        applied: What came of writing the graph's objects.
+        waiting: Pods that the budget holds back.
+    """
+
+    services: Mapping[str, ServiceState]
+    applied: Applied
+    waiting: Sequence[Waiting] = ()
+
+
 class Reporter:
-    """Writes statuses and Events; remembers the troubles that it has told of each graph."""
+    """Writes statuses and Events; remembers of each graph the troubles emitted, and since when services lack replicas."""
 
     def __init__(self, applier: Applier, recorder: EventRecorder) -> None:
         self._applier = applier
         self._recorder = recorder
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
+        self._short: dict[Key, dict[str, float]] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
         self._emitted.pop(key, None)
+        self._short.pop(key, None)
 
     async def status(self, raw: Object, facts: ConditionFacts, refusals: Refusals) -> None:
         """Write a graph's status."""
         status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
         await self._write(raw, status, refusals)
 
-    async def adapters(
+    async def graph(
         self,
-        model: GraphDeployment,
+        graph: ObservedGraph,
+        snapshot: GraphSnapshot,
+        found: Findings,
+        refusals: Refusals,
+        *,
+        failure: Failure | None = None,
+    ) -> ConditionFacts:
+        """Write the statuses of a valid graph and of its ScalingAdapters; return what is known of it.
+
+        Args:
+            graph: The edit that is carried out.
+            snapshot: The graph as it is after this reconcile's writes.
+            found: What the reconcile did.
+            refusals: Writes that were refused; those of statuses are added.
+            failure: Why the reconcile ended early; None: it did not.
+        """
+        generation = graph.raw["metadata"].get("generation", 0)
+        facts = graph_facts(
+            graph.model,
+            generation,
+            snapshot.views(),
+            found.services,
+            waiting=found.waiting,
+            now_s=graph.now_s,
+        )
+        before = self._short.get(graph.key, {})
+        self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in facts.short}
+        late = late_services(graph.model, since, now_s=graph.now_s)
+        await self._adapters(graph, snapshot, facts, found, refusals)
+        # Last, so that it names every refused write but itself.
+        missing = missing_definition(graph.model.spec, graph.context.kinds)
+        worst = worst_failure(
+            [graph.invalid, failure, failure_of(found.applied.conflicts, refusals), missing]
+        )
+        facts = replace(facts, late=late, paused=graph.paused, served=graph.served, failure=worst)
+        await self.status(graph.raw, facts, refusals)
+        return facts
+
+    async def _adapters(
+        self,
+        graph: ObservedGraph,
         snapshot: GraphSnapshot,
         facts: ConditionFacts,
-        seen: ReconcileState,
-        *,
-        owner_uid: str,
+        found: Findings,
+        refusals: Refusals,
     ) -> None:
-        """Write the statuses of a graph's ScalingAdapters."""
-        for name, service in model.spec.services.items():
-            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(model.name, name)))
-            if service.scaling is not None and live is not None and is_own(live, owner_uid):
+        for name, service in graph.model.spec.services.items():
+            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
+            if service.scaling is not None and live is not None and is_own(live, graph.uid):
                 said = adapter_status(
                     facts.services[name],
-                    seen.services[name].bounds,
+                    found.services[name].bounds,
                     generation=live["metadata"].get("generation", 0),
                     old=live.get("status"),
                     now=stamp(time.time()),
                 )
-                await self._write(live, said, seen.refusals)
+                await self._write(live, said, refusals)
 
     async def events(
         self,

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
+from penstock.api import GraphDeployment, GraphSpec, Role
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
-from penstock.kube.objects.refusals import Refusals
 from penstock.kube.objects.served import ServedSpec
 from penstock.runtimes import runtime_of
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
-from penstock_operator.plan.drain import Bounded, ScalePlan
 from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.rollout import RolloutView
+from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.resources.metadata import selector
 from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 
@@ -172,65 +170,30 @@ class ConditionFacts:
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
-@dataclass(slots=True)
-class ServiceState:
-    """What one reconcile found of a service, and what it does with it.
-
-    Attributes:
-        bounds: Its desired replicas, clamped to its bounds.
-        running: Number that its workload has now; the bounded one while there is no workload.
-        rollout: None while there is no workload.
-        plan: None for routers.
-        held: Why its new pod template waits.
-    """
-
-    spec: ServiceSpec
-    bounds: Bounded
-    running: int
-    rollout: RolloutView | None = None
-    refused: Diagnosis | None = None
-    plan: ScalePlan | None = None
-    held: str = ""
-
-    @property
-    def number(self) -> int:
-        """Replicas that its workload is to have."""
-        return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
-
-
-@dataclass(slots=True)
-class ReconcileState:
-    """What one reconcile found.
-
-    Attributes:
-        paused: What keeps the graph's children as they are; empty: nothing.
-        first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
-        waiting: Pods that the budget holds back.
-        blocked: Replicas of a service that the budget keeps from running.
-        failure: Why the graph cannot be brought about; None if it can.
-        served: The edit that is carried out.
-        refusals: Writes that the API server did not take.
-    """
-
-    paused: str = ""
-    services: dict[str, ServiceState] = field(default_factory=dict)
-    first_replicas: dict[str, int] = field(default_factory=dict)
-    waiting: Sequence[Waiting] = ()
-    blocked: Mapping[str, int] = field(default_factory=dict)
-    failure: Failure | None = None
-    served: ServedSpec | None = None
-    refusals: Refusals = field(default_factory=Refusals)
-
-
 def graph_facts(
-    graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: ReconcileState, *, now_s: float
+    graph: GraphDeployment,
+    generation: int,
+    pods: Iterable[PodView],
+    services: Mapping[str, ServiceState],
+    *,
+    waiting: Sequence[Waiting] = (),
+    now_s: float,
 ) -> ConditionFacts:
-    """Return the facts of a valid graph with all its pods; times are seconds since the epoch."""
+    """Return the facts of a valid graph.
+
+    Args:
+        graph: The edit that is carried out.
+        generation: ``metadata.generation`` of the newest edit.
+        pods: All its pods.
+        services: What each service is to have.
+        waiting: Pods that the budget holds back.
+        now_s: Seconds since the epoch.
+    """
     by_service: dict[str, list[PodView]] = {name: [] for name in graph.spec.services}
     for pod in pods:
         by_service.setdefault(pod.service, []).append(pod)
-    reasons = {each.uid: each.reason for each in seen.waiting}
-    states = sorted(seen.services.items())
+    reasons = {each.uid: each.reason for each in waiting}
+    states = sorted(services.items())
     diagnoses = [each.refused for _, each in states if each.refused is not None]
     for service, views in by_service.items():
         spec = graph.spec.services.get(service)
@@ -246,18 +209,13 @@ def graph_facts(
     )
     return ConditionFacts(
         generation=generation,
-        services={
-            name: _service(graph, name, by_service[name], each) for name, each in seen.services.items()
-        },
+        services={name: _service(graph, name, by_service[name], each) for name, each in services.items()},
         budget=gpu_ceiling(graph),
-        waiting=seen.waiting,
+        waiting=waiting,
         diagnoses=diagnoses,
-        failure=seen.failure,
         is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,
-        paused=seen.paused,
         url=url,
         served_model=graph.spec.served_name,
-        served=seen.served,
     )
 
 

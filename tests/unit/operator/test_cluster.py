@@ -95,6 +95,18 @@ async def test_an_answered_write_is_seen_at_once_and_its_event_marks_nothing(wor
     assert len(marks) == 1
 
 
+async def test_a_snapshot_keeps_what_it_showed(world):
+    """The stages of one reconcile read the same graph, whatever is written or watched meanwhile."""
+    view, _, watch = world
+    await watch("ADDED", deployment(1))
+    snapshot = view.snapshot(KEY)
+    before = snapshot.fingerprint()
+    view.note(deployment(5, replicas=2))
+    await watch("DELETED", deployment(6))
+    assert snapshot.fingerprint() == before
+    assert list(snapshot.children) == [("Deployment", "g-decode")]
+
+
 async def test_an_answer_that_shows_anothers_change_marks_the_graph(world):
     """A user's number that arrives first in the answer to a status write."""
     view, marks, watch = world

@@ -267,6 +267,21 @@ async def _goes_on(api, made, generation):
     assert "InvalidSpec" in {each for each, _ in reasons(api)}
 
 
+async def test_a_refused_edit_drains_no_worker(api):
+    """Objects are built before the first write: a lower ceiling beside a refused podTemplate takes no worker away."""
+    async with operator(api, Idle()) as made:
+        await to_rest(api, made)
+        for name in ("decode-1", "decode-2"):
+            await serving(api, name, "decode")
+        edit(api, "ScalingAdapter", "g-decode", replicas=2)
+        await looks(api, made)
+        worsen(api, scaling={"maxReplicas": 1})
+        await looks(api, made)
+    labels = [api.at("Pod", name)["metadata"]["labels"] for name in ("decode-1", "decode-2")]
+    assert [each["penstock.dev/serving"] for each in labels] == ["true", "true"]
+    assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+
+
 async def test_a_corrected_edit_is_carried_out_and_the_word_goes(api):
     """The served generation is the newest again."""
     async with operator(api, Idle()) as made:

@@ -12,13 +12,12 @@ from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.drain import Bounded
 from penstock_operator.plan.facts import (
-    ReconcileState,
-    ServiceState,
     graph_facts,
     late_services,
     observed_facts,
 )
 from penstock_operator.plan.pods import ContainerView, PodCondition, PodView
+from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import condition_results, graph_status
 
 NOW_S = 100_000.0
@@ -87,14 +86,12 @@ def views(states, *, age_s=NOW_S):
 def facts_of(states, targets, *, late_for_s):
     """Return what is known of the graph whose services have been short of replicas for a time, if they are."""
     pods = views(states)
-    seen = ReconcileState(
-        services={
-            name: ServiceState(GRAPH.spec.services[name], Bounded(number), running=number)
-            for name, number in targets.items()
-        },
-        waiting=[Waiting(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated],
-    )
-    facts = graph_facts(GRAPH, 1, pods, seen, now_s=NOW_S)
+    services = {
+        name: ServiceState(GRAPH.spec.services[name], Bounded(number), running=number)
+        for name, number in targets.items()
+    }
+    waiting = [Waiting(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated]
+    facts = graph_facts(GRAPH, 1, pods, services, waiting=waiting, now_s=NOW_S)
     since = dict.fromkeys(facts.short, NOW_S - late_for_s)
     return replace(facts, late=late_services(GRAPH, since, now_s=NOW_S))
 

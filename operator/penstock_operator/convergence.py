@@ -1,0 +1,125 @@
+"""Writes what a graph is to have: its wanted objects in the order that a rollout allows, and away with the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.objects.names import child_name
+from penstock.kube.objects.refusals import Refusals
+from penstock_operator.apply import Applied, Applier, Owner, name_of
+from penstock_operator.draining import Drains
+from penstock_operator.observed import ObservedGraph
+from penstock_operator.plan.agreement import RolloutOrder, rollout_order
+from penstock_operator.plan.facts import needed_kinds
+from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.queue import Key
+from penstock_operator.resources.accelerators import uncounted_devices
+from penstock_operator.router_secret import RouterSecrets
+from penstock_operator.trim import Object
+from penstock_operator.workloads import (
+    WORKLOADS,
+    obsolete,
+    replicas_of,
+    template_changed,
+    with_generations,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Converged:
+    """What came of writing a graph's objects.
+
+    Attributes:
+        services: The services with the numbers that their workloads have now, and why a new pod template waits.
+        pruned: Whether children were deleted, or are on their way.
+    """
+
+    applied: Applied
+    services: Mapping[str, ServiceState]
+    pruned: bool
+
+
+class Convergence:
+    """Writes and deletes the children of graphs."""
+
+    def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:
+        self._applier = applier
+        self._recorder = recorder
+        self._drains = drains
+        self._secrets = RouterSecrets(applier)
+
+    async def write(
+        self, graph: ObservedGraph, plan: ReplicasPlan, wanted: list[Object], refusals: Refusals
+    ) -> Converged:
+        """Apply the wanted objects that may be written yet, and delete the children that are no longer wanted."""
+        live = graph.snapshot.children
+        names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
+        changed = self._rolling(workloads, live)
+        views = [each.rollout for each in plan.services.values() if each.rollout is not None]
+        order = rollout_order(wanted, live, workloads, views, changed=changed)
+        is_new = any((each["kind"], each["metadata"]["name"]) not in live for each in workloads.values())
+        await self._warn(graph, order, of_devices=is_new or bool(changed))
+        rolling = [workloads[name]["metadata"]["name"] for name in changed]
+        now = with_generations([each for each in wanted if each not in order.later], live, rolling)
+        secret = await self._secrets.make(graph, wanted, refusals)
+        if secret is not None:
+            await self._recorder.emit(graph.raw, secret)
+        owner = Owner(graph.uid, graph.model.name, first_replicas=plan.first_replicas)
+        applied = await self._applier.apply(now, live, owner, refusals=refusals)
+        waiting = {name: workloads[name] for name in order.waiting if name in workloads}
+        await self._write_numbers(waiting, live, refusals)
+        services = {
+            name: replace(each, held=order.waiting.get(name, ""), running=each.number)
+            for name, each in plan.services.items()
+        }
+        return Converged(applied, services, await self._prune(graph, wanted, refusals))
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted graph."""
+        self._secrets.forget(key)
+
+    def _rolling(self, workloads: Mapping[str, Object], live: Mapping[tuple[str, str], Object]) -> set[str]:
+        """Return the services whose pods would roll if their workload was written."""
+        rolling = set()
+        for name, want in workloads.items():
+            there = live.get((want["kind"], want["metadata"]["name"]))
+            if there is not None and template_changed(want, there, self._applier.differences(want, there)):
+                rolling.add(name)
+        return rolling
+
+    async def _write_numbers(
+        self, waiting: Mapping[str, Object], live: Mapping[tuple[str, str], Object], refusals: Refusals
+    ) -> None:
+        """Write the replicas of workloads whose new pod template has to wait."""
+        for want in waiting.values():
+            there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
+            if replicas_of(there) != number:
+                with refusals.of(f"{name_of(there)}: its replicas", "Apply"):
+                    await self._applier.patch(there, {"spec": {"replicas": number}})
+
+    async def _warn(self, graph: ObservedGraph, order: RolloutOrder, *, of_devices: bool) -> None:
+        """Say what an edit costs: requests that its rollout refuses, and devices that escape the budget."""
+        warnings = [] if order.lost is None else [("RequestsRefused", order.lost)]
+        if of_devices:
+            found = uncounted_devices(graph.model, graph.context.gpu_resources)
+            warnings += [("DeviceNotCounted", f"{each.path}: {each.message}") for each in found]
+        for reason, text in warnings:
+            await self._recorder.emit(graph.raw, EventMessage(reason, text, "Apply", is_warning=True))
+
+    async def _prune(self, graph: ObservedGraph, wanted: list[Object], refusals: Refusals) -> bool:
+        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
+        names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
+        # Not built because their definition is missing; they are still wanted.
+        missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
+        names |= {key for key in graph.snapshot.children if key[0] in missing}
+        workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
+        for child in workloads:
+            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s, refusals=refusals)
+        for child in rest:
+            if not child["metadata"].get("deletionTimestamp"):
+                with refusals.of(name_of(child), "Delete"):
+                    await self._applier.delete(child)
+        return bool(workloads or rest)

@@ -1,0 +1,72 @@
+"""Which edits of a graph can be carried out: the newest one, else the last one that was.
+
+A refused edit stops nothing: what was carried out before it goes on, from memory or from the graph's status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.api import GraphDeployment
+from penstock.core.errors import Problem
+from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
+from penstock_operator.memory import LruCache
+from penstock_operator.observed import ObservedGraph
+from penstock_operator.queue import Key
+from penstock_operator.trim import Object
+from penstock_operator.validity import ValidatedGraph, validated
+
+MODELS: Final = 256
+"""Validated graphs that are kept for the next reconcile; one at rest needs none. Chosen: five megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidEdits:
+    """The edits of a graph that are valid, newest first, and the problems of the newest one where it is not."""
+
+    edits: tuple[tuple[ServedSpec, GraphDeployment], ...]
+    problems: tuple[Problem, ...]
+
+
+class Edits:
+    """Validates each edit once, and remembers the last one that was carried out."""
+
+    def __init__(self) -> None:
+        self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
+        self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
+
+    def of(self, key: Key, raw: Object) -> ValidEdits:
+        """Return the edits of a graph to try in turn."""
+        model, problems = self._newest(key, raw)
+        edits = () if model is None else ((current_spec(raw), model),)
+        last = self._last_served(key, raw)
+        if last is not None and last[0].generation not in {each.generation for each, _ in edits}:
+            edits = (*edits, last)
+        return ValidEdits(edits, problems)
+
+    def note_served(self, graph: ObservedGraph) -> None:
+        """Remember the edit that is carried out from now on."""
+        self._served.put(graph.key, (graph.uid, graph.served, graph.model))
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted graph."""
+        self._models.forget(key)
+        self._served.forget(key)
+
+    def _newest(self, key: Key, raw: Object) -> ValidatedGraph:
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
+        known = self._models.get(key)
+        if known is None or known[0] != identity:
+            known = identity, validated(GraphDeployment, raw)
+            self._models.put(key, known)
+        return known[1]
+
+    def _last_served(self, key: Key, raw: Object) -> tuple[ServedSpec, GraphDeployment] | None:
+        """Return the last edit that was carried out, from memory or else from the graph's status; None: there is none."""
+        known = self._served.get(key)
+        if known is not None and known[0] == raw["metadata"]["uid"]:
+            return known[1:]
+        kept = kept_spec(raw)
+        model = None if kept is None else validated(GraphDeployment, with_spec(raw, kept))[0]
+        return None if kept is None or model is None else (kept, model)

@@ -1,0 +1,113 @@
+"""Plans how many replicas every service is to have now, and takes the next step of drains on the way there.
+
+`plan` writes nothing, so that objects are built with its numbers before the first write. Replicas themselves are
+written with the workload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.kube.events import EventMessage
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.kube.objects.names import child_name
+from penstock.kube.objects.refusals import Refusals
+from penstock_operator.draining import Drains, scale_message
+from penstock_operator.gates import Gates
+from penstock_operator.observed import ObservedGraph
+from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
+from penstock_operator.plan.diagnose import refusal
+from penstock_operator.plan.drain import WorkerPool, bounded, held
+from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.plan.rollout import rollout_view
+from penstock_operator.workloads import (
+    is_own,
+    known_replicas,
+    replicas_of,
+    template_generation,
+    workload_of,
+)
+
+
+class Scaling:
+    """Plans the replicas of a graph's services and drains what is too many."""
+
+    def __init__(self, drains: Drains, gates: Gates) -> None:
+        self._drains = drains
+        self._gates = gates
+
+    async def plan(self, graph: ObservedGraph) -> ReplicasPlan:
+        """Return what every service is to have; the loads of pods that may leave are read, nothing is written."""
+        pods = graph.workers
+        allowed = self._gates.plan(
+            graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
+        )
+        services, first_replicas = _service_states(graph)
+        for name, pool in _pools(graph, services, allowed).items():
+            plan = await self._drains.plan(pool, now_s=graph.now_s)
+            services[name] = replace(services[name], plan=plan)
+        return ReplicasPlan(services, first_replicas, blocked(allowed, pods))
+
+    async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
+        """Mark and unmark the pods that the plan names; return what to emit of it."""
+        messages = []
+        for name, state in plan.services.items():
+            if state.plan is None:
+                continue
+            pods = [each for each in graph.workers if each.service == name]
+            await self._drains.mark(state.plan, pods, now_s=graph.now_s, refusals=refusals)
+            text = scale_message(name, state.plan, state.bounds.replicas)
+            if text is not None:
+                reason = "Draining" if state.plan.begin else "Restored"
+                messages.append(EventMessage(reason, text, action="Drain"))
+        return messages
+
+
+def _service_states(graph: ObservedGraph) -> tuple[dict[str, ServiceState], dict[str, int]]:
+    """Return every service with its desired number within its bounds, and the first numbers of adapters yet to be made."""
+    services: dict[str, ServiceState] = {}
+    first_replicas: dict[str, int] = {}
+    for name, service in graph.model.spec.services.items():
+        workload = workload_of(graph.model, name, graph.snapshot.children)
+        there = replicas_of(workload)
+        desired: int | None = None
+        if service.scaling is not None:
+            child = child_name(graph.model.name, name)
+            live = graph.snapshot.children.get((SCALING_ADAPTER.kind, child))
+            if live is not None and is_own(live, graph.uid):
+                desired = live["spec"].get("replicas")
+            else:
+                # An adapter that was deleted comes back with the number that runs, not with the first one.
+                desired = first_replicas[child] = service.replicas if there is None else there
+        bounds = bounded(desired, service, max_gpu_budget=graph.budget)
+        bounds = held(bounds, there) if graph.paused else bounds
+        state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
+        if workload is not None:
+            newest = template_generation(workload)
+            rollout = rollout_view(name, service.role, workload, template_generation=newest)
+            state = replace(state, rollout=rollout, refused=refusal(name, workload))
+        services[name] = state
+    return services, first_replicas
+
+
+def _pools(
+    graph: ObservedGraph, services: dict[str, ServiceState], allowed: Releases
+) -> dict[str, WorkerPool]:
+    """Return the worker services as the plan of their drains reads them."""
+    pods = graph.workers
+    # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
+    waiting = blocked_on_budget(allowed, pods)
+    pools = {}
+    for name, service in graph.model.spec.workers.items():
+        state = services[name]
+        rollout = state.rollout
+        is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
+        pools[name] = WorkerPool(
+            desired=state.bounds.replicas,
+            spec_replicas=state.running,
+            grace_s=service.termination_grace_period_seconds,
+            rolling=is_rolling and name not in waiting,
+            pods=[each for each in pods if each.service == name],
+            known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
+        )
+    return pools
