@@ -1,7 +1,8 @@
-"""Counts the product's files that run for one chat, one planner decision and one reconciled graph.
+"""Counts what a reader walks through who follows one chat, one planner decision and one reconciled graph.
 
-Each is a real run of the commands with the probe of ``probe/sitecustomize.py``. Repeated, a file counts that ran every
-time, which leaves out what runs in the background now and then.
+Each is a real run of the commands with the probe of ``probe/sitecustomize.py``. Repeated, a function counts that ran
+every time, which leaves out what runs in the background now and then. A walk enters each function where it is first
+called and goes back to its caller afterwards.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from source import PRODUCT
@@ -43,6 +45,66 @@ GRAPH = {
 }
 
 
+Call = tuple[str, str, int, int | None]
+"""A function: its file, its name, its first line, and the number of the call that it was first called by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A way through the files.
+
+    Attributes:
+        files: Different files on the way.
+        stays: How often the way enters a file that it was not in just before.
+        returns: Of the stays, those in a file that the way was in before.
+    """
+
+    files: int
+    stays: int
+
+    @property
+    def returns(self) -> int:  # noqa: D102 - among the attributes
+        return self.stays - self.files
+
+
+def walk(calls: Sequence[Call]) -> Walk:
+    """Return the walk through functions in the order of their first calls, from the event that most of them follow from."""
+    below: dict[int | None, list[int]] = {}
+    for number, (*_, caller) in enumerate(calls):
+        below.setdefault(caller, []).append(number)
+    way: list[str] = []
+
+    def enter(file: str) -> None:
+        if not way or way[-1] != file:
+            way.append(file)
+
+    def follow(number: int) -> None:
+        enter(calls[number][0])
+        for each in below.get(number, ()):
+            follow(each)
+            enter(calls[number][0])
+
+    def size(number: int) -> int:
+        return 1 + sum(map(size, below.get(number, ())))
+
+    follow(max(below[None], key=size))
+    return Walk(len(set(way)), len(way))
+
+
+def common(rounds: Sequence[Sequence[Call]]) -> list[Call]:
+    """Return the last round's calls of the functions that every round has, each below the nearest caller of those."""
+    shared = set.intersection(*({each[:3] for each in calls} for calls in rounds))
+    last, kept, numbers = rounds[-1], [], {}
+    for number, (*function, nearest) in enumerate(last):
+        caller = nearest
+        while caller is not None and last[caller][:3] not in shared:
+            caller = last[caller][3]
+        if tuple(function) in shared:
+            numbers[number] = len(kept)
+            kept.append((*function, numbers.get(caller)))
+    return kept
+
+
 class Windows:
     """The probes' windows: which processes run what between two calls."""
 
@@ -51,8 +113,8 @@ class Windows:
         self._number = 0
         (folder / "0").mkdir()
 
-    def turn(self) -> dict[str, list[str]]:
-        """End the window; return the files of each process by its command line."""
+    def turn(self) -> dict[str, list[Call]]:
+        """End the window; return the calls of each process by its command line."""
         ended, self._number = self._folder / str(self._number), self._number + 1
         (self._folder / str(self._number)).mkdir()
         part = self._folder / "window.part"
@@ -60,17 +122,17 @@ class Windows:
         part.rename(self._folder / "window")
         time.sleep(0.2)  # every probe looks each 10 ms
         records = [json.loads(path.read_text()) for path in ended.glob("*.json")]
-        return {" ".join(each["command"]): each["files"] for each in records}
+        return {" ".join(each["command"]): [tuple(call) for call in each["calls"]] for each in records}
 
-    def common(self, what: Callable[[], None], process: str) -> int:
-        """Return how many files the process whose command holds ``process`` runs each time that ``what`` is done."""
+    def walk(self, what: Callable[[], None], process: str) -> Walk:
+        """Return the walk of the one process whose command holds ``process``, each time that ``what`` is done."""
         rounds = []
         for _ in range(ROUNDS):
             self.turn()
             what()
-            found = self.turn()
-            rounds.append(set().union(*(files for command, files in found.items() if process in command)))
-        return len(set.intersection(*rounds))
+            [calls] = [calls for command, calls in self.turn().items() if process in command]
+            rounds.append(calls)
+        return walk(common(rounds))
 
 
 def free_port() -> int:
@@ -116,8 +178,8 @@ def environment(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         )
 
 
-def count_local(root: Path) -> dict[str, int]:
-    """Return the files of one chat through the router and of one decision, in a graph of real processes."""
+def count_local(root: Path) -> dict[str, Walk]:
+    """Return the walks of one chat through the router and of one decision, in a graph of real processes."""
     with environment(root) as (folder, env):
         manifest, port = folder / "graph.yaml", free_port()
         manifest.write_text(json.dumps(GRAPH))
@@ -128,8 +190,8 @@ def count_local(root: Path) -> dict[str, int]:
             windows = Windows(folder / "probe")
             chat(port)
             return {
-                "chat": windows.common(lambda: chat(port), " router "),
-                "decision": windows.common(lambda: time.sleep(DECISION_S), " planner "),
+                "chat": windows.walk(lambda: chat(port), " router "),
+                "decision": windows.walk(lambda: time.sleep(DECISION_S), " planner "),
             }
         finally:
             subprocess.run(
@@ -137,8 +199,8 @@ def count_local(root: Path) -> dict[str, int]:
             )
 
 
-def count_reconcile(root: Path) -> int | None:
-    """Return the operator's files of one changed graph; None without the programs of a real API server."""
+def count_reconcile(root: Path) -> Walk | None:
+    """Return the operator's walk of one changed graph; None without the programs of a real API server."""
     sys.path.insert(0, str(root / "tests/cluster"))
     from apiserver import ControlPlane, missing_assets  # noqa: PLC0415
 
@@ -152,7 +214,7 @@ def count_reconcile(root: Path) -> int | None:
         try:
             plane.apply(GRAPH)
             _wait(lambda: _is_current(plane), "the graph's first status")
-            return Windows(folder / "probe").common(lambda: _change(plane), " operator ")
+            return Windows(folder / "probe").walk(lambda: _change(plane), " operator ")
         finally:
             running.kill()
             running.wait()

@@ -23,6 +23,9 @@ PAGE = ROOT / "docs/architecture.md"
 TABLE = re.compile(r"(?<=<!-- house -->\n).*?(?=\n<!-- /house -->)", re.DOTALL)
 
 
+WALKS = {"chat": "a chat in the router", "decision": "a planner decision", "reconcile": "a reconciled graph"}
+
+
 def count(root: Path, *, runs: bool) -> dict[str, Any]:
     """Return all counts of a checkout; without ``runs`` only those of its text."""
     product, tests = Source(root, *PRODUCT), Source(root, "tests", "e2e")
@@ -30,6 +33,8 @@ def count(root: Path, *, runs: bool) -> dict[str, Any]:
         "lines": product.lines(3),
         "test_lines": Source(root, "tests").lines(3),
         "settings": product.classes(SETTINGS),
+        "declarations": product.declarations(),
+        "writes": product.writes(),
         "namesakes": product.namesakes(),
         "backoffs": product.backoffs(),
         "circles": product.circles(),
@@ -38,7 +43,14 @@ def count(root: Path, *, runs: bool) -> dict[str, Any]:
         "pokes": tests.pokes(),
         "sleeps": tests.sleeps(),
     }
-    return found | ({**count_local(root), "reconcile": count_reconcile(root)} if runs else {})
+    if runs:
+        walks = {**count_local(root), "reconcile": count_reconcile(root)}
+        found["walks"] = {
+            name: {"files": each.files, "stays": each.stays, "returns": each.returns}
+            for name, each in walks.items()
+            if each is not None
+        }
+    return found
 
 
 def rows(found: dict[str, Any]) -> dict[str, int | str]:
@@ -46,9 +58,14 @@ def rows(found: dict[str, Any]) -> dict[str, int | str]:
     return {
         "product lines": sum(found["lines"].values()),
         "test lines": sum(found["test_lines"].values()),
-        "files run by a chat in the router": found.get("chat", "-"),
-        "files run by a planner decision": found.get("decision", "-"),
-        "files run by a reconciled graph": found.get("reconcile") or "-",
+        **{
+            f"files, stays, returns of {title}": ", ".join(map(str, found["walks"][name].values()))
+            if name in found.get("walks", {})
+            else "-"
+            for name, title in WALKS.items()
+        },
+        "ways to declare a setting": sum(bool(count) for count in found["declarations"].values()),
+        "writes into what a function was given": len(found["writes"]),
         "classes named Config, Settings, Spec, Options, Plan or Facts": len(found["settings"]),
         "class names that several classes have": len(found["namesakes"]),
         "doublings up to a limit": len(found["backoffs"]),

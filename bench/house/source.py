@@ -13,6 +13,15 @@ PRODUCT = ("src", "operator", "planner")
 """The folders of import packages; each is on the import path of an editable installation."""
 
 SETTINGS = re.compile(r"(Config|Settings|Spec|Options|Plan|Facts)$")
+DECLARATIONS = {
+    "field of an API model": ("entry",),
+    "field of a dataclass": ("flag", "time_scale"),
+    "field of the planner's options": ("_declared",),
+    "field of another model": ("Field",),
+    "option of a command": ("option", "argument"),
+}
+"""The ways to declare a setting, each with the functions that do; those of click are a decorator's."""
+
 FILE_LINES = 500
 FUNCTION_LINES = 61
 
@@ -44,6 +53,31 @@ class Source:
             for path, tree in self.trees.items()
             for node in ast.walk(tree)
             if isinstance(node, ast.ClassDef) and ending.search(node.name)
+        ]
+
+    def declarations(self) -> dict[str, int]:
+        """Return how many settings each way to declare one declares."""
+        called = Counter(
+            _called(node)
+            for tree in self.trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+        )
+        return {title: sum(called[name] for name in names) for title, names in DECLARATIONS.items()}
+
+    def writes(self) -> list[str]:
+        """Return ``file:line`` of assignments to an attribute of one of a function's parameters."""
+        return [
+            f"{path.relative_to(self.root)}:{target.lineno}"
+            for path, tree in self.trees.items()
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AugAssign)
+            for target in _targets(node)
+            if isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id in _parameters(function)
         ]
 
     def namesakes(self) -> dict[str, int]:
@@ -110,6 +144,16 @@ def _doubles(node: ast.AST) -> bool:
         return isinstance(node.left, ast.Constant) and node.left.value == 2
     twice = isinstance(node.right, ast.Constant) and node.right.value == 2
     return isinstance(node.op, ast.Mult) and twice and isinstance(node.left, ast.Name)
+
+
+def _targets(node: ast.Assign | ast.AugAssign) -> Iterator[ast.expr]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        yield from target.elts if isinstance(target, ast.Tuple) else [target]
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)} - {"self", "cls"}
 
 
 def _is_poke(node: ast.AST) -> bool:
