@@ -62,7 +62,7 @@ class MetricsReader:
     async def _load(self, pod: PodView) -> Load | None:
         uid = pod.uid
         page = await self._page(pod.ip) if pod.ip else None
-        found = None if page is None else _load_of(page, is_router=pod.role == Role.ROUTER)
+        found = None if page is None else load_of(page, is_router=pod.role == Role.ROUTER)
         if found is None:
             self._idle_since.pop(uid, None)
             return None
@@ -86,7 +86,7 @@ class MetricsReader:
         return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else None
 
 
-def _load_of(page: str, *, is_router: bool = False) -> Load | None:
+def load_of(page: str, *, is_router: bool = False) -> Load | None:
     """Return the load on a pod's page, summed over engines, and the fullest KV cache; None where absent.
 
     Some runtimes' workers count their requests themselves, including those that the engine has not seen yet. Where one

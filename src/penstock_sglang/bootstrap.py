@@ -19,6 +19,9 @@ class Bootstrap(KvHandover):
 
     is_concurrent: ClassVar[bool] = True
     decodes_alone: ClassVar[bool] = False
+    keys: ClassVar[frozenset[str]] = frozenset(
+        {"bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"}
+    )
     paths: ClassVar[frozenset[str] | None] = frozenset({"/v1/completions", "/v1/chat/completions"})
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:

@@ -29,11 +29,14 @@ class KvHandover(Protocol):
         is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
         decodes_alone: A decode worker computes a prompt that none hands over.
         paths: Whose requests can carry the fields; None: all that generate text.
+        keys: By which its workers take another worker's KV, in a request and in ``vllm_xargs``; no client may set them. Those of
+            vLLM 0.32 where a runtime says nothing.
     """
 
     is_concurrent: ClassVar[bool] = False
     decodes_alone: ClassVar[bool] = True
     paths: ClassVar[frozenset[str] | None] = None
+    keys: ClassVar[frozenset[str]] = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:
         """Return what the prefill worker's request gets, beside one token and no stream."""

@@ -95,6 +95,7 @@ class RouterApp:
         settings = self.context.settings
         self._model = settings.model
         self._adapters = settings.adapters
+        self._transfer_keys = settings.handover.keys
         self._own_aliases = settings.aliases
         self._metrics = self.context.metrics
         self._speed = settings.speed
@@ -225,6 +226,7 @@ class RouterApp:
             model=self._model,
             aliases=self._aliases,
             adapters=self._adapters,
+            transfer_keys=self._transfer_keys,
         )
 
     async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:

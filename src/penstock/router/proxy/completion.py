@@ -16,6 +16,7 @@ import orjson
 from penstock.core.http.messages import Headers, error_body
 from penstock.router.proxy.messages import texts_of
 from penstock.router.proxy.routes import PATHS, ApiEndpoint
+from penstock.runtimes.kv_handover import KvHandover
 
 _REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -145,9 +146,6 @@ def check_depth(raw: bytes, body: dict[str, Any]) -> None:
     )
 
 
-_TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
-"""What vLLM 0.32 takes of another worker's blocks, as keys of the request and of its ``vllm_xargs``."""
-
 _JSON: Final = b"application/json"
 _SHOWN_CHARACTERS: Final = 256
 """Of a client's value in a message; a longer one would come back in full."""
@@ -184,8 +182,11 @@ def parse_completion(
     model: str,
     aliases: Collection[str] = (),
     adapters: Collection[str] = (),
+    transfer_keys: frozenset[str] = KvHandover.keys,
 ) -> CompletionRequest:
     """Read the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
+
+    ``transfer_keys`` are those of the runtime's hand-over, which no client may set.
 
     Raises:
         RequestRefused: 415, 400 or 404.
@@ -206,7 +207,7 @@ def parse_completion(
     if stream is not None and not isinstance(stream, bool):
         shown = str(stream)[:_SHOWN_CHARACTERS]
         raise RequestRefused(400, f"stream: {shown!r} must be true or false", code="invalid_request")
-    _check_transfer(body)
+    _check_transfer(body, transfer_keys)
     if endpoint.is_relayed:
         _check_relayed(body, path, stream=stream is True)
         text_bytes, ids = _sizes(body) if endpoint.runs_model else (0, 0)
@@ -284,13 +285,13 @@ def _listed(model: str, aliases: Collection[str], adapters: Collection[str]) -> 
     return ", ".join(map(repr, (model, *aliases, *adapters)))
 
 
-def _check_transfer(body: dict[str, Any]) -> None:
+def _check_transfer(body: dict[str, Any], keys: frozenset[str]) -> None:
     """Refuse transfers of a client's own: it would choose which hosts a worker connects to, or stop its engine."""
     extra = body.get("vllm_xargs")
-    if extra is None and _TRANSFERS.isdisjoint(body):
+    if extra is None and keys.isdisjoint(body):
         return
     for place, given in (("", body), ("vllm_xargs.", extra if isinstance(extra, dict) else {})):
-        for key in _TRANSFERS & given.keys():
+        for key in keys & given.keys():
             raise RequestRefused(
                 400, f"{place}{key}: set by the router alone; leave it out", code="invalid_request"
             )
