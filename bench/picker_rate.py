@@ -17,11 +17,12 @@ from options import read_options
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.loop import run
+from penstock.router.admission import OwnPicker
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.retries import Verdict
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.picker import messages as wire
-from penstock.router.picker.relay import RelayAdmission
+from penstock.router.picker.relay import RemotePicker
 from penstock.router.picker.server import PickerServer
 from penstock.router.policy.arrival import Arrival
 
@@ -61,11 +62,12 @@ def _end(number: int) -> tuple[wire.Message, ...]:
 async def seconds_each(workers: int, requests: int) -> float:
     """Return the processor seconds of one request."""
     now_s = 0.0
-    admission = RelayAdmission(build_router(RouterConfig(), TOGETHER), lambda: now_s)
-    admission.set_workers(
-        WorkerSpec(f"w{at}", Role.AGGREGATED, "http://w", supervised=True) for at in range(workers)
+    core = build_router(RouterConfig(), TOGETHER)
+    specs = [WorkerSpec(f"w{at}", Role.AGGREGATED, "http://w", supervised=True) for at in range(workers)]
+    core.set_workers(specs, now_s)
+    picker_server = PickerServer(
+        RemotePicker(OwnPicker(core, lambda: now_s)), lambda: now_s, "picker", lambda: None
     )
-    picker_server = PickerServer(admission, lambda: now_s, "picker", lambda: None)
     picker_server.term = 1
     channel = picker_server.open().channel
     channel.connection_made(Unsent())

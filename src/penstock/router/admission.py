@@ -56,12 +56,110 @@ def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> Non
     write(change.value, worker=worker, **facts)
 
 
-class Admission:
-    """The way to a worker, which this router picks; one thread, one event loop."""
+class Picker(Protocol):
+    """Chooses the workers of a router's own requests, and follows them there."""
+
+    def ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        """Have the waiter get a worker, or the refusal; see `Admission.wait`."""
+
+    def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
+        """Forget a waiter, whose client has left or that was refused."""
+
+    def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Record that a request goes to its worker; an AdmissionError takes it back."""
+
+    def release(self, assignment: LiveAssignment) -> None:
+        """Record that a request has left its worker."""
+
+    def prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
+    ) -> None:
+        """Record that a prompt was computed."""
+
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Record that a worker has no room for another request."""
+
+    def record_tier_event(
+        self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
+    ) -> None:
+        """Record what became of a request of a tier; see `Admission.record_tier_event`."""
+
+
+class OwnPicker:
+    """This router's own core picks."""
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         self.core = core
+        self.now_s = now_s
+
+    def ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        """Acquire a worker for the waiter."""
+        self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), again=again))
+
+    def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
+        """Take a waiter out of the queue."""
+        self.core.cancel(waiter, role, self.now_s())
+
+    def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Do nothing: the core knows where it sent the request."""
+
+    def release(self, assignment: LiveAssignment) -> None:
+        """Make room for another request at a worker."""
+        effects = self.core.release(assignment, self.now_s())
+        if effects:
+            self.apply(effects)
+
+    def prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
+    ) -> None:
+        """Record that a prompt was computed; see `RouterCore.prefilled`."""
+        now_s = self.now_s()
+        self.apply(self.core.prefilled(assignment, now_s, cached_tokens=cached_tokens, measured=measured))
+
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Record that a worker has no room for another request."""
+        self.core.refused_at_capacity(worker, self.now_s())
+
+    def record_tier_event(
+        self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
+    ) -> None:
+        """Record what became of a request of a tier; does nothing where there are no tiers."""
+        tiers = self.core.tiers
+        if tiers is None:
+            return
+        if ttft_s is not None:
+            tiers.first_token(tier, ttft_s, self.now_s())
+        elif ended is not None:
+            tiers.ended(tier, ended, self.now_s())
+        else:
+            tiers.rejected(tier)
+
+    def apply(self, effects: Effects[Waiter]) -> None:
+        """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
+        pending = list(effects)
+        for effect in pending:
+            if isinstance(effect, Assignment):
+                if not _is_taken(effect.item, effect):
+                    pending += self.core.release(effect, self.now_s())
+            elif not isinstance(effect.item, asyncio.Future):
+                effect.item.refused(effect)
+            elif not effect.item.done():
+                effect.item.set_exception(AdmissionError(effect.reason, effect.message, effect.retry_after_s))
+
+
+class Admission:
+    """The way to a worker, which a picker chooses; one thread, one event loop."""
+
+    def __init__(self, core: LiveCore, now_s: Callable[[], float], picker: Picker | None = None) -> None:
+        """Begin; without a picker this router's own core picks. ``now_s`` returns simulated seconds."""
+        self.core = core
         self._now_s = now_s
+        self._own = OwnPicker(core, now_s)
+        self._picker: Picker = picker or self._own
         self._listeners: list[Callable[[], None]] = []
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
@@ -74,37 +172,28 @@ class Admission:
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         try:
-            self._ask(waiter, role, arrival, again=again)
-            return waiter.result() if waiter.done() else await waiter
+            self._picker.ask(waiter, role, arrival, again=again)
+            assignment = waiter.result() if waiter.done() else await waiter
+            self._picker.dispatched(assignment, role, arrival)
         except BaseException:
-            self._cancel(waiter, role)
+            self._picker.cancel(waiter, role)
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise
-
-    def _ask(
-        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
-    ) -> None:
-        self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
-
-    def _cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        self.core.cancel(waiter, role, self._now_s())
+        return assignment
 
     def release(self, assignment: LiveAssignment) -> None:
-        """End a request's stay at its worker, which makes room for another."""
-        effects = self.core.release(assignment, self._now_s())
-        if effects:
-            self.apply(effects)
+        """End a request's assignment to its worker, which makes room for another."""
+        self._picker.release(assignment)
 
-    def prefilled(
-        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
-    ) -> None:
+    def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None = None) -> None:
         """Record that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
-        effects = self.core.prefilled(
-            assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
-        )
-        self.apply(effects)
+        self._picker.prefilled(assignment, cached_tokens)
+
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Record that a worker has no room for another request."""
+        self._picker.refused_at_capacity(worker)
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
@@ -113,15 +202,7 @@ class Admission:
 
         Its first token came ``ttft_s`` after its arrival, simulated seconds, or it has ended; neither: it was turned away.
         """
-        tiers = self.core.tiers
-        if tiers is None:
-            return
-        if ttft_s is not None:
-            tiers.first_token(tier, ttft_s, self._now_s())
-        elif ended is not None:
-            tiers.ended(tier, ended, self._now_s())
-        else:
-            tiers.rejected(tier)
+        self._picker.record_tier_event(tier, ttft_s=ttft_s, ended=ended)
 
     # ------------------------------------------------------------------ workers and time
 
@@ -131,12 +212,12 @@ class Admission:
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
         """Take over what discovery reports."""
-        self.apply(self.core.set_workers(specs, self._now_s()))
+        self._own.apply(self.core.set_workers(specs, self._now_s()))
         self._notify()
 
     def workers_changed(self) -> None:
         """Record a change in a worker's health."""
-        self.apply(self.core.workers_changed(self._now_s()))
+        self._own.apply(self.core.workers_changed(self._now_s()))
         self._notify()
 
     def set_drained(self, name: str, *, drained: bool) -> None:
@@ -151,16 +232,12 @@ class Admission:
     def tick(self) -> None:
         """Refuse what has waited too long, and do what time alone asks for; called each 0.1 s."""
         now_s = self._now_s()
-        self.apply(self.core.expire(now_s))
-        self.apply(self.core.tick(now_s))
+        self._own.apply(self.core.expire(now_s))
+        self._own.apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
         """Record that a worker's metrics were read again."""
-        self.apply(self.core.load_read(worker, self._now_s()))
-
-    def refused_at_capacity(self, worker: Worker) -> None:
-        """Record that a worker has no room for another request."""
-        self.core.refused_at_capacity(worker, self._now_s())
+        self._own.apply(self.core.load_read(worker, self._now_s()))
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
         """Take new thresholds above which workers are busy; they hold for the next request."""
@@ -200,18 +277,6 @@ class Admission:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
-
-    def apply(self, effects: Effects[Waiter]) -> None:
-        """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
-        pending = list(effects)
-        for effect in pending:
-            if isinstance(effect, Assignment):
-                if not _is_taken(effect.item, effect):
-                    pending += self.core.release(effect, self._now_s())
-            elif not isinstance(effect.item, asyncio.Future):
-                effect.item.refused(effect)
-            elif not effect.item.done():
-                effect.item.set_exception(AdmissionError(effect.reason, effect.message, effect.retry_after_s))
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:

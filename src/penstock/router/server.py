@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -19,7 +20,7 @@ from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
-from penstock.router.admission import LiveCore, log_worker_change
+from penstock.router.admission import Admission, LiveCore, OwnPicker, Picker, log_worker_change
 from penstock.router.context import RouterContext
 from penstock.router.core.build import build_router
 from penstock.router.core.worker import WorkerSize
@@ -29,7 +30,7 @@ from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.picker.links import SILENT_TICKS
-from penstock.router.picker.relay import RelayAdmission
+from penstock.router.picker.relay import RemotePicker
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.proxy.app import RouterApp
@@ -64,11 +65,21 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
-    admission_type: ClassVar[type[RelayAdmission]] = RelayAdmission
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
-    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
-        """Build all parts; nothing runs and nothing listens yet. ``tracing`` makes the requests' spans.
+    def __init__(
+        self,
+        settings: RouterSettings,
+        tracing: Tracing | None = None,
+        *,
+        narrow: Callable[[Picker, LiveCore], Picker] | None = None,
+    ) -> None:
+        """Build all parts; nothing runs and nothing listens yet.
+
+        Args:
+            settings: All of them.
+            tracing: Makes the requests' spans; None: there are none.
+            narrow: Makes of the picker one that chooses from fewer workers; None: it chooses from all.
 
         Raises:
             ConfigError: the settings cannot work.
@@ -76,21 +87,24 @@ class RouterServer:
         settings.check()
         clock = SimulatedClock(settings.speed)
         self.core = _build_core(settings)
-        self.admission = self.admission_type(self.core, clock.now_s)
-        context = self.context = RouterContext(settings, clock, self.admission, _discovery(settings))
+        discovery = _discovery(settings)
+        secret = GraphSecret(settings.graph_secret)
+        own = OwnPicker(self.core, clock.now_s)
+        # Without a secret no request is a router's: each picks for itself.
+        remote = RemotePicker(own) if discovery.routers is not None and secret.headers else None
+        picker: Picker = remote or own
+        if narrow is not None:
+            picker = narrow(picker, self.core)
+        self.admission = Admission(self.core, clock.now_s, picker)
+        context = self.context = RouterContext(settings, clock, self.admission, discovery)
         self._settings = settings
         self._clock = clock
-        self._discovery = context.discovery
+        self._discovery = discovery
         self.metrics = context.metrics
         self._tracing = tracing
         self._watch = WorkerWatch(context)
         self.thresholds = GraphThresholds(self.admission)
-        secret = GraphSecret(settings.graph_secret)
-        # Without a secret no request is a router's: each picks for itself.
-        follows = self._discovery.routers is not None
-        self._group = None
-        if follows and secret.headers:
-            self._group = RouterGroup(context, self.admission, secret, self.thresholds)
+        self._group = None if remote is None else RouterGroup(context, remote, secret, self.thresholds)
         self._live_page = LivePage(context)
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None

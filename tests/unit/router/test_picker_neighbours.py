@@ -77,7 +77,7 @@ async def under_a_fake(harness, worker):
     await router.until(lambda: fake.follows)
     await router.until(lambda: group_of(router).is_relay)
     await router.until(lambda: not router.server.admission.problems())
-    await router.until(lambda: not router.server.admission.picks_here())
+    await router.until(lambda: not group_of(router).picker.picks_here())
     return fake, router
 
 

@@ -19,12 +19,12 @@ from penstock.core.http.messages import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
-from penstock.router.admission import AdmissionError, LiveAssignment
+from penstock.router.admission import AdmissionError, LiveAssignment, LiveCore, Picker
 from penstock.router.core.request_steps import Problem
 from penstock.router.core.retries import FailedTry, RefusalReason
+from penstock.router.core.worker import Worker
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
-from penstock.router.picker.relay import RelayAdmission
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
@@ -37,31 +37,61 @@ from penstock.router.settings import RouterSettings
 log = get_logger(__name__)
 
 
-class GatewayAdmission(RelayAdmission):
-    """Gives a request no worker outside the subset that its gateway names."""
+class SubsetPicker:
+    """Gives a request no worker outside the subset that its gateway names; else as another picker does."""
 
-    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
-        """Wait for a worker; see `Admission.wait`.
+    def __init__(self, picker: Picker, core: LiveCore) -> None:
+        self._picker = picker
+        self._core = core
+        self.cancel = picker.cancel
+        self.release = picker.release
+        self.prefilled = picker.prefilled
+        self.refused_at_capacity = picker.refused_at_capacity
+        self.record_tier_event = picker.record_tier_event
+
+    def ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        """Have the waiter get a worker of the subset.
 
         Raises:
-            AdmissionError: none of the subset takes it.
+            AdmissionError: the subset has none.
         """
-        subset = SUBSET.get()
-        if subset is None or role is Role.PREFILL:  # gateways know only the workers that answer
-            return await super().wait(role, arrival, again=again)
-        workers = [each for each in self.core.pool if each.spec.role is role]
-        outside = frozenset(
-            each.name for each in workers if messages.endpoint_of(each.spec.url) not in subset
-        )
-        if len(outside) < len(workers):
-            assignment = await super().wait(role, arrival.avoiding(outside), again=again)
-            if assignment.worker.name not in outside:
-                return assignment
-            self.release(assignment)
-        raise AdmissionError(
-            RefusalReason.NO_WORKER,
-            f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
-        )
+        subset = _subset(role)
+        if subset is not None:
+            workers = [each for each in self._core.pool if each.spec.role is role]
+            outside = frozenset(each.name for each in workers if not _is_in(subset, each))
+            if len(outside) == len(workers):
+                raise _no_worker(subset)
+            arrival = arrival.avoiding(outside)
+        self._picker.ask(waiter, role, arrival, again=again)
+
+    def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Record that a request goes to its worker.
+
+        Raises:
+            AdmissionError: all workers of the subset were passed over.
+        """
+        subset = _subset(role)
+        if subset is not None and not _is_in(subset, assignment.worker):
+            raise _no_worker(subset)
+        self._picker.dispatched(assignment, role, arrival)
+
+
+def _subset(role: Role) -> frozenset[str] | None:
+    """Return the endpoints that the request's gateway names; None: all, as gateways know only the workers that answer."""
+    return None if role is Role.PREFILL else SUBSET.get()
+
+
+def _is_in(subset: frozenset[str], worker: Worker) -> bool:
+    return messages.endpoint_of(worker.spec.url) in subset
+
+
+def _no_worker(subset: frozenset[str]) -> AdmissionError:
+    return AdmissionError(
+        RefusalReason.NO_WORKER,
+        f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
+    )
 
 
 class GatewayExchanges(Exchanges):
@@ -115,13 +145,12 @@ def _is_forwarded(call: CompletionCall) -> bool:
 class GatewayPicker(RouterServer):
     """One endpoint picker: the router's HTTP surface, and ext_proc on a port of its own."""
 
-    admission_type = GatewayAdmission
     handler_type = GatewayHandler
 
     def __init__(
         self, settings: RouterSettings, tracing: Tracing | None = None, *, ext_proc_port: int
     ) -> None:
-        super().__init__(settings, tracing)
+        super().__init__(settings, tracing, narrow=SubsetPicker)
         self.ext_proc_port = ext_proc_port
         self._grpc: grpc.aio.Server | None = None
 

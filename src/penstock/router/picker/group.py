@@ -22,7 +22,7 @@ from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import NAME, Link
 from penstock.router.picker.messages import Status
-from penstock.router.picker.relay import RelayAdmission
+from penstock.router.picker.relay import RemotePicker
 from penstock.router.picker.server import PickerServer
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.completion import RequestRefused
@@ -94,20 +94,20 @@ class RouterGroup:
     def __init__(
         self,
         context: RouterContext,
-        admission: RelayAdmission,
+        picker: RemotePicker,
         secret: GraphSecret,
         thresholds: GraphThresholds,
     ) -> None:
-        """Tie the parts, whose admission asks by this group from now on; nothing is connected before `start`."""
+        """Tie the parts, whose picker this group chooses from now on; nothing is connected before `start`."""
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
         self._discovery = context.discovery
         self._secret = secret
         self._thresholds = thresholds
-        self._admission = admission
+        self.picker = picker
         self._links: dict[str, Link] = {}
         self._now_s = context.clock.now_s
-        self._server = PickerServer(admission, self._now_s, self.instance, self._update)
+        self._server = PickerServer(picker, self._now_s, self.instance, self._update)
         self._successor = ""
         self._term = 0
         self._leader: Leader | None = None
@@ -116,7 +116,7 @@ class RouterGroup:
         self._ticks = 0
         self._met = asyncio.Event()
         self._heard = asyncio.Event()
-        admission.join(context.metrics.picks, self._server.computed)
+        picker.join(context.metrics.picks, self._server.computed)
 
     @property
     def is_picker(self) -> bool:
@@ -126,7 +126,7 @@ class RouterGroup:
     @property
     def is_relay(self) -> bool:
         """Whether another router picks, and so counts, the requests in flight."""
-        return self._admission.channel is not None
+        return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
         """Give another router's connection to the protocol.
@@ -162,10 +162,10 @@ class RouterGroup:
             link.tick()
         self._server.tick()
         self._update()
-        self._admission.report_progress()
+        self.picker.report_progress()
         self._server.broadcast(self._status())
         if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._server.followers:
-            loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
+            loads = wire.Loads(self._term, self.picker.core.loads(self._now_s()))
             self._server.broadcast(loads, followers_only=True)
 
     async def confirm_thresholds(self) -> bool:
@@ -224,8 +224,8 @@ class RouterGroup:
 
     def _take(self, link: Link, message: wire.Message) -> None:
         if not isinstance(message, wire.Status):
-            if link.channel is self._admission.channel:
-                self._admission.take(message)
+            if link.channel is self.picker.channel:
+                self.picker.take(message)
             return
         if not self._is_waiting:
             self._met.set()
@@ -269,7 +269,7 @@ class RouterGroup:
         self._leader = leader
         if leader is None:
             self._is_active = False
-            self._admission.lose()
+            self.picker.lose()
         elif leader.instance == self.instance:
             self._pick(leader, members, is_new=leader != before[0])
         else:
@@ -280,22 +280,22 @@ class RouterGroup:
     def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
         if is_new:
             log.info("this router picks", term=leader.term, routers=members)
-            self._admission.lose()
+            self.picker.lose()
             self._server.term = leader.term
         self._server.choose_successor()
         self._is_active = 1 + self._server.followers >= majority(members)
         if self._is_active:
-            self._admission.own()
+            self.picker.pick_for_all()
 
     def _follow(self, leader: Leader, found: tuple[Link, wire.Status]) -> None:
         link, status = found
         self._is_active = False
         if link.channel is None:
             return
-        if self._admission.channel is not link.channel or self._admission.term != leader.term:
+        if self.picker.channel is not link.channel or self.picker.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
             follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
-            self._admission.follow(link.channel, follow, is_successor=leader.instance == self._successor)
+            self.picker.follow(link.channel, follow, is_successor=leader.instance == self._successor)
         self._successor = status.successor
         if status.is_active and status.is_leader and status.term == leader.term:
-            self._admission.answered()
+            self.picker.answered()

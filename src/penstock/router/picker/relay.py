@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from penstock.api import Role, Tier
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission, AdmissionError, LiveAssignment, LiveCore
+from penstock.router.admission import AdmissionError, LiveAssignment, OwnPicker
 from penstock.router.core.retries import RunningAt, Verdict
 from penstock.router.core.worker import Worker
 from penstock.router.picker import messages as wire
@@ -78,18 +78,21 @@ class RecentPrompts:
             self._keys -= len(self._prompts.popleft()[1].chain)
 
 
-class RelayAdmission(Admission):
-    """The way to a worker, which the graph's picker chooses while that is another router.
+class RemotePicker:
+    """The graph's picker chooses while that is another router; this one's own core does otherwise.
 
     Attributes:
+        own: This router's own.
         channel: To the router that it follows; None: to none.
         term: The term in which it follows, or followed, another router.
     """
 
-    def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
-        """Begin without other routers; ``now_s`` returns simulated seconds."""
-        super().__init__(core, now_s)
+    def __init__(self, own: OwnPicker) -> None:
+        """Begin without other routers."""
+        self.own = own
+        self.core = own.core
         self.recent = RecentPrompts()
+        self._now_s = own.now_s
         self._picked: Callable[[str, Arrival], None] | None = None
         self._picks: Counter[str] = Counter()
         self._numbers = count(1)
@@ -112,32 +115,15 @@ class RelayAdmission(Admission):
 
     # ------------------------------------------------------------------ requests of this router's own clients
 
-    def wait(
-        self, role: Role, arrival: Arrival, *, again: bool = False
-    ) -> Coroutine[Any, Any, LiveAssignment]:
-        """Wait for a worker; see `Admission.wait`. A router that is alone pays for no second coroutine."""
-        waiting = super().wait(role, arrival, again=again)
-        return waiting if self._picked is None else self._reported(waiting, role, arrival, self._picked)
-
-    async def _reported(
-        self,
-        waiting: Coroutine[Any, Any, LiveAssignment],
-        role: Role,
-        arrival: Arrival,
-        picked: Callable[[str, Arrival], None],
-    ) -> LiveAssignment:
-        assignment = await waiting
-        self._began(assignment, role, arrival, picked)
-        return assignment
-
     def picks_here(self) -> bool:
         """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
         is_held = self._is_answered or self._lost_ticks < HOLD_TICKS
         return self._is_own or not is_held
 
-    def _ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
+    def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
+        """Ask the picker, or this router's own core; without a picker the request is held for the next one."""
         if self.picks_here():
-            super()._ask(waiter, role, arrival, again=again)
+            self.own.ask(waiter, role, arrival, again=again)
             return
         number = next(self._numbers)
         asked = _Request(number, role, arrival, again, self._now_s())
@@ -146,20 +132,17 @@ class RelayAdmission(Admission):
         if self._is_answered:
             self._send_ask(asked)
 
-    def _cancel(self, waiter: _Future, role: Role) -> None:
-        super()._cancel(waiter, role)
+    def cancel(self, waiter: _Future, role: Role) -> None:
+        """Forget a waiter here and at the picker."""
+        self.own.cancel(waiter, role)
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
             self._send(wire.Release(asked.number))
 
-    def _began(
-        self,
-        assignment: LiveAssignment,
-        role: Role,
-        arrival: Arrival,
-        picked: Callable[[str, Arrival], None],
-    ) -> None:
-        """Remember a request that goes to its worker."""
+    def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Remember a request that goes to its worker; a router that is alone has none to report it to."""
+        if self._picked is None:
+            return
         running = self._running.get(assignment)
         if running is None:
             running = self._running[assignment] = _Request(next(self._numbers), role, arrival)
@@ -170,14 +153,14 @@ class RelayAdmission(Admission):
         if assignment.role is self.core.entry:
             self.recent.add(assignment.worker.name, arrival)
             if self._is_own:
-                picked(assignment.worker.name, arrival)
+                self._picked(assignment.worker.name, arrival)
 
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
         """Record, and pass on, that a prompt was computed."""
         self._report_prefilled(assignment, cached_tokens, measured=measured)
-        super().prefilled(assignment, cached_tokens, measured=measured)
+        self.own.prefilled(assignment, cached_tokens, measured=measured)
 
     def _report_prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool
@@ -194,19 +177,19 @@ class RelayAdmission(Admission):
         running = self._running.pop(assignment, None)
         if running is not None:
             self._send(wire.Release(running.number))
-        super().release(assignment)
+        self.own.release(assignment)
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Record, and pass on, that a worker has no room."""
         self._send(wire.AtCapacity(worker.name))
-        super().refused_at_capacity(worker)
+        self.own.refused_at_capacity(worker)
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
         """Record what became of a request of a tier, at the router that picks."""
         if self.channel is None:
-            super().record_tier_event(tier, ttft_s=ttft_s, ended=ended)
+            self.own.record_tier_event(tier, ttft_s=ttft_s, ended=ended)
         elif self.core.tiers is not None:
             self._send(wire.TierOutcome(tier, ttft_s, ended))
 
@@ -243,8 +226,8 @@ class RelayAdmission(Admission):
         for asked in self._asked.values():
             asked.is_sent = False
 
-    def own(self) -> None:
-        """Pick for all from now on."""
+    def pick_for_all(self) -> None:
+        """Pick for all routers from now on."""
         if not self._is_own:
             self._is_own = True
             self.core.set_peer_loads({}, self._now_s())
@@ -390,4 +373,4 @@ class RelayAdmission(Admission):
             effects = self.core.acquire(
                 waiter, asked.role, asked.arrival, now_s, again=asked.again, waited_s=waited_s
             )
-            self.apply(effects)
+            self.own.apply(effects)

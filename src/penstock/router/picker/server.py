@@ -17,7 +17,7 @@ from penstock.router.admission import LiveAssignment, Waiter
 from penstock.router.core.retries import Refuse, RunningAt, Verdict
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import Channel
-from penstock.router.picker.relay import RelayAdmission
+from penstock.router.picker.relay import RemotePicker
 from penstock.router.picker.silence import SilencePatience
 from penstock.router.policy.arrival import Arrival
 
@@ -49,7 +49,7 @@ class RelayedRequest:
         session.channel.send(
             wire.Go(server.term, self.number, worker, assignment.queued_s, assignment.reason)
         )
-        if assignment.role is server.admission.core.entry:
+        if assignment.role is server.picker.core.entry:
             server.computed(worker, self.arrival, session)
         return True
 
@@ -66,8 +66,8 @@ class Session:
 
     def __init__(self, picker_server: PickerServer) -> None:
         self.server = picker_server
-        self._admission = picker_server.admission
-        self._core = picker_server.admission.core
+        self._own = picker_server.picker.own
+        self._core = picker_server.picker.core
         self._now_s = picker_server.now_s
         self.requests: dict[int, RelayedRequest] = {}
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
@@ -109,7 +109,7 @@ class Session:
         if request.assignment is None:
             self._core.cancel(request, request.role, self._now_s())
         else:
-            self._admission.release(request.assignment)
+            self._own.release(request.assignment)
 
     # ------------------------------------------------------------------ called by the relay
 
@@ -139,7 +139,7 @@ class Session:
             again=message.again,
             waited_s=message.waited_s,
         )
-        self._admission.apply(effects)
+        self._own.apply(effects)
 
     def _in_flight(self, message: wire.InFlight) -> None:
         request = self._new_request(message)
@@ -166,7 +166,7 @@ class Session:
     def _prefilled(self, message: wire.Prefilled) -> None:
         assignment = self._assignment(message.number)
         if assignment is not None:
-            self._admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
+            self._own.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
 
     def _worker_outcome(self, message: wire.WorkerOutcome) -> None:
         assignment = self._assignment(message.number) or self._unsettled.get(message.number)
@@ -211,7 +211,7 @@ class Session:
             self._core.refused_at_capacity(worker, self._now_s())
 
     def _tier_outcome(self, message: wire.TierOutcome) -> None:
-        self._admission.record_tier_event(message.tier, ttft_s=message.ttft_s, ended=message.ended)
+        self._own.record_tier_event(message.tier, ttft_s=message.ttft_s, ended=message.ended)
 
     def _assignment(self, number: int) -> LiveAssignment | None:
         request = self.requests.get(number)
@@ -228,7 +228,7 @@ class PickerServer:
         given_up: The relay that was cut off last for its silence; empty: none.
     """
 
-    admission: RelayAdmission
+    picker: RemotePicker
     now_s: Callable[[], float]
     instance: str
     followed: Callable[[], None]
@@ -251,13 +251,13 @@ class PickerServer:
             return
         self._successor = successor
         if successor is not None:
-            for worker, arrival in self.admission.recent:
+            for worker, arrival in self.picker.recent:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
         """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
-            self.admission.recent.add(worker, arrival)
+            self.picker.recent.add(worker, arrival)
         successor = self._successor
         if successor is not None and successor is not source and (arrival.chain or arrival.session):
             successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
