@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.cli import fields, option
 from penstock.cli.graph_warnings import parameter_problems, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
+from penstock.cli.yaml_text import as_yaml
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.core.printable import printable_json
@@ -314,28 +315,3 @@ def objects_of(graph: GraphDeployment, context: BuildContext, *, service: str | 
     if service is None:
         return found
     return [each for each in found if each["metadata"]["labels"].get(SERVICE_LABEL) == service]
-
-
-def as_yaml(objects: Sequence[dict[str, Any]]) -> str:
-    """Return one YAML document per object, without anchors, texts of several lines as blocks."""
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
-
-
-_PLAIN_ELSEWHERE = re.compile(r"[yYnN]|[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|0o[0-7]+|0b[01]+")
-"""Texts that PyYAML leaves bare and kubectl reads as a boolean or a number.
-
-Source: go-yaml v2, resolve.go, which sigs.k8s.io/yaml is built on.
-"""
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: _Dumper, data: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in data else "'" if _PLAIN_ELSEWHERE.fullmatch(data) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_Dumper.add_representer(str, _text)

@@ -1,6 +1,6 @@
 """One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep goes on.
 
-A journal holds one JSON object a line, a cell's key with its figures.
+A journal holds one JSON object a line, a cell's key with its figures. Each file has one writer and many readers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from penstock_planner.decide.codec import to_plain
 Figures: TypeAlias = dict[str, Any]
 
 JOURNAL: Final = "cells.jsonl"
+_JOURNALS: Final = "cells*.jsonl"
 _PLUGINS: Final = ("penstock.routing_policies", "penstock.planner_policies", "penstock.planner_baselines")
 
 
@@ -114,18 +115,18 @@ class Cell:
 class CellJournal:
     """The finished cells of a folder."""
 
-    def __init__(self, directory: Path) -> None:
-        """Read the folder's journal, and drop a line that a killed run left unfinished.
+    def __init__(self, directory: Path, name: str = JOURNAL) -> None:
+        """Read the folder's journals, of which this process writes one; drop a line of it that a killed run left unfinished.
 
         Raises:
             ConfigError: the folder cannot be written to, or a line is no cell.
         """
-        self.path = directory / JOURNAL
+        self.path = directory / name
         self.figures: dict[str, Figures] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                self._read(self.path)
+            for path in sorted(directory.glob(_JOURNALS)):
+                self._read(path)
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
@@ -140,7 +141,8 @@ class CellJournal:
                 raise ConfigError(
                     f"{path}:{number}: not a run's figures ({exc}); give another --output-dir, or delete that file"
                 ) from exc
-        if torn:
+        # Another's unfinished line may be one that is being written.
+        if torn and path == self.path:
             os.truncate(path, len(data) - len(torn))
 
     def keep(self, key: str, figures: Figures) -> Figures:

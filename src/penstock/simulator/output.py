@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import orjson
@@ -207,7 +208,19 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
     try:
         pictures = draw_all(result, recordings, directory)
-        (directory / RESULT_FILE).write_bytes(to_json(result))
     except OSError as exc:
         raise PenstockError(unwritable(f"--output-dir {directory}", exc)) from exc
-    return [directory / RESULT_FILE, *pictures]
+    return [write_result(result, directory), *pictures]
+
+
+def write_result(result: Mapping[str, Any], directory: Path) -> Path:
+    """Write the JSON at once, so that nobody reads half of it, and return its file."""
+    path = directory / RESULT_FILE
+    try:
+        with NamedTemporaryFile(dir=directory, prefix=f".{RESULT_FILE}-", delete=False) as stream:
+            stream.write(to_json(result))
+        Path(stream.name).chmod(0o644)
+        Path(stream.name).replace(path)
+    except OSError as exc:
+        raise PenstockError(unwritable(f"--output-dir {directory}", exc)) from exc
+    return path

@@ -289,10 +289,14 @@ def run_plan(
     on_done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
+    with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
+        return result_of(plan, run_all(plan.runs, executor, journal=journal, on_done=on_done))
+
+
+def result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of a plan's runs, whose figures are in the plan's order."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
-    with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
-        runs = run_all(plan.runs, executor, journal=journal, on_done=on_done)
     router = first.scenario.router.model_copy(update={"policy": "(each)"})
     scenario = replace(first.scenario, router=router)
     if plan.compares_planners:
