@@ -108,7 +108,7 @@ class DynamoFrontend:
     async def _page(self, entry: ProcessEntry) -> RegisteredWorker | NoAnswer:
         if entry.url is None:
             return NoAnswer.AWAY
-        samples = await self._probes.samples(entry.url, _WANTED)
+        samples = await self._probes.samples(entry.url + entry.metrics_path, _WANTED)
         return samples if isinstance(samples, NoAnswer) else worker_page(samples) or NoAnswer.SILENT
 
 

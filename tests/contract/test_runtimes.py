@@ -12,6 +12,7 @@ import urllib.request
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -175,7 +176,7 @@ async def worker(runtime):
     async def handle(request, responder):
         if request.path == traits_of(runtime).health_path:
             responder.send(said["health"], b"")
-        elif request.path == "/metrics":
+        elif request.path == traits_of(runtime).metrics_path:
             responder.send(200, said["page"].encode(), content_type="text/plain")
         else:
             responder.send(404, b"")
@@ -187,7 +188,8 @@ async def worker(runtime):
         said=said,
         url=f"http://127.0.0.1:{server.port}",
         probes=probes,
-        source=source.of_runtime(traits_of(runtime).metric_names),
+        source=source.of_runtime(traits_of(runtime).metric_names, traits_of(runtime).metrics_path),
+        page_url=f"http://127.0.0.1:{server.port}{traits_of(runtime).metrics_path}",
     )
     await probes.close()
     await pool.close()
@@ -301,7 +303,7 @@ async def test_a_page_without_the_names_is_unknown_to_all(runtime, worker):
 
     assert (read.waiting_requests, read.kv_usage_fraction, dict(read.engine)) == (None, None, {})
     assert planned.kv["d"].quality is Quality.MISSING
-    assert await worker.probes.is_busy(worker.url, keeps_leases=False) is None
+    assert await worker.probes.is_busy(worker.page_url, keeps_leases=False) is None
     assert load_of(text) is None
 
 
@@ -316,7 +318,7 @@ async def test_a_worker_with_requests_is_not_stopped(runtime, worker, state, bus
     """Neither on this machine nor in a cluster; an idle one is."""
     text = worker.said["page"] = page(runtime, **state)
 
-    assert await worker.probes.is_busy(worker.url, keeps_leases=False) is busy
+    assert await worker.probes.is_busy(worker.page_url, keeps_leases=False) is busy
     load = load_of(text)
     assert load is not None
     assert (load.requests > 0) is busy
@@ -341,6 +343,7 @@ def test_a_deleted_pod_waits_until_it_is_idle(runtime, monkeypatch):
     exec(hook["exec"]["command"][-1], {})
 
     assert len(asked) == 6
+    assert {urlsplit(each).path for each in asked} == {traits_of(runtime).metrics_path}
 
 
 # ------------------------------------------------------------------ stall
@@ -374,7 +377,7 @@ class OwnPages(FakeWorker):
     runtime = "vllm"
 
     async def _handle(self, request, responder):
-        if request.path == "/metrics":
+        if request.path == traits_of(self.runtime).metrics_path:
             responder.send(200, page(self.runtime).encode(), content_type="text/plain")
         else:
             await super()._handle(request, responder)

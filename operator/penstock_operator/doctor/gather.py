@@ -258,7 +258,7 @@ class _Gatherer:
         # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
         views = [(each, pod_view(each)) for each in found.items]
         read = [(each, view) for each, view in views if view.ready and not view.worker_index][:MAX_PAGES]
-        pages = await self._texts([each for each, _ in read], "/metrics")
+        pages = await self._pages([each for each, _ in read])
         ready = await self._texts([each for each, view in read if view.role == "router"], "/ready")
         return GraphFacts(
             graph,
@@ -272,10 +272,15 @@ class _Gatherer:
         if isinstance(facts.pods, Unreadable):
             return facts
         read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
-        texts = await self._texts(read, "/metrics")
+        texts = await self._pages(read)
         return replace(
             facts, pages={name: Page(facts.pages[name].first, text) for name, text in texts.items()}
         )
+
+    async def _pages(self, pods: list[Object]) -> dict[str, str | Unreadable]:
+        """Return the pods' metrics, by their names."""
+        texts = await asyncio.gather(*(self._pod_text(each, pod_view(each).metrics_path) for each in pods))
+        return {each["metadata"]["name"]: text for each, text in zip(pods, texts, strict=True)}
 
     async def _texts(self, pods: list[Object], path: str) -> dict[str, str | Unreadable]:
         """Return what pods answer at a path, by their names."""

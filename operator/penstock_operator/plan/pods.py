@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.core.stamps import seconds
+from penstock.core.worker_metrics import METRICS_PATH
 from penstock.kube.objects.names import (
     BUDGET_GATE,
     DELETION_COST_ANNOTATION,
@@ -20,6 +21,7 @@ from penstock.kube.objects.names import (
     GPUS_ANNOTATION,
     GRAPH_LABEL,
     GROUP_KEY_LABEL,
+    METRICS_PATH_ANNOTATION,
     ROLE_LABEL,
     SERVICE_LABEL,
     SERVING,
@@ -85,6 +87,7 @@ class PodView:
         uid: Names repeat over time, uids never do.
         gpus: GPUs that it counts against the budget.
         gates: Names of the scheduling gates that still hold it, in order.
+        metrics_path: Where it has its metrics.
         drain_since_s: When its drain began; None if it does not drain.
         deletion_cost: Its pod-deletion-cost; 0 if absent or no number.
         deleted_s: When its deletion's grace ends or ended; None unless terminating.
@@ -111,6 +114,7 @@ class PodView:
     ready: bool = False
     terminating: bool = False
     serving: str = ""
+    metrics_path: str = METRICS_PATH
     drain_since_s: float | None = None
     deletion_cost: int = 0
     created_s: float = 0.0
@@ -196,6 +200,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         terminating=bool(metadata.get("deletionTimestamp")),
         serving=_text(labels, SERVING_LABEL),
+        metrics_path=_text(annotations, METRICS_PATH_ANNOTATION) or METRICS_PATH,
         drain_since_s=seconds(annotations.get(DRAIN_ANNOTATION)),
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)) or 0,
         created_s=seconds(metadata.get("creationTimestamp")) or 0.0,

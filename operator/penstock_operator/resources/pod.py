@@ -11,7 +11,7 @@ from penstock.api import Environment, GraphDeployment, Role
 from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
-from penstock.core.worker_metrics import names_on_page
+from penstock.core.worker_metrics import METRICS_PATH, names_on_page
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -21,6 +21,7 @@ from penstock.kube.objects.names import (
     GRAPH_FILE,
     GRAPH_SECRET_VARIABLE,
     HTTP_PORT,
+    METRICS_PATH_ANNOTATION,
     SERVING,
     SERVING_LABEL,
     SIDE_CHANNEL_PORT,
@@ -165,7 +166,7 @@ time.sleep({SETTLE_S})
 idle = 0
 while idle < 2:
     try:
-        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}/metrics", timeout=10).read().decode()
+        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}%s", timeout=10).read().decode()
     except Exception as problem:
         if isinstance(getattr(problem, "reason", None), ConnectionRefusedError):
             break
@@ -197,7 +198,11 @@ def lifecycle(
         wanted = (*_REQUEST_SERIES, *((_LEASE_SERIES,) if keeps_leases else ()))
         series = tuple(each for name in wanted for each in names_on_page(name, traits.metric_names))
         series += () if traits.request_gauge is None else (traits.request_gauge,)
-        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
+        return {
+            "preStop": {
+                "exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series, traits.metrics_path)]}
+            }
+        }
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
 
@@ -387,6 +392,8 @@ def _with_own_marks(
     spec = {**dict.fromkeys(HOST_NAMESPACES, False), **template["spec"]}
     if graph.spec.services[service].role.is_worker:
         annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))
+        if graph.spec.traits.metrics_path != METRICS_PATH:
+            annotations[METRICS_PATH_ANNOTATION] = graph.spec.traits.metrics_path
         if gpu_ceiling(graph) is not None:
             others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]

@@ -12,6 +12,7 @@ from penstock.api import GraphDeployment, MetricsSource
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
+from penstock.core.worker_metrics import METRICS_PATH
 from penstock_planner.options import PlannerOptions
 from penstock_planner.sources.base import ReadingSource, Urls
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
@@ -61,7 +62,8 @@ def sources_of(
     if has_router:
         known[MetricsSource.ROUTER] = frontend_source(graph, frontend)
     own_names = {} if graph is None else graph.spec.traits.metric_names
-    known[MetricsSource.SCRAPE] = frontend.workers.of_runtime(own_names)
+    path = METRICS_PATH if graph is None else graph.spec.traits.metrics_path
+    known[MetricsSource.SCRAPE] = frontend.workers.of_runtime(own_names, path)
     if options.prometheus_url is not None:
         known[MetricsSource.PROMETHEUS] = PrometheusSource(
             connect(options.prometheus_url),

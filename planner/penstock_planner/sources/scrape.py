@@ -13,6 +13,7 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.worker_metrics import (
+    METRICS_PATH,
     NOT_ON_PAGE,
     WAITING_NAMES,
     OwnNames,
@@ -45,14 +46,14 @@ class MetricsPages:
         self._real_now_s = real_now_s
         self._hung: dict[str, PullBackoff] = {}
 
-    async def fetch(self, base_url: str) -> str:
-        """Return the page at ``base_url`` + ``/metrics``.
+    async def fetch(self, base_url: str, path: str = METRICS_PATH) -> str:
+        """Return the page at ``base_url`` + ``path``.
 
         Raises:
             ObservationError: no answer within `PULL_TIMEOUT_S` now or shortly before, a broken one, or a
                 status other than 200.
         """
-        url = base_url + "/metrics"
+        url = base_url + path
         hung = self._hung.get(url)
         if hung is not None and hung.is_pausing(self._real_now_s()):
             raise ObservationError(hung.why)
@@ -126,11 +127,12 @@ class ScrapeSource:
         self._pages = pages
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._own_names: OwnNames = {}
+        self._path = METRICS_PATH
 
-    def of_runtime(self, own_names: OwnNames) -> ScrapeSource:
-        """Return a source of another graph, whose workers have names of their own; both share the bound on reads."""
+    def of_runtime(self, own_names: OwnNames, path: str = METRICS_PATH) -> ScrapeSource:
+        """Return a source of another graph, whose workers have a path and names of their own; both share the bound on reads."""
         made = ScrapeSource(self._pages)
-        made._slots, made._own_names = self._slots, own_names
+        made._slots, made._own_names, made._path = self._slots, own_names, path
         return made
 
     async def read(self, query: Query) -> Readings:
@@ -164,7 +166,7 @@ class ScrapeSource:
         """Return the KV usage and the waiting requests of one worker."""
         try:
             async with self._slots:
-                page = await self._pages.fetch(worker.url)
+                page = await self._pages.fetch(worker.url, self._path)
             samples = worker_samples(page, [names.VLLM_KV_USAGE, *WAITING_NAMES], self._own_names)
         except ObservationError as exc:
             gone = missing(in_short(exc), source=self.name)

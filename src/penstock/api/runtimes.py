@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.api.rule import Rule
 from penstock.core import metric_names as names
 from penstock.core.plugins import plugin, registered
-from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S, OwnNames
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, METRICS_PATH, STALL_REAL_S, OwnNames
 
 GROUP: Final = "penstock.runtimes"
 """Entry points whose objects follow `penstock.runtimes.Runtime`."""
@@ -52,6 +52,7 @@ class RuntimeTraits:
             started with under ``engine.switchable``.
         frontend: Takes the router's place; None: Penstock's router does.
         health_path: Answers 200 where a worker takes requests; asked often, so it must be quick.
+        metrics_path: Has the workers' metrics as Prometheus' text.
         stall_real_s: Its workers may have requests and make no token for this long, real seconds, where a graph does
             not say.
         has_leases: Its prefill workers hold a prompt's KV for the manifest's ``lease``.
@@ -73,6 +74,7 @@ class RuntimeTraits:
     switches_roles: bool = False
     frontend: OwnFrontend | None = None
     health_path: str = "/health"
+    metrics_path: str = METRICS_PATH
     stall_real_s: float = ENGINE_STALL_REAL_S
     has_leases: bool = True
     publishes_kv_events: bool = True

@@ -17,6 +17,9 @@ NOT_ON_PAGE: Final = f"its page has no {names.VLLM_KV_USAGE}"
 """Why a worker that answers has no reading."""
 
 
+METRICS_PATH: Final = "/metrics"
+"""Of a page, where its runtime has no other."""
+
 OwnNames = Mapping[str, str | tuple[str, ...]]
 """A runtime's own names by vLLM's, where they differ; the gauges of several are added. See `RuntimeTraits.metric_names`."""
 

@@ -242,6 +242,7 @@ def _entry(spec: ProcessSpec, router_port: int) -> ProcessEntry:
         placeholders=spec.ports,
         ports={PORT: router_port} if is_router else {},
         health_path=spec.health_path,
+        metrics_path=spec.metrics_path,
         gpus_per_replica=spec.gpus,
         grace_s=spec.grace_s,
         startup_s=spec.startup_s,

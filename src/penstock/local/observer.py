@@ -112,7 +112,7 @@ class ProcessObserver:
         finding that the engine hangs, because it has taken the requests away then. Children that compute, as one that
         compiles, count as progress for as long as a start may take.
         """
-        reading = await self._probes.engine(url)
+        reading = await self._probes.engine(url + entry.metrics_path)
         if reading is None:
             return None
         sent = 0
@@ -174,7 +174,9 @@ class ProcessObserver:
         if isinstance(view, RouterView) and name in view.workers and view.workers[name].inflight_requests > 0:
             return False
         own = (
-            await self._probes.is_busy(entry.url, keeps_leases=entry.role == Role.PREFILL)
+            await self._probes.is_busy(
+                entry.url + entry.metrics_path, keeps_leases=entry.role == Role.PREFILL
+            )
             if entry.url
             else None
         )

@@ -150,15 +150,15 @@ class Probes:
         except (ValueError, RecursionError):
             return NoAnswer.SILENT
 
-    async def engine(self, worker_url: str) -> EngineReading | None:
+    async def engine(self, page_url: str) -> EngineReading | None:
         """Return what a worker's page reports of its engine, or None if there is no such page."""
-        samples = await self.samples(worker_url, PROGRESS_NAMES)
+        samples = await self.samples(page_url, PROGRESS_NAMES)
         return None if isinstance(samples, NoAnswer) else read_engine(samples)
 
-    async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
+    async def is_busy(self, page_url: str, *, keeps_leases: bool) -> bool | None:
         """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown."""
         names = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, *request_gauges())
-        samples = await self.samples(worker_url, names)
+        samples = await self.samples(page_url, names)
         if isinstance(samples, NoAnswer):
             return None
         requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
@@ -167,9 +167,9 @@ class Probes:
             return None
         return any(value > 0 for value in (*requests, *kept))
 
-    async def samples(self, worker_url: str, names: tuple[str, ...]) -> list[Sample] | NoAnswer:
+    async def samples(self, page_url: str, names: tuple[str, ...]) -> list[Sample] | NoAnswer:
         """Return the samples of some names on a worker's page, else why there are none."""
-        page = await self.get_text(f"{worker_url}/metrics")
+        page = await self.get_text(page_url)
         if isinstance(page, NoAnswer):
             return page
         try:

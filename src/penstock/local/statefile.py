@@ -16,7 +16,7 @@ from penstock.api import WORKER_ROLES
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock.core.validation import findings
-from penstock.core.worker_metrics import STALL_REAL_S
+from penstock.core.worker_metrics import METRICS_PATH, STALL_REAL_S
 from penstock.runtimes import LIVENESS_S, PORT
 
 REPLICA_STATES: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING, EntryState.READY})
@@ -91,6 +91,7 @@ class ProcessEntry:
         placeholders: Names of the ports that ``cmd`` and ``env`` want filled in.
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
+        metrics_path: Has a worker's metrics.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
@@ -109,6 +110,7 @@ class ProcessEntry:
     placeholders: tuple[str, ...] = ()
     ports: Mapping[str, _Port] = field(default_factory=dict)
     health_path: str | None = None
+    metrics_path: str = METRICS_PATH
     pid: _Pid | None = None
     started: str | None = None
     gpus: tuple[int, ...] = ()

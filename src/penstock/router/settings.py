@@ -10,7 +10,7 @@ from typing import Any
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
-from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, OwnNames
+from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, METRICS_PATH, OwnNames
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
@@ -115,6 +115,11 @@ class RouterSettings:
     def metric_names(self) -> OwnNames:
         """The workers' own names of metrics by vLLM's, where they differ."""
         return {} if self.graph is None else self.graph.traits.metric_names
+
+    @property
+    def metrics_path(self) -> str:
+        """Where workers have their metrics; a fixed fleet without a graph has vLLM's path."""
+        return METRICS_PATH if self.graph is None else self.graph.traits.metrics_path
 
     @property
     def handover(self) -> KvHandover:

@@ -14,6 +14,7 @@ from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import ConfigError, Problem
 from penstock.core.simulated_tokens import SIMULATED
+from penstock.core.worker_metrics import METRICS_PATH
 from penstock.runtimes.engine_flags import connectors
 from penstock.runtimes.protocol import (
     ENGINE_LIVENESS_S,
@@ -121,6 +122,7 @@ def _service_process(
         grace_s=float(service.termination_grace_period_seconds),
         liveness_s=_liveness_s(spec, service),
         stall_s=spec.stall_real_s,
+        metrics_path=METRICS_PATH if spec.runs_penstock(service) else spec.traits.metrics_path,
     )
 
 

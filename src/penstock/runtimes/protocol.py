@@ -19,7 +19,7 @@ from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import GROUP, RuntimeTraits
 from penstock.api.service import EnvFrom, EnvVar, ServiceSpec
 from penstock.core.plugins import load
-from penstock.core.worker_metrics import STALL_REAL_S
+from penstock.core.worker_metrics import METRICS_PATH, STALL_REAL_S
 from penstock.kube.kinds import Kind
 from penstock.runtimes.kv_handover import NIXL, KvHandover
 
@@ -102,6 +102,7 @@ class ProcessSpec:
         ports: Placeholders that need a free TCP port each; empty for a process that does not listen.
         gpus: Of one replica, over all its nodes.
         bounds: Fewest and most replicas.
+        metrics_path: Has a worker's metrics.
         health_path: Answers 200 once the process serves; None for a process that does not listen.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
@@ -127,6 +128,7 @@ class ProcessSpec:
     grace_s: float = 900.0
     liveness_s: float = LIVENESS_S
     stall_s: float = STALL_REAL_S
+    metrics_path: str = METRICS_PATH
 
 
 @dataclass(frozen=True, slots=True)

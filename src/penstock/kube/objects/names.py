@@ -40,6 +40,9 @@ DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
 """On every worker pod: GPUs that it counts against the budget, also where no device is requested (simulated)."""
 
+METRICS_PATH_ANNOTATION: Final = f"{DOMAIN}/metrics-path"
+"""On workers' pods whose metrics are not at `METRICS_PATH`."""
+
 APPLIED_ANNOTATION: Final = f"{DOMAIN}/applied"
 """On every child: digest of the last applied object, so that the operator notices what it no longer wants."""
 

@@ -66,15 +66,15 @@ class WorkerPage:
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: OwnNames) -> WorkerPage:
-    """Fetch and read the page of the worker at ``url``; ``own_names`` are its runtime's, see `worker_samples`.
+    """Fetch and read the page at ``url``; ``own_names`` are the worker's runtime's, see `worker_samples`.
 
     Raises:
         UpstreamError: no complete answer came.
         ObservationError: the page is not served, or cannot be parsed.
     """
-    response = await pool.request("GET", url + "/metrics", timeouts=timeouts)
+    response = await pool.request("GET", url, timeouts=timeouts)
     if response.status != 200:
-        raise ObservationError(f"{url}/metrics answered {response.status}; a page needs 200")
+        raise ObservationError(f"{url} answered {response.status}; a page needs 200")
     return parse_page(response.body.decode("utf-8", "replace"), own_names)
 
 
@@ -134,6 +134,7 @@ class WorkerWatch:
         self._stall_real_s = context.settings.stall_real_s
         self._pairs_by_version = context.settings.pairs_by_version
         self._own_names = context.settings.metric_names
+        self._metrics_path = context.settings.metrics_path
         self._health_path = context.settings.health_path
         self._clock = context.clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
@@ -257,7 +258,12 @@ class WorkerWatch:
 
     async def _scrape(self, worker: Worker) -> None:
         try:
-            page = await read_page(self._pool, worker.spec.url, self._timeouts, own_names=self._own_names)
+            page = await read_page(
+                self._pool,
+                worker.spec.url + self._metrics_path,
+                self._timeouts,
+                own_names=self._own_names,
+            )
         except (PenstockError, ObservationError) as exc:
             # The last reading stays; its age shows how far to trust it.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))

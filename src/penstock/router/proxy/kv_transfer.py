@@ -195,7 +195,7 @@ class KvTransfers:
         try:
             page = await read_page(
                 self._context.probes,
-                worker.spec.url,
+                worker.spec.url + self._context.settings.metrics_path,
                 self._page_timeouts,
                 own_names=self._context.settings.metric_names,
             )
