@@ -25,8 +25,8 @@ from penstock.core.metric_names import (
     VLLM_RUNNING,
     VLLM_WAITING,
 )
+from penstock.core.ports import WORKER_PORT
 from penstock.core.worker_metrics import worker_samples
-from penstock.kube.objects.names import WORKER_PORT
 from penstock_operator.plan.drain import Load
 from penstock_operator.plan.pods import PodView
 

@@ -19,6 +19,7 @@ from penstock.api.crd import definitions
 from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.core.ports import WORKER_PORT
 from penstock.core.worker_metrics import names_on_page
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import (
@@ -37,7 +38,6 @@ from penstock.kube.objects.names import (
     FINISHED_PHASES,
     GRAPH_LABEL,
     HTTP_PORT,
-    WORKER_PORT,
     child_name,
 )
 from penstock.kube.objects.quantity import quantity

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.api import GraphDeployment, GraphSpec, Role
+from penstock.core.ports import WORKER_PORT
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
-from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
+from penstock.kube.objects.names import (
+    DRAINING,
+    GRAPH_LABEL,
+    SERVICE_LABEL,
+    child_name,
+)
 from penstock.kube.objects.served import ServedSpec
 from penstock.runtimes import runtime_of
 from penstock_operator.plan.budget import Waiting

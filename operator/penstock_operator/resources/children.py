@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.ports import WORKER_PORT
 from penstock.kube.kinds import (
     DEPLOYMENT,
     INFERENCE_POOL,
@@ -32,7 +33,6 @@ from penstock.kube.objects.names import (
     SCOPE_LABEL,
     SERVING,
     SERVING_LABEL,
-    WORKER_PORT,
     child_name,
 )
 from penstock.runtimes import ProcessSpec, runtime_of

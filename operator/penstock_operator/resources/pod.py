@@ -11,6 +11,7 @@ from penstock.api import Environment, GraphDeployment, Role
 from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.core.worker_metrics import METRICS_PATH, names_on_page
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
@@ -24,9 +25,7 @@ from penstock.kube.objects.names import (
     METRICS_PATH_ANNOTATION,
     SERVING,
     SERVING_LABEL,
-    SIDE_CHANNEL_PORT,
     TIER_KEYS_FOLDER,
-    WORKER_PORT,
     child_name,
 )
 from penstock.runtimes import (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.api import Role
+from penstock.core.ports import WORKER_PORT
 from penstock.core.stamps import seconds
 from penstock.kube.objects.names import (
     BUDGET_GATE,
@@ -23,7 +24,6 @@ from penstock.kube.objects.names import (
     ROLE_LABEL,
     SERVING_LABEL,
     WORKER_INDEX_LABEL,
-    WORKER_PORT,
 )
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint

@@ -29,8 +29,8 @@ from penstock.api.base import (
 from penstock.api.enums import AdmissionMode, GatewayFailureMode, QueueOrder, Tier
 from penstock.api.rule import Breach, Rule
 from penstock.core.plugins import registered
+from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
-from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 
 _TTFT = "p99 of the time from arrival to first token; seconds. null: no target."
 _TPOT = "p99 of the mean time between a request's further tokens; seconds. null: no target."

@@ -106,12 +106,6 @@ HTTP_PORT: Final = "http"
 EXT_PROC_PORT: Final = "ext-proc"
 """Name of the port on which routers answer a Gateway's Envoy."""
 
-WORKER_PORT: Final = 8000
-"""Port of router and workers in their pods."""
-
-SIDE_CHANNEL_PORT: Final = 5600
-"""Port of vLLM's KV side channel in worker pods; vLLM's default."""
-
 GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
 """Where router pods find the graph's manifest."""
 

@@ -16,10 +16,15 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core.errors import ClusterError
 from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
+from penstock.core.ports import SIDE_CHANNEL_PORT
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
-from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL, SIDE_CHANNEL_PORT
+from penstock.kube.objects.names import (
+    GRAPH_LABEL,
+    HTTP_PORT,
+    ROLE_LABEL,
+)
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 

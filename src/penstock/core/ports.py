@@ -1,0 +1,11 @@
+"""Ports of router and workers in their pods, which the API refuses for other uses, runtimes give and routers call."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WORKER_PORT: Final = 8000
+"""Port of router and workers."""
+
+SIDE_CHANNEL_PORT: Final = 5600
+"""Port of vLLM's KV side channel in worker pods; vLLM's default."""
