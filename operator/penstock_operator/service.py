@@ -12,12 +12,13 @@ from typing import Final
 
 from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run_until
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
-from penstock.kube.lease import Election, election_of, instance, run_until
+from penstock.kube.lease import STOP_S, Election, election_of, instance
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.cluster import Cluster
@@ -174,7 +175,7 @@ class OperatorService:
         self._metrics.watch(depth=self._depth, graphs=self._graphs)
         try:
             async with self._status_server():
-                await run_until(stop, self._elect(client))
+                await run_until(stop, self._elect(client), grace_s=STOP_S)
         finally:
             await client.close()
         log.info("operator stopped")

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run_until
 from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
-from penstock.kube.lease import Election, election_of, run_until
+from penstock.kube.lease import STOP_S, Election, election_of
 from penstock.kube.objects.names import (
     DECISION_ANNOTATION,
     OPERATOR_CLASS,
@@ -118,7 +119,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
         session = election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
-        is_complete = await run_until(stop, session)
+        is_complete = await run_until(stop, session, grace_s=STOP_S)
         log.info("planner stopped", is_complete=is_complete)
     finally:
         if server is not None:

@@ -30,7 +30,7 @@ from penstock.cli.say import say_json
 from penstock.cli.terminal import Terminal, tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.flags import flag, time_scale
-from penstock.core.http.loop import run
+from penstock.core.http.loop import ended_or_stopped, run
 from penstock.local.build import UpOptions
 from penstock.local.down import down
 from penstock.local.ports import unused_port
@@ -190,7 +190,7 @@ async def _graph(
             lambda _state, _words: None,
         )
     )
-    await _either(starting, stop)
+    await ended_or_stopped(starting, stop)
     if not starting.done():
         starting.cancel()
         await asyncio.wait([starting])
@@ -219,7 +219,7 @@ async def _load_and_watch(
                 ended = asyncio.create_task(replay.wait())
                 while replay.returncode is None and not stop.is_set():
                     display.show(await reader.read(), "replaying")
-                    await _either(ended, stop, timeout_s=_REFRESH_REAL_S)
+                    await ended_or_stopped(ended, stop, timeout_s=_REFRESH_REAL_S)
                 deadline_s = time.monotonic() + _SETTLE_S / options.speed
                 while time.monotonic() < deadline_s and not stop.is_set():
                     display.show(await reader.read(), "load is over; the planner may shrink")
@@ -260,15 +260,6 @@ async def end_load(replay: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             replay.kill()
             await replay.wait()
-
-
-async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None) -> None:
-    """Return when the task has ended, a signal came, or the time is over."""
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([task, stopped], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopped.cancel()
 
 
 class _Display:

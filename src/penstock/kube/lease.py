@@ -253,21 +253,6 @@ def instance() -> str:
     return os.environ.get("POD_NAME") or socket.gethostname()
 
 
-async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run ``work`` until it ends or ``stop`` is set, raising what it raises; return whether it came to its end in time."""
-    working = asyncio.create_task(work, name="work")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        working.cancel()
-        _, late = await asyncio.wait({working}, timeout=STOP_S)
-    if working.done() and not working.cancelled():
-        working.result()
-    return not late
-
-
 def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | None:
     """Return this process's pod as the owner of a Lease; None outside a pod or for another namespace's Lease.
 

@@ -91,6 +91,33 @@ async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]])
             loop.remove_signal_handler(number)
 
 
+async def ended_or_stopped(
+    task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None
+) -> None:
+    """Return when the task has ended, ``stop`` is set, or the real seconds are over; the task goes on."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({task, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+
+
+async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None], *, grace_s: float) -> bool:
+    """Run ``work`` until it ends or ``stop`` is set, raising what it raises; return whether it came to its end in time.
+
+    Once ``stop`` is set the work is cancelled, and has ``grace_s`` real seconds to end.
+    """
+    working = asyncio.create_task(work, name="work")
+    try:
+        await ended_or_stopped(working, stop)
+    finally:
+        working.cancel()
+        _, late = await asyncio.wait({working}, timeout=grace_s)
+    if working.done() and not working.cancelled():
+        working.result()
+    return not late
+
+
 def reclaim_signals() -> None:
     """Take SIGTERM and SIGINT back from a library that claimed them; outside `run` nothing handles them afterwards."""
     if threading.current_thread() is not threading.main_thread():

@@ -16,6 +16,7 @@ import orjson
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.anthropic import MESSAGES, is_anthropic
+from penstock.core.http.loop import ended_or_stopped
 from penstock.core.http.messages import REQUEST_ID, Headers, error_body, well_formed_id
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import bind_task, get_logger
@@ -292,10 +293,9 @@ async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing |
 
 
 async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
-    stopped = asyncio.ensure_future(stop.wait())
-    start = asyncio.ensure_future(server.start())
+    start = asyncio.create_task(server.start())
     try:
-        await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await ended_or_stopped(start, stop)
         if start.done():
             start.result()
             engine = server.settings.engine
@@ -309,10 +309,9 @@ async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
                 max_model_len=server.settings.max_model_len,
                 lease_s=engine.lease.duration_s,
             )
-        await stopped
+        await stop.wait()
         log.info("worker draining", in_flight=server.worker.engine.in_flight)
         await server.drain()
     finally:
         start.cancel()
-        stopped.cancel()
         await server.close()
