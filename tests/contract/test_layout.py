@@ -52,7 +52,7 @@ def test_each_folder_of_the_product_holds_one_package():
         for folder in PRODUCT
     }
     assert packages == {
-        "src": ["penstock", "penstock_dynamo", "penstock_sglang"],
+        "src": ["penstock", "penstock_dynamo", "penstock_sglang", "penstock_trtllm"],
         "operator": ["penstock_operator"],
         "planner": ["penstock_planner"],
     }
@@ -95,6 +95,7 @@ def test_every_folder_of_modules_is_a_package():
         "penstock",
         "penstock_dynamo",
         "penstock_sglang",
+        "penstock_trtllm",
         "penstock_operator",
         "penstock_planner",
     }

@@ -63,6 +63,14 @@ sglang:token_usage{{engine_type="unified",model_name="llama",pp_rank="0",tp_rank
 sglang:prompt_tokens_total{{engine_type="unified",model_name="llama"}} 100
 sglang:generation_tokens_total{{engine_type="unified",model_name="llama"}} {tokens}
 """
+TRTLLM_PAGE = """\
+# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{{engine_type="trtllm",model_name="llama"}} {running}
+trtllm_num_requests_waiting{{engine_type="trtllm",model_name="llama"}} {waiting}
+trtllm_kv_cache_utilization{{engine_type="trtllm",model_name="llama"}} {kv}
+trtllm_prompt_tokens_total{{engine_type="trtllm",model_name="llama"}} 100
+trtllm_generation_tokens_total{{engine_type="trtllm",model_name="llama"}} {tokens}
+"""
 COUNTED = 'dynamo_component_inflight_requests{{dynamo_component="backend"}} {running}\n'
 PAGES = {
     "vllm": VLLM_PAGE,
@@ -70,6 +78,7 @@ PAGES = {
     "acme": VLLM_PAGE,
     "dynamo": VLLM_PAGE + COUNTED,
     "sglang": SGLANG_PAGE,
+    "trtllm": TRTLLM_PAGE,
 }
 """What a worker of each runtime writes; all of them are here, or the first test fails."""
 JOINS = {
@@ -77,6 +86,7 @@ JOINS = {
     "simulated": ("kv_transfer_params",),
     "acme": ("kv_transfer_params",),
     "sglang": ("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+    "trtllm": ("disaggregated_params",),
 }
 """Keys by which the requests of one prompt are joined, of the runtimes behind Penstock's router."""
 
@@ -361,7 +371,7 @@ def test_an_engine_that_makes_no_token_hangs_and_one_that_does_not(runtime):
             progress = progress.after(reading, now_s, inflight_requests=requests, limit_s=limit_s)
         return progress.is_stalled
 
-    assert after(limit_s + 1, 50)
+    assert after(limit_s + 1, 50) is (runtime != "trtllm")  # its counters rise as requests end
     assert not after(limit_s - 1, 50)
     assert not after(limit_s + 1, 51)
     assert not after(limit_s + 1, 50, requests=0)
@@ -375,6 +385,16 @@ class OwnPages(FakeWorker):
     """A worker with the page of its runtime."""
 
     runtime = "vllm"
+
+    async def complete(self, request, responder):
+        """Answer, as a context server of TensorRT-LLM where it is one."""
+        params = orjson.loads(request.body).get("disaggregated_params") or {}
+        if params.get("request_type") != "context_only":
+            await super().complete(request, responder)
+            return
+        said = {**params, "ctx_request_id": 7, "first_gen_tokens": [5], "encoded_opaque_state": "b3BhcXVl"}
+        choice = {"index": 0, "text": "x", "finish_reason": "not_finished", "disaggregated_params": said}
+        responder.send(200, orjson.dumps({"choices": [choice], "usage": self.usage(1)}))
 
     async def _handle(self, request, responder):
         if request.path == traits_of(self.runtime).metrics_path:
@@ -420,7 +440,8 @@ async def test_both_workers_of_a_prompt_get_what_joins_them(harness, routed):
     assert answer.status == 200
     (first,), (second,) = prefill.seen, decode.seen
     assert set(JOINS[routed]) <= first.body.keys() & second.body.keys()
-    assert (first.body["max_tokens"], first.body["stream"], second.body["max_tokens"]) == (1, False, 3)
+    asked = 3 if routed == "trtllm" else 1  # a context-only request makes one token by itself
+    assert (first.body["max_tokens"], first.body["stream"], second.body["max_tokens"]) == (asked, False, 3)
     details = orjson.loads(answer.body)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] == prefill.cached_tokens
     assert await router.metric("penstock_router_kv_transfers_total", result="done") == 1

@@ -95,6 +95,7 @@ def test_without_its_package_the_name_is_refused(world):
     path = world.manifest()
     path.write_text(path.read_text().replace("runtime: simulated", "runtime: absent"))
     with pytest.raises(
-        InvalidSpecError, match=r'"absent" is not one of vllm, dynamo, sglang, simulated.*install the package'
+        InvalidSpecError,
+        match=r'"absent" is not one of vllm, dynamo, sglang, trtllm, simulated.*install the package',
     ):
         load_graph(path)

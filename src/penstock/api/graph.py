@@ -84,7 +84,7 @@ class GraphSpec(SpecModel):
     model: ModelSpec = Field(description="The model to serve.")
     runtime: DnsLabel = entry(
         DEFAULT_RUNTIME,
-        "Program of the workers: vllm, dynamo, sglang, simulated or one that an installed package adds; immutable.",
+        "Program of the workers: vllm, dynamo, sglang, trtllm, simulated or one that an installed package adds; immutable.",
     )
     operator_class: OperatorClass = entry(
         OPERATOR_CLASS, "Class of the operator and planner that work on it; immutable."

@@ -16,6 +16,7 @@ from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.rule import Breach, KeyPath, Rule, dotted, immutable, quoted
 from penstock.api.runtimes import (
     HAS_MOCKER,
+    HAS_PRIORITIES,
     HAS_REQUEST_LIMIT,
     KNOWN_BATCH_LIMIT,
     PUBLISHES_KV_EVENTS,
@@ -23,6 +24,7 @@ from penstock.api.runtimes import (
     SEVERAL_NAMES,
     SHIPPED,
     SIMULATED_ENGINE,
+    SPANS_NODES,
     is_known,
     known_runtimes,
 )
@@ -347,6 +349,26 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         holds=lambda spec: spec.router.kv_events_port is None or PUBLISHES_KV_EVENTS(spec.runtime),
         text="%d, but workers of runtime %s publish no events that the router reads",
         values=("self.router.kvEventsPort", "self.runtime"),
+        remedy="remove it",
+    ),
+    Rule(
+        path="router.tiers.enabled",
+        must=f"router.tiers needs runtime {' or '.join(HAS_PRIORITIES.names)}",
+        cel=f"!self.router.tiers.enabled || {HAS_PRIORITIES.cel}",
+        holds=lambda spec: not spec.router.tiers.enabled or HAS_PRIORITIES(spec.runtime),
+        text="true, but workers of runtime %s take no priority of a request",
+        values=("self.runtime",),
+        remedy="remove it",
+    ),
+    Rule(
+        path="services",
+        must=f"nodesPerReplica above 1 needs runtime {' or '.join(SPANS_NODES.names)}",
+        cel=f"{SPANS_NODES.cel} || self.services.all(k, self.services[k].nodesPerReplica == 1)",
+        holds=lambda spec: (
+            SPANS_NODES(spec.runtime) or all(each.nodes_per_replica == 1 for each in spec.services.values())
+        ),
+        text="a service has nodesPerReplica above 1, but a replica of runtime %s has one node",
+        values=("self.runtime",),
         remedy="remove it",
     ),
     Rule(

@@ -57,6 +57,8 @@ class RuntimeTraits:
             not say.
         has_leases: Its prefill workers hold a prompt's KV for the manifest's ``lease``.
         publishes_kv_events: Its workers publish what their caches hold, as vLLM does, for ``router.kvEventsPort``.
+        has_priorities: Its workers take a request's ``priority``, and serve a low one first, for ``router.tiers``.
+        spans_nodes: A replica may have several nodes.
         pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
         metric_names: Its workers' own name by vLLM's, where they differ, as on the page:
@@ -78,6 +80,8 @@ class RuntimeTraits:
     stall_real_s: float = ENGINE_STALL_REAL_S
     has_leases: bool = True
     publishes_kv_events: bool = True
+    has_priorities: bool = True
+    spans_nodes: bool = True
     pairs_by_version: bool = False
     metric_source: str = "router"
     metric_names: OwnNames = field(default_factory=dict)
@@ -128,6 +132,20 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
             names.VLLM_KV_USAGE: "sglang:token_usage",
             names.VLLM_PROMPT_TOKENS + names.COUNTER_SUFFIX: "sglang:prompt_tokens_total",
             names.VLLM_GENERATION_TOKENS + names.COUNTER_SUFFIX: "sglang:generation_tokens_total",
+        },
+    ),
+    "trtllm": RuntimeTraits(
+        image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc24",
+        has_leases=False,
+        publishes_kv_events=False,
+        has_priorities=False,
+        spans_nodes=False,
+        metrics_path="/prometheus/metrics",
+        # Its counters of tokens rise as requests end: an engine at work on long answers would look as one that hangs.
+        metric_names={
+            names.VLLM_RUNNING: "trtllm_num_requests_running",
+            names.VLLM_WAITING: "trtllm_num_requests_waiting",
+            names.VLLM_KV_USAGE: "trtllm_kv_cache_utilization",
         },
     ),
     "simulated": RuntimeTraits(
@@ -214,6 +232,8 @@ PENSTOCK_ROUTER = RuntimesWith(lambda traits: traits.frontend is None)
 HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
 HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
 HAS_LEASES = RuntimesWith(lambda traits: traits.has_leases)
+HAS_PRIORITIES = RuntimesWith(lambda traits: traits.has_priorities)
+SPANS_NODES = RuntimesWith(lambda traits: traits.spans_nodes)
 PUBLISHES_KV_EVENTS = RuntimesWith(lambda traits: traits.publishes_kv_events)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)
 SWITCHES_ROLES = RuntimesWith(lambda traits: traits.switches_roles)

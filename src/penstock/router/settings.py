@@ -127,6 +127,11 @@ class RouterSettings:
         return NIXL if self.graph is None else runtime_of(self.graph.runtime).handover
 
     @property
+    def has_leases(self) -> bool:
+        """Whether prefill workers free KV that is not read in time, and still answer who reads it; vLLM's do."""
+        return self.graph is None or self.graph.traits.has_leases
+
+    @property
     def health_path(self) -> str:
         """Where workers are asked whether they take requests; a fixed fleet without a graph has vLLM's."""
         return "/health" if self.graph is None else self.graph.traits.health_path

@@ -86,7 +86,7 @@ def names_answered(argv: Sequence[str]) -> Iterator[str]:
     flag = ""
     for word in argv:
         if word.startswith("--"):
-            flag = word
+            flag = word.replace("_", "-")  # both spellings are in use
         elif flag in {"--served-model-name", "--lora-modules"}:
             yield word.partition("=")[0]
 

@@ -26,6 +26,9 @@ class KvHandover(Protocol):
     """What the requests of one prompt carry.
 
     Attributes:
+        limits: Of prefill's request, so that it makes one token.
+        is_given_back: A decode worker tells the prefill worker of a prompt that none will fetch, when it refuses a request with
+            these fields for a model that it has not.
         is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
         decodes_alone: A decode worker computes a prompt that none hands over.
         paths: Whose requests can carry the fields; None: all that generate text.
@@ -33,6 +36,8 @@ class KvHandover(Protocol):
             vLLM 0.32 where a runtime says nothing.
     """
 
+    limits: ClassVar[Mapping[str, int]] = {"max_tokens": 1, "max_completion_tokens": 1}
+    is_given_back: ClassVar[bool] = True
     is_concurrent: ClassVar[bool] = False
     decodes_alone: ClassVar[bool] = True
     paths: ClassVar[frozenset[str] | None] = None

@@ -315,11 +315,11 @@ def message_of(spec_change):
         ({"image": ""}, '"" is too short, at least 1 is needed; write it out'),
         (
             {"runtime": "vlm"},
-            '"vlm" is not one of vllm, dynamo, sglang, simulated; did you mean vllm?',
+            '"vlm" is not one of vllm, dynamo, sglang, trtllm, simulated; did you mean vllm?',
         ),
         (
             {"runtime": "tensorrt"},
-            '"tensorrt" is not one of vllm, dynamo, sglang, simulated; choose one of them, or install the package that adds it',
+            '"tensorrt" is not one of vllm, dynamo, sglang, trtllm, simulated; choose one of them, or install the package that adds it',
         ),
         ({"sevices": {}}, "unknown key; did you mean services?"),
         ({"prometheusUrl": "x"}, "unknown key here; it belongs at spec.planner.metrics.prometheusUrl"),

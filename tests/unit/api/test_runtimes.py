@@ -370,7 +370,9 @@ def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, 
 
 def test_a_runtime_that_is_not_installed_is_refused():
     """With the names of those that are."""
-    with pytest.raises(ConfigError, match="runtime 'absent': choose from dynamo, sglang, simulated, vllm"):
+    with pytest.raises(
+        ConfigError, match="runtime 'absent': choose from dynamo, sglang, simulated, trtllm, vllm"
+    ):
         runtime_of("absent")
 
 

@@ -138,7 +138,7 @@ def test_the_prefill_request_is_vllms():
         }
     )
 
-    assert orjson.loads(prefill_body(request, NIXL.prefill_fields(SOURCE))) == {
+    assert orjson.loads(prefill_body(request, NIXL, SOURCE)) == {
         "model": "llama",
         "prompt": "x",
         "stream": False,

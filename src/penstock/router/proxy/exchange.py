@@ -99,7 +99,7 @@ class Exchanges:
         call.reads_kv = step.reads_kv
         if step.role is Role.PREFILL:
             source = source_of(assignment.worker)
-            body = prefill_body(request, self._handover.prefill_fields(source))
+            body = prefill_body(request, self._handover, source)
             if self._handover.is_concurrent:
                 self._begin_prefill(call, assignment, source, body)
                 return None

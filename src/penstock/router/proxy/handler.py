@@ -149,7 +149,7 @@ class CompletionHandler:
             self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
         machine = call.machine = RequestMachine(
-            self._plans[call.request.is_single],
+            self._plans[self._is_carried(call.request)],
             self._retries,
             call.tries,
             self._clock.now_s,
@@ -178,8 +178,12 @@ class CompletionHandler:
     def _check_handover(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:
             return
-        if not request.is_single or (self._carries is not None and request.path not in self._carries):
+        if not self._is_carried(request):
             raise RequestRefused(400, _ONE_PROMPT, code="not_handed_over")
+
+    def _is_carried(self, request: CompletionRequest) -> bool:
+        """Whether the KV of a request's prompt can be handed over."""
+        return request.is_single and (self._carries is None or request.path in self._carries)
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
         """Answer a request that was not served."""

@@ -32,7 +32,7 @@ from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy import messages
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
-from penstock.runtimes.kv_handover import KvSource
+from penstock.runtimes.kv_handover import KvHandover, KvSource
 
 log = get_logger(__name__)
 
@@ -42,7 +42,6 @@ _RELEASE_TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0,
 """Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
 _PATIENCE_REAL_S: Final = 10.0
 """Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
-_ONE_TOKEN: Final = {"stream": False, "max_tokens": 1, "max_completion_tokens": 1}
 _DROPPED: Final = ("min_tokens", "stream_options")
 _COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_details")
@@ -70,10 +69,10 @@ def source_of(worker: Worker) -> KvSource:
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63))
 
 
-def prefill_body(request: CompletionRequest, fields: dict[str, Any]) -> bytes:
+def prefill_body(request: CompletionRequest, handover: KvHandover, source: KvSource) -> bytes:
     """Return the request that a prefill worker gets: no stream, one token, and the hand-over's fields."""
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
-    return encoded(kept | _ONE_TOKEN | fields)
+    return encoded({**kept, "stream": False, **handover.limits, **handover.prefill_fields(source)})
 
 
 def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
@@ -151,7 +150,8 @@ class KvTransfers:
         self._context = context
         self._workers = context.admission.core.pool
         self._clock = context.clock
-        self._lease_s = context.settings.lease_s
+        self._lease_s, self._has_leases = context.settings.lease_s, context.settings.has_leases
+        self._is_given_back = context.settings.handover.is_given_back
         wait_real_s = context.settings.config.health.timeout_real_seconds
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,8 +176,10 @@ class KvTransfers:
         """
         now_s = self._clock.now_s()
         expired = None
-        if lease.is_within(self._lease_s, now_s) or lease.is_intact(
-            expired := await self._expired_leases(lease.worker)
+        if (
+            not self._has_leases
+            or lease.is_within(self._lease_s, now_s)
+            or lease.is_intact(expired := await self._expired_leases(lease.worker))
         ):
             self.count(TransferResult.DONE)
             return True
@@ -215,6 +217,8 @@ class KvTransfers:
 
         ``headers`` are the request's, for workers that ask for a key.
         """
+        if not self._is_given_back:
+            return
         task = asyncio.create_task(self._release(prefilled.fields or {}, headers), name="KV release")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
