@@ -273,6 +273,7 @@ def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
         last_decision=said.get("lastDecision", ""),
         decision_id=said.get("decisionId", ""),
         decision_time=said.get("decisionTime", ""),
+        earlier=tuple(said.get("earlier") or ()),
         served_in_time=said.get("servedInTime", ""),
         predicted_in_time=said.get("predictedInTime", ""),
         gpus=said.get("gpus", 0),

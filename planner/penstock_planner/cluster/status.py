@@ -72,6 +72,10 @@ _TRUTH = {
 """The condition's status by reason; False if absent."""
 
 
+_SHOWN_EARLIER: Final = 9
+"""Chosen: ten lines with the last one; a status is read by every list of graphs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The planner's part of a graph's status.
@@ -79,6 +83,7 @@ class Report:
     Attributes:
         message: One sentence; the same text for the same state.
         decision_time: When it was decided, as Kubernetes writes times.
+        earlier: Those before it, newest first, as the status has them: `_SHOWN_EARLIER` at most.
         served_in_time: Share of the last half hour's requests, ``99.2%``; empty: not known.
         predicted_in_time: What the planner's model predicts for the same fleet, likewise.
         budget: GPUs allowed; None: no ceiling.
@@ -90,6 +95,7 @@ class Report:
     last_decision: str = ""
     decision_id: str = ""
     decision_time: str = ""
+    earlier: tuple[Mapping[str, str], ...] = ()
     served_in_time: str = ""
     predicted_in_time: str = ""
     gpus: int = 0
@@ -111,13 +117,26 @@ class Report:
         """Return ``status.planner``."""
         decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
+        before = {"earlier": list(self.earlier)} if self.earlier else {}
         shares = {"servedInTime": self.served_in_time, "predictedInTime": self.predicted_in_time}
         found = {
-            **({**decided, **timed} if self.decision_id else {}),
+            **({**decided, **timed, **before} if self.decision_id else {}),
             **(shares if self.served_in_time else {}),
             "gpus": self.gpus,
         }
         return found if self.budget is None else {**found, "budget": self.budget}
+
+    def after(self, sentence: str, decision_id: str, decision_time: str) -> Report:
+        """Return a report of a newer decision, before which this one's stands."""
+        timed = {"decisionTime": self.decision_time} if self.decision_time else {}
+        last = {"decisionId": self.decision_id, **timed, "sentence": self.last_decision}
+        return replace(
+            self,
+            last_decision=sentence,
+            decision_id=decision_id,
+            decision_time=decision_time,
+            earlier=(*([last] if self.decision_id else []), *self.earlier)[:_SHOWN_EARLIER],
+        )
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
@@ -186,12 +205,7 @@ class StatusListener:
         if said:
             self._is_edited = False
             sentence = "; ".join(role.sentence for role in said)
-            self._report = replace(
-                self._report,
-                last_decision=sentence,
-                decision_id=decision.id,
-                decision_time=stamp(view.wall_s),
-            )
+            self._report = self._report.after(sentence, decision.id, stamp(view.wall_s))
             self._say(self._report)
 
     def _follow_limits(self, decision: Decision) -> None:

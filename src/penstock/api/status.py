@@ -49,12 +49,21 @@ class ServiceStatus(SpecModel):
     selector: str = entry("", "Label selector of the replicas, for /scale.")
 
 
+class PlannerChange(SpecModel):
+    """A decision of the planner that was the last one."""
+
+    decision_id: str = Field(max_length=256, description="Key of the decision in the ledger.")
+    decision_time: str = entry("", "When it was decided, RFC 3339; empty: not known.")
+    sentence: str = Field(max_length=32768, description="What changed and why, in one line.")
+
+
 class PlannerStatus(SpecModel):
     """The planner's last decision."""
 
     last_decision: str = entry("", "What changed and why, in one line.")
     decision_id: str = entry("", "Key of the decision in the ledger.")
     decision_time: str = entry("", "When it was decided, RFC 3339.")
+    earlier: tuple[PlannerChange, ...] = entry((), "Decisions before the last one, newest first.")
     served_in_time: str = entry(
         "", "Share of the last half hour's requests in time (mode adaptive), `99.2%`; empty: not known."
     )

@@ -269,6 +269,19 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     assert said[-1].decision_id > before
     assert said[-1].last_decision.startswith("decode 3: KV ")
     assert seconds(said[-1].decision_time) == 1.7e9 + 1100
+    assert said[-1].earlier[0]["decisionId"] == before
+
+
+def test_a_report_keeps_ten_decisions_through_a_restart():
+    """Newest first, read back from the status, so that who starts later shows them, too."""
+    report = Report(PlannerReason.OBSERVING, "", 1)
+    for number in range(12):
+        report = report.after(f"decode {number}", f"d{number}", f"2026-11-22T07:{number}0:00Z")
+    live = {"metadata": {"generation": 1}, "status": {"planner": report.planner}}
+    assert last_report(live, PlannerReason.OBSERVING, "") == report
+    assert [each["decisionId"] for each in report.earlier] == [f"d{number}" for number in range(10, 1, -1)]
+    assert report.planner["earlier"][0]["sentence"] == "decode 10"
+    assert Report(PlannerReason.OBSERVING, "", 1).after("s", "d", "").earlier == ()
 
 
 async def test_each_role_has_its_own_reason(world):

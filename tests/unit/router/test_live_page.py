@@ -12,7 +12,7 @@ from penstock.api import GraphSpec
 from penstock.core.errors import NotFoundError
 from penstock.router.metrics import RouterMetrics
 from penstock.router.ui.history import History
-from penstock.router.ui.planner import GraphStatusReader, PlannerState, graph_planner_state
+from penstock.router.ui.planner import GraphStatusReader, graph_planner_state
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SPEC = {
@@ -235,16 +235,16 @@ def graph_object(**planner):
 
 
 def test_on_kubernetes_the_graphs_object_says_it():
-    """Wishes by role, budget and thresholds from its spec; each change is remembered once."""
-    first = graph_planner_state(
-        graph_object(lastDecision="decode 1 -> 2", decisionId="d1"), before=PlannerState("missing", "")
-    )
-    assert (first.standing, first.desired, first.budget) == ("current", {"prefill": 1, "decode": 3}, 6)
-    assert first.gpus_per_replica == {"prefill": 2, "decode": 1, "aggregated": 1}
-    same = graph_planner_state(graph_object(lastDecision="decode 1 -> 2", decisionId="d1"), before=first)
-    later = graph_planner_state(graph_object(lastDecision="decode 2 -> 3", decisionId="d2"), before=same)
-    assert [each["id"] for each in later.changes] == ["d2", "d1"]
-    assert graph_planner_state({"spec": SPEC}, before=later).standing == "missing"
+    """Wishes by role, budget and thresholds from its spec; the last changes from its status, whenever the router started."""
+    earlier = [{"decisionId": "d1", "sentence": "decode 1 -> 2"}]
+    last = {"lastDecision": "decode 2 -> 3", "decisionId": "d2", "decisionTime": "2026-11-22T07:30:00Z"}
+    state = graph_planner_state(graph_object(**last, earlier=earlier))
+    assert (state.standing, state.desired, state.budget) == ("current", {"prefill": 1, "decode": 3}, 6)
+    assert state.gpus_per_replica == {"prefill": 2, "decode": 1, "aggregated": 1}
+    shown = [(each["id"], each["time"], each["sentence"]) for each in state.changes]
+    assert shown == [("d2", "2026-11-22T07:30:00Z", "decode 2 -> 3"), ("d1", "", "decode 1 -> 2")]
+    assert graph_planner_state(graph_object()).changes == ()
+    assert graph_planner_state({"spec": SPEC}).standing == "missing"
 
 
 async def test_an_api_server_that_is_away_makes_the_planner_stale():
@@ -315,9 +315,9 @@ STATES = {
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("width", [1300, 400])
+@pytest.mark.parametrize("width", [1300, 380])
 async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, width):
-    """No sideways scrolling at 400 px, all controls reachable, and each state in words."""
+    """No sideways scrolling at 380 px with 60 workers, all controls reachable, and each state in words."""
     import asyncio
 
     other, status, words = STATES[name]
@@ -326,6 +326,11 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     _, state = await state_of(router)
     state["planner"] |= other.get("planner", {})
     state["workers"][0] |= {"name": "a-worker-with-quite-a-long-name-" * 4, "reason": "x" * 200}
+    state["workers"] += [
+        {**state["workers"][1], "name": f"w-{number}", "slow": "4 times as slow" if number == 7 else None}
+        for number in range(58)
+    ]
+    state["worker_count"] = 60
     page = (await router.get("/ui")).body.decode()
     body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}
     answer = f"{{ok: {str(status == 200).lower()}, status: {status}, json: async () => ({orjson.dumps(body).decode()})}}"
@@ -338,6 +343,8 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     for each in words:
         assert each.replace("->", "-&gt;") in shown
     assert shown.count("<button") == 2
+    if status == 200:
+        assert "60 workers: 60 ready, 1 slow" in shown
 
 
 def test_only_the_last_minute_counts():

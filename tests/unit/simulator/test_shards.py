@@ -51,7 +51,7 @@ def laid_out(objects, folder):
         given = [each.replace("$(JOB_COMPLETION_INDEX)", str(index)) for each in container["args"]]
         given = [each.replace("/results", str(folder / "results")) for each in given]
         command = [sys.executable, "-m", "penstock.cli", *given]
-        return subprocess.run(command, cwd=work, capture_output=True, text=True, check=False, timeout=300)
+        return subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
 
     return pod
 

@@ -28,8 +28,6 @@ _STALE_REAL_S: Final = 10.0
 """Chosen: a planner writes at each of its ticks, but at most five times a second."""
 _STALE_PULLS: Final = 3
 """Chosen: ticks that may be late before a planner counts as gone."""
-_SHOWN_CHANGES: Final = 20
-"""Chosen: as many as the planner's state file has."""
 _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
 """What reading data of another process may raise."""
 
@@ -47,8 +45,8 @@ class PlannerState:
         desired: Replicas by role.
         next_decision_s: Simulated seconds; None also while it adjusts.
         elapsed_s: Simulated seconds since its first start.
-        changes: Newest first, each with ``id``, ``sentence``, ``reason`` and ``at_s``, simulated seconds since the
-            planner's first start (None: unknown).
+        changes: Newest first, each with ``id``, ``sentence``, ``reason``, ``at_s``, simulated seconds since the
+            planner's first start (None: unknown), and on Kubernetes ``time``, RFC 3339 (empty: unknown).
         newest: Sentences of the newest decision, whether it changed anything or not.
         problems: What keeps it from scaling well.
     """
@@ -183,11 +181,7 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> P
 
 
 class GraphStatusReader(PlannerReader):
-    """Reads the graph's object, in whose status the planner writes its last change.
-
-    The status says neither when the planner last ran nor what it changed before: changes are remembered from the
-    router's start.
-    """
+    """Reads the graph's object, in whose status the planner writes its last changes; it does not say when the planner last ran."""
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(PlannerState("missing", "the graph's status was not read yet"))
@@ -203,7 +197,7 @@ class GraphStatusReader(PlannerReader):
             try:
                 async with PatientTimeout(_READ_S):
                     graph = printable(await self._discovery.graph())
-                self._state = graph_planner_state(graph, before=self._state)
+                self._state = graph_planner_state(graph)
             except (PenstockError, TimeoutError, *_WRONG) as exc:
                 why = "no answer in time" if isinstance(exc, TimeoutError) else str(exc).partition("\n")[0]
                 standing = "stale" if self._state.phase else "missing"
@@ -213,8 +207,8 @@ class GraphStatusReader(PlannerReader):
             return self._state
 
 
-def graph_planner_state(graph: Mapping[str, Any], *, before: PlannerState) -> PlannerState:
-    """Return what a GraphDeployment says of its planner; the changes that were known before are kept. Pure.
+def graph_planner_state(graph: Mapping[str, Any]) -> PlannerState:
+    """Return what a GraphDeployment says of its planner. Pure.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is no such object.
@@ -222,11 +216,19 @@ def graph_planner_state(graph: Mapping[str, Any], *, before: PlannerState) -> Pl
     spec, status = GraphSpec.model_validate(graph["spec"]), graph.get("status") or {}
     if not spec.planner.enabled:
         return PlannerState.of_graph("off", "spec.planner.enabled is false", spec)
-    planner, changes = status.get("planner") or {}, before.changes
-    sentence, decision = planner.get("lastDecision"), planner.get("decisionId")
-    if sentence and (not changes or changes[0]["id"] != decision):
-        change = {"id": decision, "at_s": None, "sentence": sentence, "reason": ""}
-        changes = (change, *changes)[:_SHOWN_CHANGES]
+    planner = status.get("planner") or {}
+    last = {**planner, "sentence": planner.get("lastDecision")}
+    changes = tuple(
+        {
+            "id": str(each["decisionId"]),
+            "at_s": None,
+            "time": str(each.get("decisionTime") or ""),
+            "sentence": str(each["sentence"]),
+            "reason": "",
+        }
+        for each in (last, *planner.get("earlier", ()))
+        if each.get("decisionId")
+    )
     desired: dict[str, int] = {}
     for name, service in (status.get("services") or {}).items():
         if name in spec.workers:
