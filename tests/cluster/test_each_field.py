@@ -13,6 +13,7 @@ from node_agent import NodeAgent, addresses
 from operating import edit, events, graph, process, says, until
 
 from penstock.api import GraphDeployment
+from penstock.core.errors import InvalidObjectError
 from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT, POD
 from penstock_operator.resources import BuildContext, children
 
@@ -154,21 +155,30 @@ async def test_it_is_changed_back_without_a_lost_request(place):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("key", ["model.name", "model.servedName"])
-async def test_what_must_lose_requests_is_said_before_the_first_is_lost(place, key):
-    """An Event names the field; once all is rolled the new name is served."""
-    await place.edit(nested(key, "other"))
+async def test_what_must_lose_requests_is_said_before_the_first_is_lost(place):
+    """An Event names the new name; once all is rolled it is served."""
+    await place.edit({"model": {"servedName": "other"}})
 
     async def told():
-        return [each for each in await place.warnings() if key in each["note"]]
+        return [each for each in await place.warnings() if "from s to other" in each["message"]]
 
     await until(told, "an Event")
     assert place.load.lost == []
+    place.load.model = "other"
     await until(place.rests, "the edit is carried out", timeout_s=ROLLED_S)
-    place.load.model = "other" if key == "model.servedName" else "s"
-    await place.change("requests of the old name", {"paused": False})
+    await place.change("requests of neither name", {"inheritedAnnotations": ["a"]})
     place.lost.clear()
     await place.change("something else", {"env": [{"name": "A", "value": "2"}]})
+    assert place.lost == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("change", [{"model": {"name": "other"}}, {"runtime": "vllm"}])
+async def test_what_no_order_carries_out_is_refused(place, change):
+    """Workers that cannot use each other's KV: the API server refuses the change, and what serves goes on."""
+    with pytest.raises(InvalidObjectError, match="immutable"):
+        await place.edit(change)
+    await place.change("something else", {"inheritedAnnotations": ["a"]})
     assert place.lost == {}
 
 
@@ -188,10 +198,10 @@ VALUES = {
 """Where the type suggests what nobody would write."""
 
 LEFT_OUT = {
-    "model.name": "told, above",
+    "model.name": "immutable, above",
     "model.servedName": "told, above",
-    "runtime": "told; its workers need a GPU",
-    "operatorClass": "hands the graph to another installation",
+    "runtime": "immutable, above",
+    "operatorClass": "immutable",
     "paused": "carries nothing out from then on",
     "router.auth.apiKeysSecret": "asks clients for a key from then on",
     "router.tiers.keysSecret": "names a Secret of keys",

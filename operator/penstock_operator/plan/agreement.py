@@ -5,7 +5,7 @@ either way. So tiers are switched on at workers first and off at routers first, 
 template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
 others, so a longer lease is granted first and a shorter one counted with first. Workers answer to an alias or a LoRA adapter
 before a router serves its name, and for as long as one does. A served name that takes another's place at once has no such
-order; one that was an alias before, and leaves the old one as an alias, needs none.
+order; one that was an alias before, and leaves the old one as an alias, needs none. Model and runtime of a graph are immutable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _OPPOSED: Final = (
     "{} and {} change at once, one for workers first and one for routers first: requests may be refused, or KV read after its "
     "lease, while they roll; change one after the other"
 )
-_SECOND_GRAPH: Final = "apply a second graph with it and delete this one once its clients have moved"
 _PRIORITY: Final = "--scheduling-policy"
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -85,7 +84,6 @@ def rollout_order(
     waiting |= held
     holds_routers = not routers.isdisjoint(held)
     lost = opposed or (_renamed(file, there) if changed else None)
-    lost = lost or (None if holds_routers else _lost_requests(file, there))
     later = [workloads[name] for name in waiting if name in workloads]
     return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
 
@@ -226,21 +224,6 @@ def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     return f"{cost}; to lose none, add {name} to model.aliases first, and keep the old name there afterwards"
 
 
-def _lost_requests(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Return what a change costs for which no order exists, in words; None where there is none."""
-    old, new = _graph_spec(live), _graph_spec(wanted)
-    if not _hands_kv_over(new):
-        return None
-    for key, values in (
-        ("model.name", [(each.get("model") or {}).get("name") for each in (old, new)]),
-        ("runtime", [each.get("runtime") for each in (old, new)]),
-    ):
-        if (change := _changed(*values)) is not None:
-            cost = f"{key} {change}: prefill and decode of both run at once and cannot use each other's KV"
-            return f"{cost}, so requests may fail while they roll; to lose none, {_SECOND_GRAPH}"
-    return None
-
-
 def _changed(old: object, new: object) -> str | None:
     return None if old is None or new is None or old == new else f"changes from {old} to {new}"
 
@@ -256,10 +239,6 @@ def _names(config_map: Mapping[str, Any]) -> set[str]:
 def _answered(workload: Mapping[str, Any]) -> set[str]:
     """Return the names that the pods of a live Deployment or LeaderWorkerSet answer to."""
     return {name for each in _arguments(workload) for name in names_answered(each)}
-
-
-def _hands_kv_over(spec: Mapping[str, Any]) -> bool:
-    return any(each.get("role") == Role.PREFILL.value for each in (spec.get("services") or {}).values())
 
 
 def _schedules_by_priority(workload: Mapping[str, Any]) -> bool:

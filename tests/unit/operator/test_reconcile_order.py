@@ -234,22 +234,6 @@ async def test_two_settings_of_opposite_orders_are_told(api):
     assert any("change one after the other" in each for each in notes)
 
 
-@pytest.mark.parametrize("change", [{"model": {"name": "other", "servedName": "tiny"}}, {"runtime": "vllm"}])
-async def test_weights_that_cannot_read_each_others_kv_are_told(api, change):
-    """The clients' name stays, and prefill and decode of both run at once."""
-    async with operator(api) as made:
-        await at_rest(api, made)
-        edit(api, "GraphDeployment", "g", **change)
-        await look(api, made)
-    [note] = [
-        each["message"]
-        for key, each in api.objects.items()
-        if key[0] == "Event" and each["reason"] == "RequestsRefused"
-    ]
-    assert "cannot use each other's KV" in note
-    assert "second graph" in note
-
-
 @pytest.mark.parametrize(("name", "is_told"), [("other", True), ("tiny", False)])
 async def test_a_changed_served_name_is_told_before_it_refuses_requests(api, name, is_told):
     """At once, no order loses none: the Event says what to do instead."""
