@@ -6,6 +6,7 @@ They run in this process; tests/world and e2e have them as processes.
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -266,12 +267,14 @@ async def test_an_overloaded_worker_is_an_internal_server_error():
 async def test_tokenizer_routes(client):
     """What /tokenize counts is what a completion is billed, and /detokenize gives the text back."""
     asked = {"model": "llama", "prompt": PROMPT}
-    found = await client.post("../tokenize", body=asked, cast_to=dict)
+    found = await client.post("../tokenize", body=asked, cast_to=dict[str, Any])
     completion = await client.completions.create(model="llama", prompt=PROMPT, max_tokens=1)
     assert found["count"] == len(found["tokens"]) == completion.usage.prompt_tokens
-    back = await client.post("../detokenize", body={"tokens": found["tokens"]}, cast_to=dict)
+    back = await client.post("../detokenize", body={"tokens": found["tokens"]}, cast_to=dict[str, Any])
     assert back == {"prompt": PROMPT}
-    chat = await client.post("../tokenize", body={"model": "llama", "messages": MESSAGES}, cast_to=dict)
+    chat = await client.post(
+        "../tokenize", body={"model": "llama", "messages": MESSAGES}, cast_to=dict[str, Any]
+    )
     answer = await client.chat.completions.create(model="llama", messages=MESSAGES, max_tokens=1)
     assert chat["count"] == answer.usage.prompt_tokens
 

@@ -272,10 +272,14 @@ def raised(
     return [grown[each.role] if each is chosen else each for each in proposals]
 
 
-def kept(proposals: Sequence[RoleProposal], config: DecideConfig) -> list[RoleProposal]:
-    """Return the bounded proposals, scale-downs held or lessened where fewer GPUs than the floor would stay."""
+def kept(proposals: Sequence[RoleProposal], config: DecideConfig, *, freeable: int) -> list[RoleProposal]:
+    """Return the bounded proposals, scale-downs held or lessened where fewer GPUs than the floor would stay.
+
+    What the budget holds back counts as if it were there, if ``freeable`` GPUs suffice for it: a scale-down makes way.
+    """
     added = sum(each.engine_gpus * each.amount for each in proposals if each.action is Action.UP)
-    claimed = sum(each.engine_gpus for each in proposals if each.reason is Reason.GPU_BUDGET)
+    held_back = (each for each in proposals if each.reason is Reason.GPU_BUDGET)
+    claimed = sum(each.engine_gpus for each in held_back if each.engine_gpus <= freeable)
     left = staying_gpus(proposals) + added + claimed
     decided = []
     for proposal in proposals:

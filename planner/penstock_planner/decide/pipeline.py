@@ -99,8 +99,9 @@ def _bounded(
     raised_all = release(raised(stepped, gpus, config, seen=seen), owed)
     if config.grant is not None:
         raised_all = within_grant(raised_all, bids_of(proposed.proposals, config), config)
-    bounded = kept(within_bounds(raised_all, gpus, config, owed=owed), config)
-    return *reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config)), 0
+    bounded = within_bounds(raised_all, gpus, config, owed=owed)
+    kept_all = kept(bounded, config, freeable=_freeable(bounded, gpus, config))
+    return *reserve(kept_all, owed, pools, freeable=_freeable(kept_all, gpus, config)), 0
 
 
 def roll_back(

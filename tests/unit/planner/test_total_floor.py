@@ -92,6 +92,16 @@ def test_a_lowered_budget_goes_before_the_floor(make):
     assert {Reason.ABOVE_BUDGET} == {role.reason for role in decision.roles if role.action is Action.DOWN}
 
 
+def test_the_floor_is_not_left_for_a_replica_that_can_never_fit(make):
+    """A decode worker's one GPU does not make room for a prefill engine of two."""
+    sizes = {"prefill_gpus": 2, "decode_gpus": 1}
+    config = DecideConfig(min_total_gpus=4, max_gpu_budget=4, decode_grace_intervals=0, **sizes)
+    window = make.steady(kv=[0.1, 0.1], queue=9.0, prefill=_pool(1, 2), decode=_pool(2, 1))
+    decision, _ = decide(window, PlannerState(), config)
+    assert _role(decision, D).reason is Reason.AT_TOTAL_FLOOR
+    assert decision.gpus_after == 4
+
+
 @given(
     counts=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
