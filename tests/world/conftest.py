@@ -34,6 +34,7 @@ spec:
     prefill: {{role: prefill, replicas: {prefill}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
     decode: {{role: decode, replicas: {decode}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
   engine: {{profile: {profile}, streamIntervalTokens: {stream_interval}, switchable: {switchable}}}
+  router: {router}
   planner: {{mode: load, adjustmentIntervalSeconds: {interval}, maxGpuBudget: {budget}}}
 """
 DEFAULTS = {
@@ -44,6 +45,7 @@ DEFAULTS = {
     "profile": "h200-llama-3.1-8b-tp1",
     "stream_interval": 4,
     "switchable": "false",
+    "router": "{}",
     "interval": 30,
     "budget": 8,
 }

@@ -26,6 +26,30 @@ async def until(condition):
         await asyncio.sleep(0.05)
 
 
+async def test_a_draining_decode_worker_leaves_before_its_streams_end(world, stream):
+    """They go on at the other one: none is lost, each says what it would have said, and the drain does not wait for them."""
+    router = "{drain: {migrateAfterSeconds: 1}}"
+    world.up(world.manifest(decode=2, router=router), speed=1, flags=("--no-planner",))
+    target = LocalTarget(StateStore(world.statefile))
+    streams, tasks = await open_streams(stream, 60, tokens=1500)
+    await until(lambda: all(each.text for each in streams))
+    assert all(world.workers()[name]["inflight_requests"] for name in world.entries("decode"))
+
+    await target.scale(Role.DECODE, 1, decision_id="d000001")
+    await until(lambda: len(world.entries("decode")) == 1)
+    assert not any(task.done() for task in tasks), "the worker has gone before its streams have ended"
+    await asyncio.gather(*tasks)
+    await target.close()
+    undisturbed, again = await open_streams(stream, 2, tokens=1500)
+    await asyncio.gather(*again)
+
+    assert [each.problem for each in streams if not each.is_complete] == [], world.logs()
+    assert [each.text for each in streams[:2]] == [each.text for each in undisturbed]
+    assert len({len(each.text) for each in streams}) == 1
+    assert world.samples("penstock_router_stream_continuations_total")["drain"] > 10
+    world.down()
+
+
 async def test_withdrawing_a_decode_and_a_prefill_worker_under_200_streams_loses_none(world, stream):
     """Streams of the leaving decode worker end in full; what the leaving prefill worker pulled is served."""
     world.up(world.manifest(prefill=2, decode=2, stream_interval=16), speed=2, flags=("--no-planner",))

@@ -331,6 +331,17 @@ class RetriesConfig(SpecModel):
     )
 
 
+class DrainConfig(SpecModel):
+    """What becomes of the streams of a worker that drains."""
+
+    migrate_after_seconds: Seconds | None = entry(
+        10,
+        "Time after which a draining worker's streams go on at another one, where they can (as after a break, see "
+        "retries.maxContinuations), one takes them, and they have more left than computing their prompt again takes; seconds. "
+        "null: never, a drain waits for them within terminationGracePeriodSeconds.",
+    )
+
+
 class HealthConfig(SpecModel):
     """How the router watches its workers."""
 
@@ -417,6 +428,7 @@ class RouterConfig(SpecModel):
     limits: LimitsConfig = entry(LimitsConfig(), "Bounds of one request.")
     breaker: BreakerConfig = entry(BreakerConfig(), "Circuit breaker of each worker.")
     retries: RetriesConfig = entry(RetriesConfig(), "Retries and their budget.")
+    drain: DrainConfig = entry(DrainConfig(), "Streams of draining workers.")
     health: HealthConfig = entry(HealthConfig(), "Checks of the workers.")
 
     rules = (

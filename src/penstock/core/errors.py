@@ -128,6 +128,10 @@ class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it report
     """The connection ended, or carried garbage, before the message was complete."""
 
 
+class StreamMoved(StreamBroken):
+    """This process has broken the stream off itself, to have it go on elsewhere."""
+
+
 class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
     """The message is complete but not an answer of this model's workers: a page of HTML, a redirect."""
 

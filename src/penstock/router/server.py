@@ -228,6 +228,7 @@ class RouterServer:
             try:
                 self._follow_discovery()
                 self.admission.tick()
+                self._handler.moves.tick()
                 if self._group is not None:
                     self._group.tick()
                 if self._access_log is not None:

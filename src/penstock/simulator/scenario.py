@@ -372,6 +372,7 @@ NOT_SIMULATED: Final = (
     "corsAllowedOrigins",
     "limits",
     "health",
+    "drain",
     "gateway",
     "retries.maxContinuations",
     "admission.retryAfterSeconds",

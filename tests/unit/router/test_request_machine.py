@@ -7,7 +7,7 @@ import pytest
 from penstock.api import Role, RouterConfig
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
-from penstock.router.core.request import BROKEN, CONNECT, RequestMachine, RequestPlan
+from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     COMPLETE,
     Began,
@@ -134,6 +134,8 @@ class Driver:
                 return failed
         defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
         given = next(left.get(name, iter(())), defaults.get(name))
+        if given == MOVED:
+            return FailedTry(MOVED, RetryScope.ANYWHERE, (self.assignments[-1].worker,))
         if given in (CRASH, UNREACHED):
             assignment = self.assignments[-1]
             assignment.failed(0.0, given)
@@ -182,6 +184,7 @@ SCRIPTS = {
     "no worker": ({"Choose": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
     "continued": ({"Relay": [CRASH]}, EndKind.SERVED),
     "died of twice": ({"Relay": [CRASH, CRASH]}, EndKind.FAILED),
+    "left a draining worker": ({"Relay": [MOVED]}, EndKind.SERVED),
     "all said": ({"Relay": [CRASH], "ReadRest": [Rest.NOTHING]}, EndKind.SERVED),
     "said what cannot go on": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
 }
@@ -315,6 +318,20 @@ def test_a_stream_goes_on_elsewhere_with_retries_of_its_own_and_ends_with_the_se
     end = driver.run({"Relay": [CRASH, CRASH]})
     assert (end.kind, end.failure.reason) == (EndKind.FAILED, BROKEN)
     assert driver.of(Lost) == [Lost("deaths", BROKEN)]
+
+
+def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_death():
+    """It goes on elsewhere though no retry is allowed, and is charged to no worker; two deaths may still follow."""
+    driver = Driver(is_split=False, workers=4, retries=0)
+    assert not driver.machine.may_move
+    end = driver.run({"Relay": [MOVED]})
+    assert end.kind is EndKind.SERVED
+    assert driver.of(Retry) == [Retry(MOVED, 0, is_rest=True)]
+    first, second = (each.worker for each in driver.assignments)
+    assert first is not second
+    assert (driver.machine.deaths, driver.machine.continuations, first.failures) == (0, 1, 0)
+    assert driver.machine.may_move
+    assert not Driver(is_split=False, most=0).machine.may_move
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,15 @@ class StreamingResponse:
             self._error = StreamBroken("response aborted by its reader before it was complete")
             self._wake()
 
+    def break_off(self, error: UpstreamError) -> None:
+        """Close the upstream connection unless the response has ended; its consumer gets ``error``."""
+        if self.ended or self._error is not None:
+            return
+        connection = self._connection
+        self.fail(error)
+        if connection is not None:
+            connection.abort()
+
     async def read(self, *, limit_bytes: int) -> bytes:
         """Return the rest of the body."""
         parts: list[bytes] = []

@@ -66,6 +66,8 @@ LEASE_EXPIRED: Final = "lease_expired"
 KV_LOST: Final = "kv_lost"
 BROKEN: Final = "upstream_broken"
 """The reason of a worker that died, or whose stream did, while it answered."""
+MOVED: Final = "drain"
+"""The reason of a stream that leaves a worker which drains."""
 CONNECT: Final = "upstream_connect"
 """The reason of a worker that was never reached: it holds nothing of the request."""
 
@@ -183,6 +185,12 @@ class RequestMachine:
     def _ended(self, end: End) -> End:
         failed_on = self._rules.settle(self.tries, self._now_s()) if self.tries.unproven else ()
         return end._replace(failed_on=failed_on) if failed_on else end
+
+    @property
+    def may_move(self) -> bool:
+        """Whether its stream may leave its worker for another one, as far as its limits go."""
+        is_in_time = self._now_s() < self.deadline_s
+        return self._may_go_on and is_in_time and self.continuations < self._plan.max_continuations
 
     # -- tries ----------------------------------------------------------------------------------------
 
@@ -374,6 +382,12 @@ class RequestMachine:
                 return End(EndKind.FAILED, failure)
             # The rest has the retries of a request of its own, whatever came before the first token.
             self.tries.retries = 0
+            if failure.reason == MOVED:
+                # It is no retry: nothing has failed.
+                self.tries.avoid |= {each.name for each in failure.workers}
+                self.continuations += 1
+                yield Retry(MOVED, 0, is_rest=True)
+                return None
         now_s = self._now_s()
         pauses = self._rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import Role, Tier
+from penstock.core.errors import StreamMoved
 from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request, Responder
 from penstock.core.http.streaming import StreamingResponse
@@ -228,6 +229,9 @@ class RequestTrace:
             return
         if isinstance(error, asyncio.CancelledError):
             call.set({"penstock.cancelled": True})
+        elif isinstance(error, StreamMoved):
+            call.set({"penstock.moved": True})
+            self._broken = call
         elif error is not None:
             call.fail(error)
             self._broken = call

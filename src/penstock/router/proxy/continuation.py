@@ -201,6 +201,9 @@ def said_of(kept: Kept, request: CompletionRequest) -> Said:
     return Said("".join(texts), len(texts), head, reason, refusal)
 
 
+LIMITS: Final = ("max_tokens", "max_completion_tokens")
+"""Keys of the most tokens of an answer."""
+
 _DEFAULT_TOKENS: Final = 16
 """OpenAI's default of /v1/completions."""
 
@@ -219,7 +222,7 @@ def rest_of(request: CompletionRequest, said: Said, tokens: int) -> CompletionRe
         prompt = body["prompt"]
         body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
-    for key in ("max_tokens", "max_completion_tokens"):
+    for key in LIMITS:
         if isinstance(body.get(key), int):
             body[key] -= tokens
             if body[key] < 1:

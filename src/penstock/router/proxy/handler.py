@@ -15,6 +15,7 @@ from penstock.api import Role
 from penstock.core.errors import (
     ClientDisconnected,
     StreamBroken,
+    StreamMoved,
     UpstreamError,
 )
 from penstock.core.http.anthropic import in_form_of
@@ -23,7 +24,7 @@ from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
-from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
+from penstock.router.core.request import BROKEN, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
@@ -48,7 +49,7 @@ from penstock.router.core.request_steps import (
     Told,
     TurnedAway,
 )
-from penstock.router.core.retries import FailedTry, RetryRules
+from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.deadly import DeadlyRequests
@@ -65,6 +66,7 @@ from penstock.router.proxy.failures import (
 from penstock.router.proxy.kv_transfer import (
     KvTransfers,
 )
+from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.rest import StreamRests
 from penstock.router.proxy.stream import RelayMeter
 
@@ -85,6 +87,7 @@ class CompletionHandler:
     Attributes:
         retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
         deadly: What broke workers off, refused for a while.
+        moves: The streams that leave draining workers.
     """
 
     exchanges_type: ClassVar[type[Exchanges]] = Exchanges
@@ -107,6 +110,7 @@ class CompletionHandler:
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self.deadly = DeadlyRequests(clock.now_s)
         self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics, self.deadly)
+        self.moves = StreamMoves(context, self._rests)
         self._exchanges = self.exchanges_type(
             context,
             may_go_on=lambda call: self._rests.begin(call) is not None,
@@ -174,6 +178,7 @@ class CompletionHandler:
         finally:
             if call.begun is not None:
                 call.begun.kept.drop()
+                self.moves.end(call)
 
     def _check_handover(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:
@@ -323,6 +328,7 @@ class CompletionHandler:
             may_go_on=begun is not None,
         )
         observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
+        self.moves.follow(call, meter)
         try:
             if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
@@ -343,11 +349,15 @@ class CompletionHandler:
                 if meter.is_mid_event and not call.reads_kv and begun is None:
                     # The client has the beginning of an event; what follows must not become part of it.
                     responder.write(b"\n\n")
+                if isinstance(problem, StreamMoved):
+                    call.problem = problem
+                    return FailedTry(MOVED, RetryScope.ANYWHERE, (call.assignment.worker,))
                 failed = self._exchanges.failed(call, call.assignment, problem)
                 assert isinstance(failed, FailedTry)  # noqa: S101 - it is no error reply
                 return failed
             responder.end()
         finally:
+            self.moves.leave(call)
             call.ttft_s = meter.ttft_s
             usage, tokens = (meter.usage, meter.tokens) if begun is None else self._rests.said(begun, meter)
             self._exchanges.note_usage(call, usage)

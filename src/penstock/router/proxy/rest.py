@@ -9,10 +9,12 @@ from penstock.api import GraphSpec
 from penstock.api.router import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
+from penstock.router.core.moves import StreamLeft
 from penstock.router.core.request_steps import Lost, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
+    LIMITS,
     BegunStream,
     Kept,
     KeptTotal,
@@ -81,6 +83,16 @@ class StreamRests:
         call.request, call.transfer = rest, None
         begun.seam = Seam(said.head, tokens)
         return Rest.READY
+
+    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft | None:
+        """Return what a stream may still say; None: what it has said cannot be continued."""
+        begun = _begun(call)
+        if said_of(begun.kept, begun.request).refusal:
+            return None
+        before = 0 if begun.seam is None else begun.seam.tokens
+        limits = (begun.request.body.get(key) for key in LIMITS)
+        limit = next((each for each in limits if isinstance(each, int)), None)
+        return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
         """Count a stream that goes on at another worker."""

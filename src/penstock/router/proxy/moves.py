@@ -1,0 +1,89 @@
+"""Has the streams of a worker that drains go on at another one, so that a drain does not last as long as its longest answer.
+
+`handler` says which streams there are, the router's tick looks. A stream moves as it would go on behind a dead worker, but
+only where nothing is in its way: it can be continued, and another worker takes it.
+"""
+
+from __future__ import annotations
+
+from penstock.api import Role
+from penstock.core.errors import StreamMoved
+from penstock.core.logs import get_logger
+from penstock.router.context import RouterContext
+from penstock.router.core.moves import MOST_AT_ONCE, is_draining, is_worth_moving
+from penstock.router.core.worker import Worker
+from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.rest import StreamRests
+from penstock.router.proxy.stream import RelayMeter
+
+log = get_logger(__name__)
+
+
+class StreamMoves:
+    """The streams of one router that could go on elsewhere, by the worker that speaks."""
+
+    def __init__(self, context: RouterContext, rests: StreamRests) -> None:
+        self._core = context.admission.core
+        self._clock = context.clock
+        self._rests = rests
+        self._after_s = context.settings.config.drain.migrate_after_seconds
+        self._streams: dict[Worker, dict[CompletionCall, RelayMeter]] = {}
+        self._drains_since_s: dict[Worker, float] = {}
+        self._moving: set[CompletionCall] = set()
+
+    def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
+        """Note that a worker speaks."""
+        self._moving.discard(call)
+        if call.begun is not None and self._after_s is not None:
+            self._streams.setdefault(call.assignment.worker, {})[call] = meter
+
+    def leave(self, call: CompletionCall) -> None:
+        """Note that the worker speaks no more."""
+        worker = call.assignment.worker
+        streams = self._streams.get(worker)
+        if streams is not None and streams.pop(call, None) is not None and not streams:
+            del self._streams[worker]
+
+    def end(self, call: CompletionCall) -> None:
+        """Forget a request that has ended."""
+        self._moving.discard(call)
+
+    def tick(self) -> None:
+        """Move what has waited for long enough at workers that drain."""
+        after_s = self._after_s
+        if after_s is None:
+            return
+        now_s, pool = self._clock.now_s(), self._core.pool
+        since_s = self._drains_since_s
+        for worker in [each for each in since_s if not is_draining(each, pool) or each not in self._streams]:
+            del since_s[worker]
+        for worker, streams in list(self._streams.items()):
+            if is_draining(worker, pool) and now_s - since_s.setdefault(worker, now_s) >= after_s:
+                self._move(worker, streams, now_s)
+
+    def _move(self, worker: Worker, streams: dict[CompletionCall, RelayMeter], now_s: float) -> None:
+        answering = worker.spec.role
+        roles = {self._core.entry, answering} if answering is Role.DECODE else {answering}
+        if not all(self._has_room(role, worker, now_s) for role in roles):
+            return
+        prefill = [each.speed for each in self._core.pool.routable(self._core.entry, now_s)]
+        for call, meter in list(streams.items()):
+            if len(self._moving) >= MOST_AT_ONCE:
+                return
+            if not call.machine.may_move or call.response is None:
+                continue
+            left = self._rests.left(call, meter)
+            if left is None:
+                # What it has said cannot be continued, and stays so.
+                del streams[call]
+            elif is_worth_moving(left, worker.speed, prefill):
+                self._moving.add(call)
+                log.debug("stream leaves a draining worker", worker=worker.name)
+                call.response.break_off(StreamMoved(f"{worker.name} drains"))
+        if not streams:
+            del self._streams[worker]
+
+    def _has_room(self, role: Role, worker: Worker, now_s: float) -> bool:
+        """Return whether another worker of a role takes a stream."""
+        others = (each for each in self._core.pool.routable(role, now_s) if each is not worker)
+        return any(others) and self._core.full_stage(role, now_s) is None
