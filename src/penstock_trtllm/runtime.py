@@ -20,9 +20,13 @@ from penstock.runtimes.protocol import PORT, Runtime, RuntimeContext, WorkerComm
 from penstock_trtllm.context_first import ContextFirst
 
 _CONFIG: Final = "TRTLLM_SERVE_CONFIG"
-"""Variable with what the server takes from a file alone."""
-_START: Final = f'exec "$0" serve --config <(printenv {_CONFIG}) "$@"'
-"""The last flag counts, so ``--config`` in a service's ``args`` takes this one's place."""
+"""Variable with what the server takes from a file alone, a line a key."""
+_FILE: Final = "TRTLLM_SERVE_CONFIG_FILE"
+"""Variable with a file of the user's; of a key that comes twice, PyYAML takes the last."""
+_START: Final = (
+    f'exec "$0" serve --config <(printenv {_CONFIG}; sed \'/^---/d\' "${{{_FILE}:-/dev/null}}") "$@"'
+)
+"""Of a flag that comes twice the last counts, so ``--config`` in a service's ``args`` takes this one's place."""
 
 
 class TrtLlm(Runtime):
@@ -36,7 +40,9 @@ class TrtLlm(Runtime):
         argv = ["bash", "-c", _START, program(spec), spec.model.name, "--served_model_name", spec.served_name]
         argv += ["--host", context.host, "--port", f"{{{PORT}}}"]
         argv += ["--tensor_parallel_size", str(service.gpus_per_replica), *_batch_flags(spec)]
-        config = json.dumps(_config(spec, service.role), separators=(",", ":"))
+        config = "\n".join(
+            f"{key}: {json.dumps(value)}" for key, value in _config(spec, service.role).items()
+        )
         return WorkerCommand(tuple(argv), env={_CONFIG: config}, health_path=self.traits.health_path)
 
     def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> dict[str, str]:

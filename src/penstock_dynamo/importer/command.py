@@ -17,7 +17,7 @@ _JOINED = re.compile(r"\\\n\s*|\s\d*>&\d")
 """Lines that go on, and outputs that are joined."""
 _COMMAND = re.compile(
     r"""(?:^|(?<=[;&|{]))[ \t]*(?:exec[ ])?(?P<env>(?:[A-Za-z_]\w*=\S*[ ])*)
-    \S*python3?(?:\.\d+)?[ ]-m[ ]+(?P<module>dynamo\.(?:vllm|sglang|mocker|frontend|planner)\b\S*)
+    \S*python3?(?:\.\d+)?[ ]-m[ ]+(?P<module>dynamo\.(?:vllm|sglang|trtllm|mocker|frontend|planner)\b\S*)
     (?P<words>(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|[^\n|&;<>])*)""",
     re.MULTILINE | re.VERBOSE,
 )

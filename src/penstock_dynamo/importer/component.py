@@ -25,7 +25,9 @@ ALPHA, BETA = GROUP + "v1alpha1", GROUP + "v1beta1"
 MAIN = "main"
 GPU_RESOURCE = "nvidia.com/gpu"
 MOCKER_MODULE = "dynamo.mocker"
-_WORKER_MODULES = frozenset({None, "dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main", "dynamo.sglang"})
+_WORKER_MODULES = frozenset(
+    {None, "dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main", "dynamo.sglang", "dynamo.trtllm"}
+)
 
 _KINDS = {
     **dict.fromkeys(("frontend", "main"), "router"),
@@ -280,18 +282,18 @@ def number_of(text: str) -> float | int | str:
     return int(number) if number.is_integer() else number
 
 
-_OTHER_ENGINES = re.compile(r"\bdynamo\.trtllm\b|\b(tensorrtllm|trtllm)-runtime\b")
-"""Modules and images of Dynamo's other workers."""
+_ENTRY_POINTS = re.compile(r"\b(sglang|tensorrtllm|trtllm)-runtime\b")
+"""Images of Dynamo whose worker without a command is not vLLM's."""
 
-_REMEDY = "graphs run vLLM, SGLang, Dynamo's vLLM workers, or simulated ones; give such a variant of this deployment"
-_OWN_WORKERS = "graphs run python3 -m dynamo.vllm, dynamo.mocker, and for dynamo.sglang SGLang itself"
+_REMEDY = "graphs run vLLM, SGLang, TensorRT-LLM, Dynamo's vLLM workers, or simulated ones; give such a variant of this deployment"
+_OWN_WORKERS = "graphs run python3 -m dynamo.vllm, dynamo.mocker, and for dynamo.sglang and dynamo.trtllm their engines' own servers"
 
 
 def refuse_what_no_graph_runs(source: ManifestSource, components: Sequence[Component]) -> None:
     """Refuse workers of other engines and programs: their image would be started with vLLM's command."""
     framework = source.at("spec", "backendFramework")
-    if framework.peek() not in (None, "vllm", "sglang"):
-        framework.refuse(f"names another engine than vLLM and SGLang, {shown(framework.peek())}; {_REMEDY}")
+    if framework.peek() not in (None, "vllm", "sglang", "trtllm"):
+        framework.refuse(f"names an engine that no graph runs, {shown(framework.peek())}; {_REMEDY}")
     for component in components:
         if component.kind == "worker":
             _refuse_worker(component)
@@ -299,14 +301,14 @@ def refuse_what_no_graph_runs(source: ManifestSource, components: Sequence[Compo
 
 def _refuse_worker(component: Component) -> None:
     container, command = component.container, component.command
-    named = [container.at(part) for part in ("image", "command", "args")]
-    others = [(each, found) for each in named if (found := _OTHER_ENGINES.search(str(each.peek())))]
-    for each, found in others:
-        each.refuse(f"names another engine than vLLM and SGLang, {found[0]}; {_REMEDY}")
-    if others:
-        return
     program = None
-    if command is None and component.words[0] in SHELLS:
+    image = container.at("image")
+    named = _ENTRY_POINTS.search(str(image.peek()))
+    if named is not None and command is not None and command.module is None:
+        image.refuse(
+            f"is of another engine than vLLM, {named[0]}, and no command says which worker it starts; {_OWN_WORKERS}"
+        )
+    elif command is None and component.words[0] in SHELLS:
         program = "is a script that starts Dynamo by no command, or by several"
     elif command is None:
         program = f"runs {component.words[0]}"

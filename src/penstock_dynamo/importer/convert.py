@@ -18,7 +18,6 @@ from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import shown, validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock_dynamo.importer import sglang
 from penstock_dynamo.importer.component import (
     ALPHA,
     BETA,
@@ -39,6 +38,7 @@ from penstock_dynamo.importer.pods import (
     read_env,
     read_pod,
 )
+from penstock_dynamo.importer.servers import OwnServers, servers_of, settle_frontend
 from penstock_dynamo.importer.source import ManifestSource, leaves
 
 FOREIGN_KIND = "DynamoGraphDeployment"
@@ -148,15 +148,14 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
         else:
             each.read()
             kept.append(each)
-    on_sglang = [each for each in kept if sglang.runs_it(each)]
-    if on_sglang:
-        spec["runtime"] = sglang.RUNTIME
-        _refuse_a_second_engine(kept)
+    servers = servers_of(kept)
+    if servers is not None:
+        spec["runtime"] = servers.runtime
     else:
         _note_old_images(kept)
     _settle_roles(kept)
     _settle_names(kept, str(metadata.get("name", "")))
-    _fill(source, spec, kept)
+    _fill(source, spec, kept, servers)
     workers = [each for each in kept if each.role is not Role.ROUTER]
     everything, _ = places_of(source)
     if not source.problems and "name" not in spec["model"]:
@@ -175,14 +174,6 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
     _share_image(spec)
     spec["planner"] = planner
     return {"apiVersion": API_VERSION, "kind": "GraphDeployment", "metadata": metadata, "spec": spec}
-
-
-def _refuse_a_second_engine(components: list[Component]) -> None:
-    for each in components:
-        if each.role is not Role.ROUTER and not sglang.runs_it(each):
-            each.args.refuse(
-                "runs another engine than the SGLang workers beside it; give each a graph of its own"
-            )
 
 
 def _why_no_model(workers: list[Component]) -> str:
@@ -228,8 +219,11 @@ def _settle_names(components: list[Component], graph: str) -> None:
         taken.add(component.name)
 
 
-def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Component]) -> None:
+def _fill(
+    source: ManifestSource, spec: dict[str, Any], components: list[Component], servers: OwnServers | None
+) -> None:
     """Fill each component's service, and the sections of the graph that follow from them."""
+    read_flags = read_worker_flags if servers is None else servers.read_worker_flags
     env = read_env(places_of(source)[1])
     if env:
         spec["env"] = env
@@ -237,18 +231,16 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
     pools: dict[str, Any] = {}
     for component in components:
         parts = read_pod(component, claims)
+        if component.role is not Role.ROUTER:
+            read_flags(component, spec)
         parts.env += _script_env(component)
         if component.role is Role.ROUTER:
             parts.env = [*({**each} for each in env), *parts.env]
             router = read_router_flags(component, parts.env)
             if router:
                 spec["router"] = router
-            if spec["runtime"] == sglang.RUNTIME:
-                sglang.settle_frontend(component)
-        elif spec["runtime"] == sglang.RUNTIME:
-            sglang.read_worker_flags(component, spec)
-        else:
-            read_worker_flags(component, spec)
+            if servers is not None:
+                settle_frontend(component)
         component.service.update(parts.service_fields(pools))
         component.source.note_given(_UNUSED)
     if pools:

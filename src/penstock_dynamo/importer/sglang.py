@@ -9,8 +9,6 @@ from penstock_dynamo.importer.component import Component, number_of
 from penstock_dynamo.importer.flags import share
 from penstock_dynamo.importer.source import ManifestSource
 
-RUNTIME: Final = "sglang"
-
 _SHARED: Final = (
     ("model", "name", ("--model-path", "--model")),
     ("model", "servedName", ("--served-model-name",)),
@@ -43,7 +41,6 @@ _TENSOR: Final = ("--tp", "--tp-size", "--tensor-parallel-size")
 _IMAGE: Final = (
     "has to hold SGLang 0.5.23 and its command `sglang`, which the runtime starts in place of dynamo.sglang"
 )
-_FRONTEND_IMAGE: Final = "holds Dynamo's frontend; the router in its place has Penstock's own image"
 
 
 def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
@@ -82,17 +79,3 @@ def _leave_out(args: ManifestSource, command: Command) -> None:
             args.note(
                 _WHY.get(flag, is_wrappers if flag in wrapper else f"{flag} is chosen by the runtime"), value
             )
-
-
-def settle_frontend(component: Component) -> None:
-    """Leave out what belongs to Dynamo's own frontend."""
-    if component.service.pop("image", None) is not None:
-        component.container.at("image").note(_FRONTEND_IMAGE)
-    for word in component.service.pop("args", ()):
-        component.args.note("is a flag of Dynamo's frontend", word)
-
-
-def runs_it(component: Component) -> bool:
-    """Whether a component is one of Dynamo's SGLang workers."""
-    command = component.command if component.kind == "worker" else None
-    return command is not None and command.module == "dynamo.sglang"

@@ -186,24 +186,20 @@ MAIN = "spec.services.Worker.extraPodSpec.mainContainer"
         (HEAD + "spec: {services: {}}\n", "spec.services", "hold no worker"),
         (worker(subComponentType="prefill"), "(converted) spec.services", "no decode service"),
         (
-            DISAGGREGATED.replace("spec:\n", "spec:\n  backendFramework: trtllm\n", 1),
+            DISAGGREGATED.replace("spec:\n", "spec:\n  backendFramework: other\n", 1),
             "spec.backendFramework",
-            "names another engine than vLLM",
+            "names an engine that no graph runs",
         ),
         (
-            worker({"args": ["-m", "dynamo.trtllm", "--model", "Q"]}),
-            f"{MAIN}.args",
-            "names another engine than vLLM and SGLang",
-        ),
-        (
-            worker({"image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1"}),
+            worker(
+                {
+                    "image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1",
+                    "command": [],
+                    "args": ["--model", "Q"],
+                }
+            ),
             f"{MAIN}.image",
-            "names another engine than vLLM",
-        ),
-        (
-            worker({"command": ["/bin/sh", "-c"], "args": ["python3 -m dynamo.trtllm --model-path Q"]}),
-            f"{MAIN}.args",
-            "names another engine than vLLM",
+            "is of another engine than vLLM",
         ),
         (worker({"args": ["-m", "dynamo.mine", "--model", "Q"]}), f"{MAIN}.command", "starts dynamo.mine"),
         (

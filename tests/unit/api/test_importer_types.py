@@ -319,7 +319,7 @@ def test_the_newer_version_is_carried():
 def test_another_engine_in_the_newer_version_is_refused_at_its_own_place():
     """The path is the one that the user wrote."""
     with pytest.raises(InvalidSpecError) as caught:
-        import_dgd(BETA.replace("[python3, -m, dynamo.vllm]", "[python3, -m, dynamo.trtllm]"))
+        import_dgd(BETA.replace("[python3, -m, dynamo.vllm]", "[python3, -m, dynamo.mine]"))
     (problem,) = caught.value.problems
     assert problem.path == "spec.components[1].podTemplate.spec.containers[0].command"
     assert problem.line == 23

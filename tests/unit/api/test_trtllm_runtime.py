@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import orjson
 import pytest
+import yaml
 
 from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
@@ -17,7 +17,7 @@ CONTEXT = RuntimeContext(python="/py", graph_file="/g.yaml", discovery="/state/l
 PROGRAM = """\
 #!/bin/bash
 test "$1 $2" = "serve --config" || exit 3
-cat "$3"; shift 3; printf '%s\\n' "$@"
+cat "$3"; shift 3; echo ARGS; printf '%s\\n' "$@"
 """
 SOURCE = KvSource("10.0.0.1", None, 5)
 PARAMS = {
@@ -45,8 +45,8 @@ def started(build, tmp_path, role, **changes):
         capture_output=True,
         text=True,
     )
-    config, *words = done.stdout.splitlines()
-    return json.loads(config), words
+    config, words = done.stdout.split("ARGS\n")
+    return yaml.safe_load(config), words.splitlines()
 
 
 def test_a_context_server_gets_its_flags_and_a_file(build, tmp_path):
@@ -84,6 +84,21 @@ def test_a_generation_server_overlaps(build, tmp_path):
         "kv_cache_config": {"tokens_per_block": 64, "max_tokens": 640},
         "cache_transceiver_config": {"backend": "DEFAULT"},
         "stream_interval": 4,
+    }
+
+
+def test_a_file_of_the_users_is_added(build, tmp_path):
+    """Its keys win; its marks of a document would make two of it."""
+    (tmp_path / "own.yaml").write_text("---\ncache_transceiver_config:\n  backend: UCX\nmax_beam_width: 2\n")
+    env = [{"name": "TRTLLM_SERVE_CONFIG_FILE", "value": str(tmp_path / "own.yaml")}]
+
+    config, _ = started(build, tmp_path, "decode", services={"decode": {"env": env}})
+
+    assert config == {
+        "return_perf_metrics": True,
+        "enable_iter_perf_stats": True,
+        "cache_transceiver_config": {"backend": "UCX"},
+        "max_beam_width": 2,
     }
 
 
