@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from penstock.core.errors import ClusterError, ConflictError, InvalidObjectError, NotFoundError
 from penstock.core.logs import get_logger
+from penstock.core.lru_cache import LruCache
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
 from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
 from penstock.kube.objects.refusals import Refusals
-from penstock_operator.memory import LruCache
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drift import FieldDifference, differences
 from penstock_operator.plan.facts import Failure

@@ -17,6 +17,7 @@ from typing import Final
 from penstock.api import Role
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError, UnavailableError
 from penstock.core.logs import get_logger
+from penstock.core.lru_cache import LruCache
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import (
@@ -37,7 +38,6 @@ from penstock.kube.kinds import (
     kind_of,
 )
 from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from penstock_operator.memory import LruCache
 from penstock_operator.plan.pods import PodView
 from penstock_operator.queue import Key
 from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod

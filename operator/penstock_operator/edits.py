@@ -10,8 +10,8 @@ from typing import Final
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import Problem
+from penstock.core.lru_cache import LruCache
 from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
-from penstock_operator.memory import LruCache
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object

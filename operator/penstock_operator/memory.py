@@ -1,10 +1,8 @@
-"""What saves memory and work: shared parts of objects, and results that cost more to compute than to keep."""
+"""What saves memory: equal parts of objects are kept once."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 LIMIT: Final = 20_000
 """Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
@@ -32,33 +30,3 @@ class InterningPool:
         if len(self._parts) >= self._limit:
             self._parts.clear()
         return self._parts.setdefault(identity, made)
-
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class LruCache(Generic[K, V]):
-    """The entries that were used last."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        """Return the remembered value; None without one."""
-        found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(key)
-        return found
-
-    def put(self, key: K, value: V) -> None:
-        """Remember a value; evict the least recently used one if there are too many."""
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
-
-    def forget(self, key: K) -> None:
-        """Forget a value."""
-        self._entries.pop(key, None)

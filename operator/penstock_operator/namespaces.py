@@ -12,10 +12,10 @@ from typing import Final
 
 from penstock.core.errors import ClusterError
 from penstock.core.logs import get_logger
+from penstock.core.lru_cache import LruCache
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import NAMESPACE
 from penstock.kube.objects.names import POD_TEMPLATES_LABEL
-from penstock_operator.memory import LruCache
 from penstock_operator.resources.allowances import Allowances
 
 FRESH_S: Final = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock_operator.memory import LruCache
+from penstock.core.lru_cache import LruCache
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.drift import stamped
 from penstock_operator.plan.replicas import ReplicasPlan

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.core.errors import ClusterError, NotFoundError
 from penstock.core.logs import get_logger
+from penstock.core.lru_cache import LruCache
 from penstock.core.stamps import micro_stamp, stamp
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import EVENT
@@ -83,15 +83,19 @@ class EventRecorder:
         *,
         on_dropped: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
+        remembered: int = MAX_REMEMBERED,
     ) -> None:
-        """Prepare for a program, this process by its pod's or host's name, and what it always does in one word."""
+        """Prepare for a program, this process by its pod's or host's name, and what it always does in one word.
+
+        The last ``remembered`` Events are counted up when they come again.
+        """
         self._client = client
         self._controller = controller
         self._instance = instance
         self._action = action
         self._on_dropped = on_dropped
         self._now_s = now_s
-        self._known: OrderedDict[tuple[str, str, str], _Repeats] = OrderedDict()
+        self._known: LruCache[tuple[str, str, str], _Repeats] = LruCache(remembered)
 
     async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
         """Record ``message`` about an object; never raises for a cluster's refusal."""
@@ -105,7 +109,7 @@ class EventRecorder:
                 if now_s - known.written_s < REPEAT_S or await self._repeat(regarding, known, message):
                     return
             event = self._event(regarding, message, at_s=now_s)
-            self._remember(key, _Repeats(event["metadata"]["name"], now_s, now_s))
+            self._known.put(key, _Repeats(event["metadata"]["name"], now_s, now_s))
             await self._client.create(event, field_manager=self._controller)
         except ClusterError as exc:
             self._on_dropped()
@@ -146,9 +150,3 @@ class EventRecorder:
         except NotFoundError:
             return False
         return True
-
-    def _remember(self, key: tuple[str, str, str], repeats: _Repeats) -> None:
-        self._known[key] = repeats
-        self._known.move_to_end(key)
-        while len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)

@@ -168,10 +168,10 @@ async def test_a_long_note_is_cut_between_characters(world):
     assert set(note) == {"ä"}
 
 
-async def test_memory_is_bounded(world, monkeypatch):
-    """The oldest Event is forgotten, so that its repeat is a new one."""
-    monkeypatch.setattr("penstock.kube.events.MAX_REMEMBERED", 2)
-    api, _, _, recorder = world
+async def test_memory_is_bounded():
+    """The Event that came longest ago is forgotten, so that its repeat is a new one."""
+    api = Api()
+    recorder = EventRecorder(api, "penstock-operator", "pod-1", "Reconcile", remembered=2)
     for text in ("a", "b", "c", "c", "a"):
         await recorder.emit(GRAPH, EventMessage("R", text))
     assert [event["message"] for _, event in api.created] == ["a", "b", "c", "a"]

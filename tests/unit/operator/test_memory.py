@@ -1,4 +1,4 @@
-"""What saves memory and work."""
+"""What saves memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.memory import InterningPool, LruCache
+from penstock_operator.memory import InterningPool
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=3),
@@ -34,13 +34,3 @@ def test_equal_parts_are_one():
     )
     assert one != other
     assert one["probe"] is other["probe"]
-
-
-def test_what_was_used_last_stays():
-    """Beyond the limit the entry goes that nobody asked for longest."""
-    recent = LruCache(2)
-    recent.put("a", 1)
-    recent.put("b", 2)
-    assert recent.get("a") == 1
-    recent.put("c", 3)
-    assert [recent.get(each) for each in "abc"] == [1, None, 3]

@@ -7,12 +7,12 @@ older term, is not answered.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import Role
+from penstock.core.lru_cache import LruCache
 from penstock.router.admission import LiveAssignment, Waiter
 from penstock.router.core.retries import Refuse, RunningAt, Verdict
 from penstock.router.picker import messages as wire
@@ -70,7 +70,7 @@ class Session:
         self._core = picker_server.picker.core
         self._now_s = picker_server.now_s
         self.requests: dict[int, RelayedRequest] = {}
-        self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
+        self._unsettled: LruCache[int, LiveAssignment] = LruCache(_MAX_UNSETTLED)
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Ask: self._ask,
             wire.InFlight: self._in_flight,
@@ -184,14 +184,12 @@ class Session:
                 assignment.failed(now_s, message.cause)
             case Verdict.UNPROVEN:
                 assignment.failed(now_s, message.cause, proven=False)
-                self._unsettled[message.number] = assignment
-                if len(self._unsettled) > _MAX_UNSETTLED:
-                    self._unsettled.popitem(last=False)
+                self._unsettled.put(message.number, assignment)
             case Verdict.CONVICTED:
-                self._unsettled.pop(message.number, None)
+                self._unsettled.forget(message.number)
                 assignment.convict(now_s)
             case Verdict.PARDONED:
-                self._unsettled.pop(message.number, None)
+                self._unsettled.forget(message.number)
                 assignment.pardon(now_s)
 
     def _release(self, message: wire.Release) -> None:

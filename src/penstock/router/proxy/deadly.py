@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import xxhash
 
+from penstock.core.lru_cache import LruCache
 from penstock.router.proxy.completion import RequestRefused
 
 REFUSED_S = 600.0
 """Chosen: longer than clients retry, simulated seconds; an engine that was mended meanwhile gets the request again soon."""
 
 KEPT_MOST = 1024
-"""Chosen: so many bodies are remembered, the newest; their hashes take 100 KiB."""
+"""Chosen: so many bodies are remembered, those that were sent last; their hashes take 100 KiB."""
 
 QUERY_OF_DEATH = "query_of_death"
 
@@ -23,15 +23,12 @@ class DeadlyRequests:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._until_s: OrderedDict[str, float] = OrderedDict()
+        self._until_s: LruCache[str, float] = LruCache(KEPT_MOST)
 
     def add(self, body: bytes) -> str:
         """Refuse a body from now on; return the hash that names it in the log and to clients."""
         digest = xxhash.xxh3_64_hexdigest(body)
-        self._until_s[digest] = self._now_s() + REFUSED_S
-        self._until_s.move_to_end(digest)
-        while len(self._until_s) > KEPT_MOST:
-            self._until_s.popitem(last=False)
+        self._until_s.put(digest, self._now_s() + REFUSED_S)
         return digest
 
     def check(self, body: bytes) -> None:
@@ -44,7 +41,7 @@ class DeadlyRequests:
             return
         left_s = until_s - self._now_s()
         if left_s <= 0:
-            del self._until_s[digest]
+            self._until_s.forget(digest)
             return
         message = (
             f"request {digest} broke off every worker that had it; it is refused for another {left_s:.0f} s, so that it does not "
