@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import StreamBroken
 from penstock.core.http.sse import EventSplitter, payload
+from penstock.core.simulated_tokens import token_ids
 from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import CompletionFormat, Finished
 from penstock.engine.serve.protocol import Api, parse
@@ -54,7 +55,8 @@ def answer_to(path: str, body: bytes, serial: int) -> bytes:
 class Speakers:
     """Both workers: they answer in full, but for breaks that are set, which meet whichever is asked next."""
 
-    def __init__(self, *workers):
+    def __init__(self, *workers, answer=None):
+        self._answer = answer or answer_to
         self.breaks: list[tuple[int, bytes]] = []
         self.seen: list[dict] = []
         for serial, worker in enumerate(workers):
@@ -62,7 +64,7 @@ class Speakers:
 
     async def _speak(self, serial, request, responder):
         self.seen.append(orjson.loads(request.body))
-        whole = answer_to(request.path, request.body, serial)
+        whole = self._answer(request.path, request.body, serial)
         responder.start(200)
         if not self.breaks:
             responder.write(whole)
@@ -232,6 +234,8 @@ async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(ser
         ("/v1/completions", {"logprobs": 1}),
         ("/v1/completions", {"suffix": "end"}),
         ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"stop": ["x"], "return_token_ids": True}),
+        ("/v1/chat/completions", {"return_token_ids": True}),
         ("/v1/completions", {"n": 2}),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}),
         ("/v1/chat/completions", {"structured_outputs": {"regex": "a*"}}),
@@ -247,6 +251,20 @@ def test_what_cannot_go_on_says_why(path, fields):
     assert refusal_of(plain) == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Tell me of the sea."}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": 8}),
+    ],
+)
+def test_an_api_that_cannot_take_an_answer_up_says_why(path, body):
+    """Responses are numbered and stored; Anthropic's messages have no field for it."""
+    raw = orjson.dumps({"model": "llama", "stream": True, **body})
+    request = parse_completion(path, b"application/json", raw, model="llama")
+    assert refusal_of(request).startswith(path.removeprefix("/v1/"))
+
+
 async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
     """Half of its arguments are said; another worker would begin the call anew."""
     speakers, router = served
@@ -255,6 +273,73 @@ async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
     speakers.breaks = [(0, b"data: " + orjson.dumps(chunk) + b"\n\n")]
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/chat/completions")
+    assert await router.metric("penstock_router_lost_streams_total", why="said") == 1
+
+
+def with_ids(path: str, body: bytes, serial: int) -> bytes:
+    """Return a stream as of vLLM under ``return_token_ids``; each fourth token shows nothing before the next, as half a character."""
+    prompt, held, shown = parse(without_ids(body), SETTINGS, api=APIS[path]).prompt, "", []
+    for number, event in enumerate(EventSplitter().feed(answer_to(path, without_ids(body), serial))):
+        data = payload(event)
+        chunk = orjson.loads(data) if data.startswith(b"{") else {"choices": []}
+        for choice in chunk["choices"]:
+            if not number:
+                choice["prompt_token_ids"] = list(token_ids(prompt))
+            choice["token_ids"] = list(token_ids(choice["text"].encode()))
+            text, held = held + choice["text"], ""
+            if number % 4 == 3 and choice["finish_reason"] is None:
+                text, held = text[:-2], text[-2:]
+            choice["text"] = text
+        shown.append(b"data: " + orjson.dumps(chunk) + b"\n\n" if data.startswith(b"{") else event)
+    return b"".join(shown)
+
+
+def without_ids(body: bytes) -> bytes:
+    """Return a body without a field that simulated workers refuse."""
+    return orjson.dumps(
+        {key: value for key, value in orjson.loads(body).items() if key != "return_token_ids"}
+    )
+
+
+def ids(stream: bytes) -> list[int]:
+    """Return the token ids of a stream's events."""
+    datas = [payload(event) for event in EventSplitter().feed(stream)]
+    chunks = [orjson.loads(data) for data in datas if data is not None and data.startswith(b"{")]
+    return [each for chunk in chunks for choice in chunk["choices"] for each in choice["token_ids"]]
+
+
+@pytest.mark.parametrize("prompt", ["Tell me of the sea. ", [1, 2, 3]])
+async def test_a_stream_with_token_ids_goes_on_by_them_wherever_it_breaks_off(harness, prompt):
+    """Ids are exact where text is not: the next worker gets them as the prompt, and the prompt's come once."""
+    *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT)
+    speakers = Speakers(*workers, answer=with_ids)
+    more = {"return_token_ids": True, "prompt": prompt}
+    whole = await asked(router, "/v1/completions", **more)
+    expected, said = read(whole), ids(whole)
+    for place in range(whole.index(b"\n\n") + 2, whole.rindex(b'data: {"id"'), 97):
+        speakers.breaks = [(place, b"")]
+        speakers.seen.clear()
+        got = await asked(router, "/v1/completions", **more)
+        assert ids(got) == said, place
+        assert read(got)["counts"] == expected["counts"], place
+        assert got.count(b"prompt_token_ids") == 1
+        if len(speakers.seen) > 1:
+            first, second = (each["prompt"] for each in speakers.seen)
+            known = first if isinstance(first, list) else list(token_ids(first.encode()))
+            assert second[: len(known)] == known
+            assert second[len(known) :] == said[: len(second) - len(known)]
+            assert speakers.seen[1]["max_tokens"] == 24 - len(second) + len(known)
+
+
+async def test_a_stream_whose_worker_gives_no_ids_is_not_taken_up_by_text(harness):
+    """A worker that does not know the field ignores it; its stream ends, as the client would get ids of another text."""
+    *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT)
+    speakers = Speakers(
+        *workers, answer=lambda path, body, serial: answer_to(path, without_ids(body), serial)
+    )
+    speakers.breaks = [(1500, b"")]
+    with pytest.raises(StreamBroken):
+        await asked(router, "/v1/completions", return_token_ids=True)
     assert await router.metric("penstock_router_lost_streams_total", why="said") == 1
 
 

@@ -1,7 +1,7 @@
 """A stream whose worker is gone goes on at another one: what was said, the request for the rest, and the seam. Pure.
 
-The rest is asked for as a prompt: a completion's with what was said behind it, a chat's with it as the assistant's message
-that is not finished. The client sees one stream: one id, one role, one ``[DONE]``, usage of the whole.
+The rest is asked for as a prompt: a completion's with what was said behind it, by token ids where the client has asked for
+those and so the stream carries them, a chat's with it as the assistant's message that is not finished. The client sees one stream: one id, one role, one ``[DONE]``, usage of the whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -42,13 +42,21 @@ _OF_REQUEST: Final[dict[str, str]] = {
     "suffix": "what follows the text is not what was said",
     "logprobs": "offsets and top tokens of the rest would count anew",
     "prompt_logprobs": "they were given with the beginning",
-    "return_token_ids": "the prompt's ids would be of another prompt",
     "truncate_prompt_tokens": "the cut would fall elsewhere",
 }
 """Keys of a request whose stream ends with its worker, and why."""
 
+_OF_ENDPOINT: Final = {
+    ApiEndpoint.RESPONSES: "responses: their events are numbered and stored by the worker",
+    ApiEndpoint.MESSAGES: "messages: the API has no field to have an assistant's last message go on",
+}
+"""APIs whose streams end with their worker, and why."""
+
+_IDS: Final = "return_token_ids"
+"""Key of a request whose events carry their tokens' ids, and the first one the prompt's, as vLLM gives them."""
+_PROMPT_IDS: Final = "prompt_token_ids"
 _SAID_KEYS: Final = frozenset(
-    {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text"}
+    {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", _PROMPT_IDS}
 )
 
 
@@ -143,6 +151,7 @@ class Said:
     Attributes:
         text: Of the answer.
         events: That carried text.
+        token_ids: Of prompt and text, where the client has asked for them; the text's alone lie behind ``prompt_tokens``.
         head: The keys of its chunks that a seam repeats: ``id``, ``created``, ``model``, ``object``.
         finish_reason: Of the answer, where the client has it; what lacks is the end of the stream.
         refusal: Why no other worker can go on; empty: one can.
@@ -153,17 +162,24 @@ class Said:
     head: dict[str, Any]
     finish_reason: str | None = None
     refusal: str = ""
+    token_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Tokens of the text; None: only its events are known."""
+        return len(self.token_ids) - self.prompt_tokens if self.token_ids else None
 
 
 def refusal_of(request: CompletionRequest) -> str:
     """Return why a request's stream cannot go on elsewhere; empty: it can."""
     body = request.body
     if request.endpoint not in {ApiEndpoint.COMPLETIONS, ApiEndpoint.CHAT}:
-        return "responses: their events are numbered and stored by the worker"
+        return _OF_ENDPOINT.get(request.endpoint, "its answer is complete at once")
     if not request.is_single:
         return "n, best_of or several prompts: the answers are mixed"
-    if request.prompt_ids or not isinstance(_prompt_of(body), str | list):
-        return "prompt: token ids, and what was said is text"
+    if why := _refusal_of_ids(request):
+        return why
     for key, why in _OF_REQUEST.items():
         if body.get(key):
             return f"{key}: {why}"
@@ -173,13 +189,25 @@ def refusal_of(request: CompletionRequest) -> str:
     return ""
 
 
-def _prompt_of(body: dict[str, Any]) -> Any:
-    return body.get("messages") if "messages" in body else body.get("prompt")
+def _refusal_of_ids(request: CompletionRequest) -> str:
+    """Return why prompt and answer do not go together, as text or as token ids."""
+    body = request.body
+    if body.get(_IDS):
+        if request.endpoint is ApiEndpoint.CHAT:
+            return f"{_IDS}: the rest of a chat is asked for as text, whose ids may be others"
+        if body.get("stop"):
+            return f"stop, {_IDS}: text that a worker holds back for a stop string would be lost"
+    elif request.prompt_ids:
+        return f"prompt: token ids, and what was said is text; {_IDS} makes it ids"
+    prompt = body.get("messages") if "messages" in body else body.get("prompt")
+    return "" if isinstance(prompt, str | list) else "prompt: it is neither text nor token ids"
 
 
 def said_of(kept: Kept, request: CompletionRequest) -> Said:
     """Return what the relayed events say."""
     texts: list[str] = []
+    ids: list[int] = []
+    prompt_ids = _ids_of(request)
     head: dict[str, Any] = {}
     reason, refusal = None, refusal_of(request)
     if kept.is_lost:
@@ -195,10 +223,25 @@ def said_of(kept: Kept, request: CompletionRequest) -> Said:
             delta = choice.get("delta", choice)
             if others := sorted(key for key, value in delta.items() if value and key not in _SAID_KEYS):
                 refusal = f"{', '.join(others)}: begun in what was said, and cannot be taken up in the middle"
+            prompt_ids = prompt_ids or tuple(choice.get(_PROMPT_IDS) or ())
+            ids += choice.get("token_ids") or ()
             text = delta.get("content") if "delta" in choice else choice.get("text")
             if text:
                 texts.append(text)
-    return Said("".join(texts), len(texts), head, reason, refusal)
+    said = Said("".join(texts), len(texts), head, reason, refusal)
+    if not request.body.get(_IDS) or refusal:
+        return said
+    if not ids or not prompt_ids:
+        return replace(said, refusal=f"{_IDS}: the worker has given none")
+    return replace(said, token_ids=(*prompt_ids, *ids), prompt_tokens=len(prompt_ids))
+
+
+def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
+    """Return the ids of a prompt that was sent as such."""
+    if not request.prompt_ids:
+        return ()
+    prompt = request.body["prompt"]
+    return tuple(prompt[0] if isinstance(prompt[0], list) else prompt)
 
 
 LIMITS: Final = ("max_tokens", "max_completion_tokens")
@@ -220,7 +263,10 @@ def rest_of(request: CompletionRequest, said: Said, tokens: int) -> CompletionRe
         body |= {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     else:
         prompt = body["prompt"]
-        body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
+        if said.token_ids:
+            body["prompt"] = list(said.token_ids)
+        else:
+            body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
     for key in LIMITS:
         if isinstance(body.get(key), int):
@@ -229,8 +275,8 @@ def rest_of(request: CompletionRequest, said: Said, tokens: int) -> CompletionRe
                 return None
     if isinstance(body.get("min_tokens"), int):
         body["min_tokens"] = max(0, body["min_tokens"] - tokens)
-    size = request.prompt_bytes + len(said.text.encode())
-    return request._replace(body=body, raw=encoded(body), prompt_bytes=size)
+    size = 0 if said.token_ids else request.prompt_bytes + len(said.text.encode())
+    return request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
 
 
 def _text_of(message: dict[str, Any]) -> str:
@@ -265,6 +311,8 @@ class Seam:
         if "choices" not in chunk:
             return event
         choices = chunk["choices"]
+        for choice in choices:
+            choice.pop(_PROMPT_IDS, None)
         if any("role" in choice.get("delta", ()) for choice in choices):
             choices = [_without_role(choice) for choice in choices]
             if not any(choice["delta"] or choice.get("finish_reason") for choice in choices):

@@ -71,8 +71,10 @@ class StreamRests:
         said = said_of(begun.kept, begun.request)
         if said.refusal:
             return Rest.UNKNOWN
-        # Each worker's first token comes alone, then so many an event.
-        tokens = begun.speakers + (said.events - begun.speakers) * self._tokens_per_event
+        tokens = said.output_tokens
+        if tokens is None:
+            # Each worker's first token comes alone, then so many an event.
+            tokens = begun.speakers + (said.events - begun.speakers) * self._tokens_per_event
         rest = None if said.finish_reason else rest_of(begun.request, said, tokens)
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
