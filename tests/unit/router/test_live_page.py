@@ -1,5 +1,6 @@
 """The live page: who may see it, what it says of fleet, traffic and planner, and how a browser shows it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -105,6 +106,39 @@ async def test_the_state_says_what_fleet_and_planner_do(graph):
     assert (change["sentence"], change["reason"]) == (DECODE_GROWS, "kv_above")
     assert (state["minute"]["arrivals"], state["minute"]["completed"]) == (1, 1)
     assert await router.metric("penstock_router_requests_total", endpoint="other", code="200") == 0
+
+
+async def test_the_other_graphs_of_a_machine_are_shown(graph, harness, tmp_path):
+    """Each with its replicas, GPUs, planner and newest change, and the port of its own page; no file breaks the page."""
+    router = await graph(planner_file())
+    assert (await state_of(router))[1]["graphs"] == []
+    log = tmp_path / "other"
+    log.mkdir()
+    (log / "state.json").write_bytes(orjson.dumps(planner_file()))
+    other = {
+        "arbiter": {"namespace": "agents", "pid": os.getpid(), "budget": 4, "planner_log_dir": str(log)},
+        "agents-router": {"role": "router", "state": "ready", "url": "http://127.0.0.1:8100"},
+        "agents-decode": {"role": "decode", "state": "ready", "resources": {"gpus": [0, 1]}},
+        "agents-decode-1": {"role": "decode", "state": "starting", "resources": {"gpus": [2]}},
+        "agents-decode-2": {"role": "decode", "state": "stopped"},
+    }
+    folder = harness.statefile.parent
+    (folder / "agents.json").write_bytes(orjson.dumps(other))
+    (folder / "batch.json").write_bytes(orjson.dumps({"arbiter": {"pid": 2**22 + 1}}))
+    (folder / "broken.json").write_text("[")
+    quiet = {"arbiter": {"pid": os.getppid(), "planner_log_dir": str(tmp_path / "nowhere")}}
+    (folder / "quiet.json").write_bytes(orjson.dumps(quiet))
+    first, second, third = (await state_of(router))[1]["graphs"]
+    assert first == {
+        "name": "agents",
+        "port": 8100,
+        "pools": [{"role": "decode", "ready": 1, "total": 2}],
+        "gpus": {"used": 3, "budget": 4},
+        "planner": "observing",
+        "change": DECODE_GROWS,
+    }
+    assert (second["name"], second["port"], second["planner"]) == ("batch", None, "its supervisor is gone")
+    assert (third["planner"], third["change"]) == ("planner not heard of", "")
 
 
 @pytest.mark.parametrize(
@@ -331,6 +365,15 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
         for number in range(58)
     ]
     state["worker_count"] = 60
+    pools = [{"role": "decode", "ready": 1, "total": 2}]
+    beside = {
+        "port": 8100,
+        "pools": pools,
+        "gpus": {"used": 3, "budget": 4},
+        "planner": "observing",
+        "change": "",
+    }
+    state["graphs"] = [{"name": "agents", **beside}, {"name": "batch", **beside, "port": None}]
     page = (await router.get("/ui")).body.decode()
     body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}
     answer = f"{{ok: {str(status == 200).lower()}, status: {status}, json: async () => ({orjson.dumps(body).decode()})}}"
@@ -345,6 +388,7 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     assert shown.count("<button") == 2
     if status == 200:
         assert "60 workers: 60 ready, 1 slow" in shown
+        assert ":8100/ui" in shown
 
 
 def test_only_the_last_minute_counts():

@@ -26,6 +26,7 @@ from penstock.router.core.speeds import SpeedMeter, WorkerSpeed, slow_workers
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import not_served
+from penstock.router.ui.graphs import graphs_beside
 from penstock.router.ui.history import STEP_S, History
 from penstock.router.ui.planner import PlannerState, planner_reader
 
@@ -144,6 +145,7 @@ class LivePage:
             "signals": self._signals(minute, planner.rules or {}),
             "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
+            "graphs": graphs_beside(self._settings.statefile),
             "series": [
                 {**point, "at_s": point["at_s"] - self._began_s}
                 for point in self.history.series(now_s, minute)

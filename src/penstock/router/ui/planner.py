@@ -28,7 +28,7 @@ _STALE_REAL_S: Final = 10.0
 """Chosen: a planner writes at each of its ticks, but at most five times a second."""
 _STALE_PULLS: Final = 3
 """Chosen: ticks that may be late before a planner counts as gone."""
-_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
+WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
 """What reading data of another process may raise."""
 
 
@@ -146,7 +146,7 @@ class StateFileReader(PlannerReader):
             return replace(found, gpus_per_replica=self._state.gpus_per_replica), folder
         except FileNotFoundError:
             words = "the planner has not written of itself yet"
-        except (OSError, *_WRONG) as exc:
+        except (OSError, *WRONG) as exc:
             words = f"the planner's state file is not readable: {exc!r}"
         return replace(self._state, words=words), folder
 
@@ -198,7 +198,7 @@ class GraphStatusReader(PlannerReader):
                 async with PatientTimeout(_READ_S):
                     graph = printable(await self._discovery.graph())
                 self._state = graph_planner_state(graph)
-            except (PenstockError, TimeoutError, *_WRONG) as exc:
+            except (PenstockError, TimeoutError, *WRONG) as exc:
                 why = "no answer in time" if isinstance(exc, TimeoutError) else str(exc).partition("\n")[0]
                 standing = "stale" if self._state.phase else "missing"
                 words = f"the graph's status is not readable: {why}"
