@@ -26,9 +26,10 @@ import setups
 from paper import CLAIMS
 
 from penstock.api import QueueOrder
+from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.output import open_directory, to_json
 from penstock.simulator.scoreboard import attainment_over_time
-from penstock.simulator.sweep import RunSpec, figures_of, goodputs, map_all, simulate, summarise
+from penstock.simulator.sweep import RunSpec, figures_of, goodputs, simulate, summarise
 
 PARTS = ("comparison", "engines", "ours", "ablation", "depths", "routers", "elasticity", "order", "scaling")
 WINDOW_S = 60.0
@@ -60,7 +61,8 @@ class Bench:
     def run(self, name: str, title: str, specs: list[RunSpec], work: Any = figures_of) -> None:
         """Run one part and keep it."""
         began_s = time.monotonic()
-        runs = map_all(work, specs, processes=self.processes)
+        with open_executor(processes=self.processes, cells=len(specs)) as executor:
+            runs = run_all(work, specs, executor)
         found = {"summary": summarise(runs), "goodput": goodputs(runs), "runs": runs, "window_s": WINDOW_S}
         self.keep(name, {"title": title, "seeds": len({run["seed"] for run in runs}), **found})
         print(f"{name}: {len(runs)} runs in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)

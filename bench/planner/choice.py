@@ -57,8 +57,19 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help="folder [default: this one, for the whole suite]")
     parser.add_argument("--json", action="store_true", help="print every cell as JSON instead of a table")
-    parser.add_argument("--jobs", type=_positive, default=2, help="processes [default: 2]")
+    parser.add_argument("--jobs", type=_positive, help="processes [default: 2, or the cluster's]")
+    parser.add_argument(
+        "--on",
+        help="dask, or dask://HOST:PORT of a scheduler whose workers have this folder on PYTHONPATH [default: processes]",
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        help="folder of finished cells, from which a killed run goes on [default: none]",
+    )
     options = parser.parse_args(arguments)
+    if options.jobs is None and options.on is None:
+        options.jobs = 2
     options.is_part = bool(options.quick or options.workloads or options.policies or options.seeds)
     given = {"--workloads": options.workloads, "--policies": options.policies, "--seeds": options.seeds}
     options.words = ["--quick"] if options.quick else []

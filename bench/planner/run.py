@@ -27,7 +27,8 @@ from pictures import draw
 from results import document
 from workloads import Case
 
-from penstock.simulator.sweep import map_all
+from penstock.simulator.cells import CellJournal
+from penstock.simulator.executors import open_executor, run_all
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.policy import policy_of
 
@@ -177,19 +178,26 @@ def _map(
     specs: Sequence[Any],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    return map_all(work, specs, processes=options.jobs, on_done=_progress(name, len(specs))) if specs else []
+    if not specs:
+        return []
+    journal = None if options.journal is None else CellJournal(options.journal)
+    with open_executor(processes=options.jobs, cells=len(specs), on=options.on) as executor:
+        return run_all(work, specs, executor, journal=journal, on_done=_progress(name, len(specs)))
 
 
 def _progress(name: str, total: int) -> Callable[[int], None]:
     """Return what writes how much is done: in place on a terminal, else a line every twentieth."""
-    lines = {-(-total * part // 20) for part in range(1, 21)}
+    lines, said = {-(-total * part // 20) for part in range(1, 21)}, 0
 
     def done(number: int) -> None:
+        nonlocal said
+        passed = [each for each in lines if said < each <= number]
+        said = number
         if sys.stderr.isatty():
             print(
                 f"\r{name} {number}/{total}", end="" if number < total else "\n", file=sys.stderr, flush=True
             )
-        elif number in lines:
+        elif passed:
             print(f"{name} {number}/{total}", file=sys.stderr, flush=True)
 
     return done

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.simulator.cells import Cell, CellJournal, cell_key
+from penstock.simulator.cells import Cell, CellJournal
 from penstock.simulator.dask import run_same
 from penstock.simulator.executors import open_executor
 from penstock.simulator.output import to_json
@@ -58,8 +58,8 @@ def test_a_cluster_of_this_machine_ends_with_the_sweep():
 def test_a_worker_of_another_installation_is_refused():
     """Its figures could differ, and a journal would keep them."""
     spec = plan().runs[0]
-    assert run_same(Cell(figures_of, spec), cell_key(spec)) == figures_of(spec)
-    other = run_same(Cell(figures_of, spec), cell_key(replace(spec, seed=7)))
+    assert run_same(Cell(figures_of, spec), Cell(figures_of, spec).key) == figures_of(spec)
+    other = run_same(Cell(figures_of, spec), Cell(figures_of, replace(spec, seed=7)).key)
     assert isinstance(other, PenstockError)
     assert "same installation" in str(other)
 

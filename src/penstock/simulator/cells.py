@@ -5,10 +5,11 @@ A journal holds one JSON object a line, a cell's key with its figures. Each file
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from penstock.core.plugins import registered
 from penstock.engine.profiles import load
 from penstock.simulator.output import to_json
 from penstock.simulator.scenario import ProfiledModel
-from penstock.simulator.sweep import RunSpec
+from penstock.simulator.workload import WorkloadSpec
 from penstock.workload.synthetic import parse_synthetic
 from penstock.workload.traces import Trace, load_trace
 from penstock_planner.decide.codec import to_plain
@@ -34,11 +35,13 @@ JOURNAL: Final = "cells.jsonl"
 _JOURNALS: Final = "cells*.jsonl"
 _PLUGINS: Final = ("penstock.routing_policies", "penstock.planner_policies", "penstock.planner_baselines")
 
+_PACKAGES: Final = frozenset({"penstock", "penstock_planner"})
+
 
 @cache
 def code_digest() -> str:
     """Return what stands for all that computes figures here: Penstock's and plugins' files, numpy and Python."""
-    packages = {"penstock", "penstock_planner"}
+    packages = set(_PACKAGES)
     for group in _PLUGINS:
         packages |= {point.module.partition(".")[0] for point in registered(group).values()}
     digest = xxhash.xxh3_128()
@@ -48,7 +51,8 @@ def code_digest() -> str:
         folders = [] if found is None else found.submodule_search_locations or []
         files = [
             file
-            for folder in folders
+            # A namespace package is found again for each time that its folder is on the path.
+            for folder in dict.fromkeys(folders)
             for file in sorted(Path(folder).rglob("*"))
             if file.is_file() and file.suffix != ".pyc"
         ]
@@ -59,47 +63,67 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+@cache
+def _own_digest(file: Path) -> str:
+    """Return what stands for the code beside a file that belongs to no installed package, such as a bench's."""
+    digest = xxhash.xxh3_128()
+    for each in sorted(file.parent.rglob("*.py")):
+        digest.update(f"{each.name}\0".encode() + each.read_bytes())
+    return digest.hexdigest()
+
+
 @lru_cache(maxsize=4)
 def _loaded(source: str, block_tokens: int | None) -> Trace:
     return load_trace(source, block_tokens=block_tokens)
 
 
-def with_trace(spec: RunSpec) -> RunSpec:
-    """Return a run that brings its trace along, so that it needs no file where it is sent.
+def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
+    """Return a workload that brings its trace along, so that it needs no file where it is sent.
 
     Raises:
         ConfigError: the trace cannot be read.
     """
-    workload = spec.workload
-    if isinstance(workload.source, Trace):
-        return spec
-    synthetic = parse_synthetic(workload.source)
-    if synthetic is None:
-        trace = _loaded(workload.source, workload.block_tokens)
-        return replace(spec, workload=replace(workload, source=trace))
-    return spec
+    if isinstance(workload.source, Trace) or parse_synthetic(workload.source) is not None:
+        return workload
+    return replace(workload, source=_loaded(workload.source, workload.block_tokens))
 
 
-def cell_key(spec: RunSpec) -> str:
-    """Return a digest of all that a run's figures depend on: the run, its trace's and profiles' content, and the code."""
-    source = with_trace(spec).workload.source
-    named = _named(source) if isinstance(source, Trace) else source
-    synthetic = None if isinstance(source, Trace) else parse_synthetic(source)
+def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
+    """Return a workload in which a digest of its trace's content stands for it."""
+    source = with_trace(workload).source
+    if isinstance(source, Trace):
+        return replace(workload, source=_named(source))
+    synthetic = parse_synthetic(source)
     if synthetic is not None and synthetic.requests:
-        named = f"{source} {_named(_loaded(synthetic.requests, None))}"
-    plain = to_plain(replace(spec, workload=replace(spec.workload, source=named)))
-    models = (pool.model for pool in spec.scenario.pools)
-    profiles = [to_plain(load(each.profile)) for each in models if isinstance(each, ProfiledModel)]
-    return xxhash.xxh3_128_hexdigest(code_digest().encode() + to_json({"run": plain, "profiles": profiles}))
+        return replace(workload, source=f"{source} {_named(_loaded(synthetic.requests, None))}")
+    return workload
 
 
 def _named(trace: Trace) -> str:
     return f"{trace.sha256} {trace.name} {trace.hash_tokens}"
 
 
+def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    """Return a value with every ``kind`` in its dataclasses and tuples changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_mapped(each, kind, change) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        old = {each.name: getattr(value, each.name) for each in fields(value)}
+        new = {name: _mapped(each, kind, change) for name, each in old.items()}
+        return replace(value, **{name: each for name, each in new.items() if each is not old[name]})
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A run to be sent somewhere."""
+    """A run to be sent somewhere.
+
+    Attributes:
+        work: A module's function of the spec.
+        spec: A dataclass that says all that the figures depend on but for files and code, such as a `RunSpec`.
+    """
 
     work: Callable[[Any], Figures]
     spec: Any
@@ -110,6 +134,31 @@ class Cell:
             return self.work(self.spec)
         except PenstockError as exc:
             return exc
+
+    def portable(self) -> Cell:
+        """Return one that reads no trace where it is sent.
+
+        Raises:
+            ConfigError: the trace cannot be read.
+        """
+        return replace(self, spec=_mapped(self.spec, WorkloadSpec, with_trace))
+
+    @property
+    def key(self) -> str:
+        """A digest of all that its figures depend on: the spec, its traces' and profiles' content, and the code."""
+        named = _mapped(self.spec, WorkloadSpec, _with_named_trace)
+        profiles: list[Any] = []
+
+        def take(model: ProfiledModel) -> ProfiledModel:
+            profiles.append(to_plain(load(model.profile)))
+            return model
+
+        _mapped(self.spec, ProfiledModel, take)
+        of_work = [self.work.__module__, self.work.__qualname__]
+        if of_work[0].partition(".")[0] not in _PACKAGES:
+            of_work.append(_own_digest(Path(inspect.getfile(self.work))))
+        plain = {"work": of_work, "run": to_plain(named), "profiles": profiles}
+        return xxhash.xxh3_128_hexdigest(code_digest().encode() + to_json(plain))
 
 
 class CellJournal:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 from distributed import Client, Future, LocalCluster, wait
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.simulator.cells import Cell, cell_key, with_trace
+from penstock.simulator.cells import Cell
 from penstock.simulator.executors import Outcome
 
 CONNECT_S: Final = 30.0
@@ -24,7 +23,7 @@ IDLE_S: Final = 60.0
 def run_same(cell: Cell, key: str) -> Outcome:
     """Run a cell on a worker, unless its code, plug-ins or profiles would give other figures than the sender's."""
     try:
-        own = cell_key(cell.spec)
+        own = cell.key
     except PenstockError as exc:
         return exc
     if own != key:
@@ -60,8 +59,7 @@ class DaskCluster:
 
     def submit(self, cell: Cell) -> Any:
         """Send a cell with its trace."""
-        spec = with_trace(cell.spec)
-        return self._client.submit(run_same, replace(cell, spec=spec), cell_key(spec), pure=False)
+        return self._client.submit(run_same, cell.portable(), cell.key, pure=False)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
         """Wait for one.

@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from importlib.util import find_spec
 from multiprocessing import get_context
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.simulator.cells import Cell, CellJournal, Figures, cell_key
-from penstock.simulator.sweep import RunSpec, figures_of
+from penstock.simulator.cells import Cell, CellJournal, Figures
 
 
 class Lost(Enum):
@@ -24,6 +23,7 @@ class Lost(Enum):
     LOST = "lost"
 
 
+SpecT = TypeVar("SpecT")
 Outcome = Figures | PenstockError | Lost
 MOST_BREAKS: Final = 3
 """Chosen: processes killed so often with no run finished in between are killed again."""
@@ -114,20 +114,29 @@ class Processes:
 
 
 def run_all(
-    specs: Sequence[RunSpec],
+    work: Callable[[SpecT], Figures],
+    specs: Sequence[SpecT],
     executor: Executor,
     *,
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Figures]:
-    """Return the figures of every run in their order; those in the journal are not run again, others are kept in it.
+    """Return ``work`` of every spec in their order; what is in the journal is not run again, other figures are kept in it.
 
     A cell that was lost with where it ran is sent again.
+
+    Args:
+        work: A module's function, such as `sweep.figures_of`.
+        specs: Each a dataclass that says all of a run.
+        executor: Where they run.
+        journal: None: a killed sweep begins again.
+        on_done: Is called with the number of finished runs.
 
     Raises:
         PenstockError: a run failed, or where it ran is gone.
     """
-    keys = ["" if journal is None else cell_key(spec) for spec in specs]
+    cells = [Cell(work, spec) for spec in specs]
+    keys = ["" if journal is None else cell.key for cell in cells]
     found = (
         {place: journal.figures[key] for place, key in enumerate(keys) if key in journal.figures}
         if journal
@@ -138,7 +147,7 @@ def run_all(
     while True:
         while left and len(running) < executor.most():
             place = left.popleft()
-            running[executor.submit(Cell(figures_of, specs[place]))] = place
+            running[executor.submit(cells[place])] = place
         if on_done is not None:
             on_done(len(found))
         if not running:

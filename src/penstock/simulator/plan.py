@@ -38,7 +38,7 @@ from penstock.simulator.scenario import (
     unbounded_router,
     unsimulated,
 )
-from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, simulate, summarise
+from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
 from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET, Trace
@@ -290,7 +290,7 @@ def run_plan(
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
     with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
-        return result_of(plan, run_all(plan.runs, executor, journal=journal, on_done=on_done))
+        return result_of(plan, run_all(figures_of, plan.runs, executor, journal=journal, on_done=on_done))
 
 
 def result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

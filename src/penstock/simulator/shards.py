@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.simulator.cells import CellJournal, cell_key
+from penstock.simulator.cells import Cell, CellJournal
 from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.output import write_result
 from penstock.simulator.plan import RunPlan, result_of
+from penstock.simulator.sweep import figures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ def run_shard(
     """
     own = plan.runs[shard.index :: shard.count]
     with open_executor(processes=processes, cells=len(own)) as executor:
-        run_all(own, executor, journal=CellJournal(directory, shard.journal), on_done=on_done)
+        run_all(figures_of, own, executor, journal=CellJournal(directory, shard.journal), on_done=on_done)
     figures = CellJournal(directory, shard.journal).figures
-    found = [figures[key] for spec in plan.runs if (key := cell_key(spec)) in figures]
+    found = [figures[key] for spec in plan.runs if (key := Cell(figures_of, spec).key) in figures]
     if len(found) < len(plan.runs):
         return None, len(found)
     result = result_of(plan, found)

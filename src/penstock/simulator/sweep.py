@@ -1,14 +1,10 @@
-"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds."""
+"""Runs policies against rates and seeds, and sums up over the seeds."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
@@ -17,8 +13,6 @@ from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_planner.decide.config import Mode
-
-T = TypeVar("T")
 
 GOODPUT_SHARE = 0.9
 """The DualMap paper's: goodput is the largest rate at which 90% of the requests are in time."""
@@ -48,25 +42,6 @@ def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
 def figures_of(spec: RunSpec) -> dict[str, Any]:
     """Return a run's figures alone."""
     return simulate(spec)[2]
-
-
-def map_all(
-    work: Callable[[T], dict[str, Any]],
-    specs: Sequence[T],
-    *,
-    processes: int | None = None,
-    on_done: Callable[[int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Return ``work`` of every spec, such as `figures_of`, in their order, side by side on several cores."""
-    cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
-    pool = ProcessPoolExecutor(cores, mp_context=get_context("spawn")) if cores > 1 else None
-    results = []
-    with pool or nullcontext():
-        for result in map(work, specs) if pool is None else pool.map(work, specs):
-            results.append(result)
-            if on_done is not None:
-                on_done(len(results))
-    return results
 
 
 _SUMMED = (

@@ -1,8 +1,12 @@
 """A sweep that was killed goes on from its finished runs, and ends with the same result byte for byte."""
 
+import importlib
 import os
 import re
 import signal
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -10,10 +14,13 @@ import pytest
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine import profiles
-from penstock.simulator.cells import Cell, CellJournal, cell_key
-from penstock.simulator.executors import MOST_BREAKS, Lost, Processes
+from penstock.simulator import cells
+from penstock.simulator.cells import Cell, CellJournal
+from penstock.simulator.executors import MOST_BREAKS, InProcess, Lost, Processes, run_all
 from penstock.simulator.output import to_json
 from penstock.simulator.plan import SimulateOptions, make_plan, run_plan
+from penstock.simulator.sweep import figures_of
+from penstock.simulator.workload import WorkloadSpec
 
 
 def plan(**options):
@@ -66,10 +73,10 @@ def test_a_changed_profile_takes_nothing_from_a_journal(tmp_path):
     (profile,) = (file for file in Path(profiles.__path__[0]).glob("h200-llama-3.1-8b-tp1.yaml"))
     own = tmp_path / "own.yaml"
     own.write_text(profile.read_text())
-    keys = [cell_key(spec) for spec in plan(profile=str(own)).runs]
-    assert keys == [cell_key(spec) for spec in plan(profile=str(own)).runs]
+    keys = [Cell(figures_of, spec).key for spec in plan(profile=str(own)).runs]
+    assert keys == [Cell(figures_of, spec).key for spec in plan(profile=str(own)).runs]
     own.write_text(re.sub(r"bytes_per_token: \d+", "bytes_per_token: 1024", profile.read_text()))
-    assert set(keys).isdisjoint(cell_key(spec) for spec in plan(profile=str(own)).runs)
+    assert set(keys).isdisjoint(Cell(figures_of, spec).key for spec in plan(profile=str(own)).runs)
 
 
 def test_a_killed_process_is_survived(tmp_path):
@@ -105,3 +112,57 @@ def test_a_cell_that_always_kills_its_process_ends_the_sweep():
             pool.submit(Cell(die, None))
     finally:
         pool.close()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a bench makes a run of: workloads within its own dataclasses."""
+
+    loads: tuple[WorkloadSpec, ...]
+    weight: float = 1.0
+
+
+def weigh(chosen):
+    """Return figures of a bench's own."""
+    return {"total": sum(load.limit for load in chosen.loads) * chosen.weight}
+
+
+def other(chosen):
+    """Return other figures of the same."""
+    return {"total": 0.0, "of": len(chosen.loads)}
+
+
+def test_work_of_any_kind_is_kept_in_one_journal(tmp_path):
+    """By what it is, what it is asked for and what its traces hold, not by where these lie."""
+    trace = tmp_path / "a.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n')
+    specs = [Chosen((WorkloadSpec(str(trace), limit=number),)) for number in (1, 2)]
+    seen = []
+
+    def run(work):
+        journal = CellJournal(tmp_path / "journal")
+        return run_all(work, specs, InProcess(), journal=journal, on_done=seen.append)
+
+    assert run(weigh) == run(weigh) == [{"total": 1.0}, {"total": 2.0}]
+    assert seen == [0, 1, 2, 2]
+    assert run(other)[0] == {"total": 0.0, "of": 1}
+    cell = Cell(weigh, specs[0])
+    (load,) = cell.portable().spec.loads
+    assert (load.source.requests[0].input_tokens, cell.portable().key) == (9, cell.key)
+    trace.write_text(trace.read_text() * 2)
+    cells._loaded.cache_clear()
+    assert Cell(weigh, specs[0]).key not in CellJournal(tmp_path / "journal").figures
+
+
+def test_a_folder_that_is_twice_on_the_path_changes_no_key(tmp_path, monkeypatch):
+    """A plug-in without `__init__.py` is found once for each time; a spawned worker has its parent's path and its own."""
+    (tmp_path / "spread_plugin").mkdir()
+    (tmp_path / "spread_plugin" / "policy.py").write_text("")
+    point = EntryPoint("spread", "spread_plugin.policy:Policy", "penstock.routing_policies")
+    monkeypatch.setattr(cells, "registered", lambda _group: {"spread": point})
+    digests = []
+    for times in (1, 2):
+        monkeypatch.setattr(sys, "path", [*[str(tmp_path)] * times, *sys.path])
+        importlib.invalidate_caches()
+        digests.append(cells.code_digest.__wrapped__())
+    assert digests[0] == digests[1]
