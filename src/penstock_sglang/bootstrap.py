@@ -19,6 +19,7 @@ class Bootstrap(KvHandover):
 
     is_concurrent: ClassVar[bool] = True
     decodes_alone: ClassVar[bool] = False
+    is_leased: ClassVar[bool] = False
     keys: ClassVar[frozenset[str]] = frozenset(
         {"bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"}
     )

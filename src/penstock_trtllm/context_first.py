@@ -21,6 +21,7 @@ _GOES_ON: Final = frozenset({"length", "not_finished"})
 class ContextFirst(KvHandover):
     """The context server computes the prompt and its first token; the generation server fetches both."""
 
+    is_leased: ClassVar[bool] = False
     keys: ClassVar[frozenset[str]] = frozenset({_PARAMS})
     paths: ClassVar[frozenset[str] | None] = frozenset({"/v1/completions", "/v1/chat/completions"})
     limits: ClassVar[Mapping[str, int]] = {}

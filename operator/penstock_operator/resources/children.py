@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.core.ports import WORKER_PORT
+from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.kube.kinds import (
     DEPLOYMENT,
     INFERENCE_POOL,
@@ -149,8 +149,10 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
     to_routers: list[dict[str, Any]] = [{"ports": http}]
     if graph.spec.traits.frontend is None:
         port = graph.spec.router.kv_events_port
-        events = () if port is None else (port, kv_replay_port(port))
-        from_routers["ports"] = [*http, *({"port": each, "protocol": "TCP"} for each in events)]
+        further = [] if port is None else [port, kv_replay_port(port)]
+        if runtime_of(graph.spec.runtime).handover_of(graph.spec).introduction_path is not None:
+            further.append(SIDE_CHANNEL_PORT)
+        from_routers["ports"] = [*http, *({"port": each, "protocol": "TCP"} for each in further)]
     else:  # Dynamo's workers stream their answers back on ports that its frontend chooses
         to_routers.append(workers)
     if graph.spec.router.gateway.enabled:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from penstock.api.base import Count, Flag, Integer, Number, ProfileText, Seconds, SpecModel, Text, entry
-from penstock.api.enums import KvBufferDevice
+from penstock.api.enums import KvBufferDevice, KvConnector
 from penstock.api.rule import Breach, Rule
 
 PROFILE_SUFFIX: Final = ".yaml"
@@ -154,6 +154,10 @@ class EngineConfig(SpecModel):
     mocker: Flag = entry(False, "Run Dynamo's mocker in place of its vLLM worker; runtime dynamo only.")
     kv_buffer_device: KvBufferDevice | None = entry(
         None, "Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
+    )
+    kv_connector: KvConnector = entry(
+        KvConnector.NIXL,
+        "By which prefill workers hand KV to decode workers: nixl, or mooncake (runtime vllm alone), which knows no lease.",
     )
     python_environment: Text | None = entry(
         None,

@@ -97,6 +97,13 @@ class KvBufferDevice(StrEnum):
     CPU = "cpu"
 
 
+class KvConnector(StrEnum):
+    """By which vLLM's prefill workers hand KV to decode workers."""
+
+    NIXL = "nixl"
+    MOONCAKE = "mooncake"
+
+
 class GraphPhase(StrEnum):
     """One word for a graph's state."""
 

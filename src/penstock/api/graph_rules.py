@@ -9,13 +9,14 @@ from pydantic.alias_generators import to_snake
 
 from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
-from penstock.api.enums import WORKER_ROLES, Role
+from penstock.api.enums import WORKER_ROLES, KvConnector, Role
 from penstock.api.frontend_rules import frontend_rules, policy_rule
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.rule import Breach, KeyPath, Rule, dotted, immutable, quoted
 from penstock.api.runtimes import (
     HAS_MOCKER,
+    HAS_MOONCAKE,
     HAS_PRIORITIES,
     HAS_REQUEST_LIMIT,
     KNOWN_BATCH_LIMIT,
@@ -357,6 +358,15 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         cel=f"!self.router.tiers.enabled || {HAS_PRIORITIES.cel}",
         holds=lambda spec: not spec.router.tiers.enabled or HAS_PRIORITIES(spec.runtime),
         text="true, but workers of runtime %s take no priority of a request",
+        values=("self.runtime",),
+        remedy="remove it",
+    ),
+    Rule(
+        path="engine.kvConnector",
+        must=f"engine.kvConnector mooncake needs runtime {' or '.join(HAS_MOONCAKE.names)}",
+        cel=f"self.engine.kvConnector != 'mooncake' || {HAS_MOONCAKE.cel}",
+        holds=lambda spec: spec.engine.kv_connector is not KvConnector.MOONCAKE or HAS_MOONCAKE(spec.runtime),
+        text="mooncake, but workers of runtime %s do not have it",
         values=("self.runtime",),
         remedy="remove it",
     ),

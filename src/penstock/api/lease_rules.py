@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.api.engine import SHORTEST_SAFE_LEASE_S, LeaseConfig
-from penstock.api.enums import Role
+from penstock.api.enums import KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule
 from penstock.api.runtimes import HAS_LEASES
@@ -92,6 +92,14 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
         holds=lambda spec: HAS_LEASES(spec.runtime) or not _gives_leases(spec),
         text="given, but prefill workers of runtime %s hold KV without a lease",
         values=("self.runtime",),
+        remedy="remove it, and the services' own",
+    ),
+    Rule(
+        path="lease",
+        must="lease needs engine.kvConnector nixl",
+        cel=f"self.engine.kvConnector == 'nixl' || ({_AS_BY_DEFAULT} && self.services.all(k, !has(self.services[k].lease)))",
+        holds=lambda spec: spec.engine.kv_connector is KvConnector.NIXL or not _gives_leases(spec),
+        text="given, but Mooncake knows no lease",
         remedy="remove it, and the services' own",
     ),
     Rule(

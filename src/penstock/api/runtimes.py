@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
+from penstock.api.enums import KvConnector
 from penstock.api.rule import Rule
 from penstock.core import metric_names as names
 from penstock.core.plugins import plugin, registered
@@ -58,6 +59,7 @@ class RuntimeTraits:
         has_leases: Its prefill workers hold a prompt's KV for the manifest's ``lease``.
         publishes_kv_events: Its workers publish what their caches hold, as vLLM does, for ``router.kvEventsPort``.
         has_priorities: Its workers take a request's ``priority``, and serve a low one first, for ``router.tiers``.
+        connectors: Values of ``engine.kvConnector``.
         spans_nodes: A replica may have several nodes.
         pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
@@ -81,6 +83,7 @@ class RuntimeTraits:
     has_leases: bool = True
     publishes_kv_events: bool = True
     has_priorities: bool = True
+    connectors: frozenset[KvConnector] = frozenset({KvConnector.NIXL})
     spans_nodes: bool = True
     pairs_by_version: bool = False
     metric_source: str = "router"
@@ -103,6 +106,7 @@ DYNAMO_FRONTEND: Final = OwnFrontend(
 SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
     "vllm": RuntimeTraits(
         image="vllm/vllm-openai:v0.32.0",
+        connectors=frozenset(KvConnector),
         serves_several_names=True,
         switches_roles=True,
         pairs_by_version=True,
@@ -233,6 +237,7 @@ HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
 HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
 HAS_LEASES = RuntimesWith(lambda traits: traits.has_leases)
 HAS_PRIORITIES = RuntimesWith(lambda traits: traits.has_priorities)
+HAS_MOONCAKE = RuntimesWith(lambda traits: KvConnector.MOONCAKE in traits.connectors)
 SPANS_NODES = RuntimesWith(lambda traits: traits.spans_nodes)
 PUBLISHES_KV_EVENTS = RuntimesWith(lambda traits: traits.publishes_kv_events)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)

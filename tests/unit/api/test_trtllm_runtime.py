@@ -149,6 +149,7 @@ GRAPH = GraphSpec.model_validate(
 
 def test_such_a_graph_has_no_leases_and_gives_no_kv_back():
     """A generation server would take the message for a request; the context server's own time-out frees the KV."""
-    assert not runtime_of("trtllm").handover.is_given_back
+    handover = runtime_of("trtllm").handover_of(GRAPH)
+    assert (handover.is_given_back, handover.is_leased, handover.engine_of({})) == (False, False, None)
     assert not GRAPH.traits.has_leases
     assert orjson.dumps(runtime_of("trtllm").handover.prefill_fields(SOURCE))

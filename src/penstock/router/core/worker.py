@@ -101,6 +101,7 @@ class Worker(WorkerLoad):
             not taken for the worker's.
         last_failure: What the newest of them was; empty without one.
         version: Of its engine, as it says; None: it does not, or has not been asked.
+        kv_engine: By which its engine introduces itself to those that fetch its KV; None: not known since its process came.
         is_version_read: It has been asked since its process came.
         speed: What it has done, by this router's count.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
@@ -127,6 +128,7 @@ class Worker(WorkerLoad):
         self.progress: EngineProgress = NO_PROGRESS_KNOWN
         self.version: str | None = None
         self.is_version_read = False
+        self.kv_engine: str | None = None
         self.waiting_requests: float | None = None
         self.expired_leases: float | None = None
         self.failures = 0
@@ -394,6 +396,7 @@ class WorkerPool:
             worker.breaker.reset()
             worker.lost_transfers = 0
             worker.is_version_read = False
+            worker.kv_engine = None
             worker.speed = SpeedCounts()
             worker.kv_usage_fraction = None
             worker.waiting_requests = None

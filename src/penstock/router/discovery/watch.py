@@ -11,9 +11,11 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 import orjson
 
+from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.core.errors import (
     ObservationError,
@@ -36,6 +38,7 @@ from penstock.core.worker_metrics import (
 )
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
+from penstock.runtimes.kv_handover import KvSource
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
@@ -133,6 +136,7 @@ class WorkerWatch:
         self._config = context.settings.config.health
         self._stall_real_s = context.settings.stall_real_s
         self._pairs_by_version = context.settings.pairs_by_version
+        self._handover = context.settings.handover
         self._own_names = context.settings.metric_names
         self._metrics_path = context.settings.metrics_path
         self._health_path = context.settings.health_path
@@ -191,11 +195,14 @@ class WorkerWatch:
             worker.failed_checks = 0
             if self._pairs_by_version and not worker.is_version_read:
                 await self._read_version(worker)
+            if worker.kv_engine is None and worker.spec.role is Role.PREFILL:
+                await self._read_introduction(worker)
             await self._scrape(worker)
             worker.health_problem = self._stall_problem(worker)
         else:
             worker.failed_checks += 1
             worker.is_version_read = False
+            worker.kv_engine = None
             if worker.failed_checks >= self._config.unhealthy_after:
                 worker.health_problem = problem
         if (was is None) is not (worker.health_problem is None):
@@ -233,6 +240,21 @@ class WorkerWatch:
                 worker=worker.name,
                 version=worker.version,
             )
+
+    async def _read_introduction(self, worker: Worker) -> None:
+        """Ask where its KV transfers are arranged for the name of its engine, where the hand-over needs it."""
+        path, port = self._handover.introduction_path, worker.spec.side_channel_port
+        if path is None or port is None:
+            return
+        host = urlsplit(worker.spec.url).hostname or ""
+        url = f"http://{KvSource(host, port, 0).address}{path}"
+        try:
+            response = await self._pool.request("GET", url, timeouts=self._timeouts)
+            said = orjson.loads(response.body) if response.status == 200 else None
+        except (PenstockError, orjson.JSONDecodeError) as exc:
+            log.debug("introduction not readable", worker=worker.name, problem=str(exc))
+            return
+        worker.kv_engine = self._handover.engine_of(said)
 
     def _is_known(self, worker: Worker) -> bool:
         return self._admission.core.pool.get(worker.name) is worker

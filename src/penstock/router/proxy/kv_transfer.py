@@ -66,7 +66,7 @@ class Prefilled:
 def source_of(worker: Worker) -> KvSource:
     """Return a prefill worker as the source of one more prompt's KV."""
     host = urlsplit(worker.spec.url).hostname or ""
-    return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63))
+    return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
 
 def prefill_body(request: CompletionRequest, handover: KvHandover, source: KvSource) -> bytes:
@@ -150,7 +150,7 @@ class KvTransfers:
         self._context = context
         self._workers = context.admission.core.pool
         self._clock = context.clock
-        self._lease_s, self._has_leases = context.settings.lease_s, context.settings.has_leases
+        self._lease_s, self._is_leased = context.settings.lease_s, context.settings.handover.is_leased
         self._is_given_back = context.settings.handover.is_given_back
         wait_real_s = context.settings.config.health.timeout_real_seconds
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
@@ -177,7 +177,7 @@ class KvTransfers:
         now_s = self._clock.now_s()
         expired = None
         if (
-            not self._has_leases
+            not self._is_leased
             or lease.is_within(self._lease_s, now_s)
             or lease.is_intact(expired := await self._expired_leases(lease.worker))
         ):

@@ -60,6 +60,13 @@ def test_children_come_in_the_order_of_their_use(objects):
     ]
 
 
+@pytest.mark.parametrize(("connector", "ports"), [("nixl", ["http"]), ("mooncake", ["http", 5600])])
+def test_routers_reach_where_mooncakes_engines_introduce_themselves(objects, connector, ports):
+    """The policy of workers lets them in there; nothing else is opened."""
+    found = objects(runtime="vllm", engine={"kvConnector": connector})[("NetworkPolicy", "llama-worker")]
+    assert [each["port"] for each in found["spec"]["ingress"][0]["ports"]] == ports
+
+
 def test_every_child_has_its_place_labels_and_owner(objects):
     """Namespace, the graph's labels and a controlling owner are on each child."""
     for each in objects().values():
