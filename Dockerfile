@@ -4,7 +4,9 @@
 #   docker build -t penstock:dev .
 #   docker build --build-arg VARIANT=tensorboard -t penstock:dev-tensorboard .
 #   docker build --secret id=pip_cert,src=/etc/ssl/certs/ca-certificates.crt .    behind a proxy with its own CA
-ARG BASE_IMAGE=docker.io/library/python:3.11-slim
+# The index of linux/amd64 and linux/arm64, Python 3.11.16 on Debian 13, of 2026-08-16; a newer one is printed by
+# `docker buildx imagetools inspect python:3.11-slim`. A machine without a registry gives the tag that it has.
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 
 FROM ${BASE_IMAGE} AS build
 ARG VARIANT=standard

@@ -12,6 +12,8 @@ SAMPLES = ROOT / "manifests" / "samples"
 CLUSTER = "penstock-e2e"
 NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 """As kind names them; no pod of ours runs on the control plane."""
+BASE_IMAGE = "docker.io/library/python:3.11-slim"
+"""The Dockerfile's by its tag, which a machine that reaches no registry may have built itself."""
 
 
 def container_tool() -> str:
@@ -31,7 +33,7 @@ def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...
         variant: Of the image, as `requirements/` names them; empty: the standard one.
     """
     tool = container_tool()
-    flags = os.environ.get("IMAGE_BUILD_FLAGS", "")
+    flags = f"--build-arg BASE_IMAGE={BASE_IMAGE} {os.environ.get('IMAGE_BUILD_FLAGS', '')}"
     if variant:
         flags = f"{flags} --build-arg VARIANT={variant}"
     say(f"building {image}")

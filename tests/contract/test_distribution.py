@@ -53,6 +53,13 @@ def test_the_index_page_has_absolute_links_and_project_urls(wheel):
     }
 
 
+def test_the_image_is_built_on_a_digest():
+    """The tag may move; every stage is of the one base."""
+    text = (_ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
+
+
 def test_the_image_gets_every_package():
     """What the wheel is built of, the Dockerfile copies and .dockerignore lets through."""
     copied = set(re.findall(r"^COPY (?!--)(\S+) \./", (_ROOT / "Dockerfile").read_text(), re.MULTILINE))
