@@ -198,9 +198,11 @@ class Transport:
     def session(self) -> aiohttp.ClientSession:
         """Return a session of its own for a library that makes its own calls; the caller closes it.
 
-        Every request carries the token of that moment; a new certificate or authority needs a new session.
+        Every request carries the token of that moment; a new certificate or authority needs a new session. As many
+        requests as this transport has of its own wait for an answer at once, a watch until it begins: kopf would open a
+        connection for each of a thousand graphs, and a busy machine would finish the handshake of none within its time.
         """
-        configuration = self.credentials.configuration
+        configuration, slots = self.credentials.configuration, asyncio.Semaphore(MAX_CALLS)
 
         async def authorize(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -209,7 +211,8 @@ class Transport:
                 request.headers["authorization"] = token
             if configuration.tls_server_name is not None:
                 request.server_hostname = configuration.tls_server_name
-            return await handler(request)
+            async with slots:
+                return await handler(request)
 
         return _session(self._api, middlewares=(authorize,), proxy=configuration.proxy)
 

@@ -103,6 +103,31 @@ async def test_an_urgent_call_does_not_wait_for_slow_ones(api, client):
     assert api.asked[-1].path == "/waiting"
 
 
+async def test_a_librarys_own_calls_are_as_few_at_once(api, client):
+    """Of three times as many calls the rest waits without a connection; a watch that has begun counts no more."""
+    release = asyncio.Event()
+
+    async def slow(responder):
+        await release.wait()
+        responder.send(200, b"{}")
+
+    api.script = [api.stream({}, then=release), *[slow] * (3 * MAX_CALLS)]
+    async with client.transport.session() as session:
+        watch = await session.get(f"{client.server}/watch")
+
+        async def call(number):
+            async with session.get(f"{client.server}/{number}") as answer:
+                return answer.status
+
+        calls = [asyncio.create_task(call(number)) for number in range(3 * MAX_CALLS)]
+        while len(api.asked) < 1 + MAX_CALLS:  # noqa: ASYNC110 - sockets decide when
+            await asyncio.sleep(0.002)
+        assert len(api.asked) == 1 + MAX_CALLS
+        release.set()
+        assert await asyncio.gather(*calls) == [200] * (3 * MAX_CALLS)
+        watch.close()
+
+
 async def test_what_is_sent(api, client):
     """Paths, parameters, content types and bodies of the writes."""
     api.script = [(200, OBJECT)] * 5
