@@ -37,6 +37,7 @@ class ClientLoad:
     async def on(self):
         """Load the graph while the body runs; then let the streams under way end."""
         watch, stop = asyncio.create_task(self._slices.run()), asyncio.Event()
+        await self._slices.synced.wait()
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._clients):

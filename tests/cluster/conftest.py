@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from apiserver import CRDS, ControlPlane, asset, missing_assets
 from faulty import FaultyProxy
 from planning import World
+from serving import Serving, served
 
 from penstock.kube.client import KubeClient
 
@@ -166,6 +167,14 @@ async def own(own_api_server: ControlPlane) -> AsyncIterator[tuple[ControlPlane,
     made = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
     yield own_api_server, made
     await made.close()
+
+
+@pytest.fixture
+async def serving(own: tuple[ControlPlane, KubeClient], tmp_path: Path) -> AsyncIterator[Serving]:
+    """A small graph of real processes under load."""
+    plane, client = own
+    async with served(plane, client, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class NodeAgent:
         about, spec = pod["metadata"], pod["spec"]
         address = next(self._addresses)
         (container,) = spec["containers"]
-        process = await self._start(pod, container, address)
+        process = await self._started(pod, container, address)
         try:
             gone = asyncio.create_task(process.wait())
             await self._set_status(pod, address, is_ready=False)
@@ -143,6 +143,14 @@ class NodeAgent:
                 await asyncio.sleep(hook)
                 process.send_signal(signal.SIGTERM)
                 await asyncio.shield(gone)
+
+    async def _started(self, pod, container, address):
+        """Start a pod's process as soon as the API server says what it needs."""
+        while True:
+            try:
+                return await self._start(pod, container, address)
+            except ClusterError:  # away, or the account is yet to be made
+                await asyncio.sleep(1.0)
 
     async def _start(self, pod, container, address):
         folder = self._folder / pod["metadata"]["uid"]
@@ -179,7 +187,7 @@ class NodeAgent:
         for mount in container.get("volumeMounts", ()):
             source = sources[mount["name"]]
             place = folder / mount["name"]
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             if "configMap" in source:
                 name = source["configMap"]["name"]
                 _write(place, await self._data(CONFIG_MAP, name, pod))
@@ -218,21 +226,25 @@ class NodeAgent:
 
     async def _probe(self, pod, container, address):
         """Ask what the readiness probe asks, and write down each change."""
-        get = container["readinessProbe"]["httpGet"]
+        probe = container["readinessProbe"]
+        get, failures, was_ready = probe["httpGet"], 0, False
         (port,) = [each["containerPort"] for each in container["ports"] if each["name"] == get["port"]]
-        url, was_ready = f"http://{address}:{port}{get['path']}", False
+        url = f"http://{address}:{port}{get['path']}"
         while True:
             try:
-                answer = await self._http.request("GET", url, timeouts=Timeouts(total_s=5.0))
-                is_ready = answer.status == 200
+                answer = await self._http.request(
+                    "GET", url, timeouts=Timeouts(total_s=probe["timeoutSeconds"])
+                )
+                failures = 0 if answer.status == 200 else failures + 1
             except PenstockError:
-                is_ready = False
-            if is_ready != was_ready:
-                await self._set_status(pod, address, is_ready=is_ready)
+                failures += 1
+            is_ready = not failures or (was_ready and failures < probe["failureThreshold"])
+            if is_ready != was_ready and await self._set_status(pod, address, is_ready=is_ready):
                 was_ready = is_ready
             await asyncio.sleep(1.0 if was_ready else 0.2)
 
     async def _set_status(self, pod, address, *, is_ready, phase="Running"):
+        """Write a pod's status; return whether that reached the API server."""
         (container,) = pod["spec"]["containers"]
         ready = "True" if is_ready else "False"
         state: dict[str, Any] = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
@@ -260,8 +272,11 @@ class NodeAgent:
         }
         about = pod["metadata"]
         where = {"namespace": about["namespace"], "subresource": "status", "field_manager": ME}
-        with contextlib.suppress(ClusterError):  # it may be gone
+        try:
             await self._client.patch(POD, about["name"], {"status": status}, **where)
+        except ClusterError:  # the pod may be gone, the server away
+            return False
+        return True
 
 
 def _write(folder, files):

@@ -7,117 +7,21 @@ import copy
 import logging
 
 import pytest
-from client_load import ClientLoad
 from manifest_fields import GIVEN, candidates, leaves
-from node_agent import NodeAgent, addresses
-from operating import edit, events, graph, process, says, until
+from operating import until
+from serving import NAMESPACE, ROLLED_S, manifest
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import InvalidObjectError
-from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT, POD
 from penstock_operator.resources import BuildContext, children
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "default"
-ROLLED_S = 180.0
 CONTEXT = BuildContext(owner_uid="u", namespace=NAMESPACE)
 LARGE = ("engine", "planner", "router", "services")
 """Sections of the manifest with a test of their own; the others share one."""
-
-
-def manifest():
-    """Return a small graph."""
-    worker = {"gpusPerReplica": 1, "terminationGracePeriodSeconds": 60}
-    return graph(
-        NAMESPACE,
-        model={"name": "tiny", "servedName": "s", "contextTokens": 8192},
-        services={
-            "frontend": {"role": "router", "terminationGracePeriodSeconds": 60},
-            "prefill": {"role": "prefill", "scaling": {}, **worker},
-            "decode": {"role": "decode", "scaling": {}, **worker},
-        },
-        planner={"maxGpuBudget": 8},
-    )
-
-
-class Place:
-    """A graph whose pods run, its operator, and clients."""
-
-    def __init__(self, client, load):
-        self.load = load
-        self.lost = {}
-        self._client = client
-
-    async def change(self, name, spec):
-        """Carry out an edit; note what the load lost meanwhile under the edit's name."""
-        before, answered = len(self.load.lost), self.load.answered
-        await self.edit(spec)
-        await until(self.rests, f"{name} is carried out", timeout_s=ROLLED_S)
-        done = self.load.answered
-
-        async def served():
-            return self.load.answered >= done + 6
-
-        await until(served, f"requests after {name}", timeout_s=ROLLED_S)
-        if lost := self.load.lost[before:]:
-            self.lost[name] = lost
-        log.info("%s: %d answered, %d lost", name, self.load.answered - answered, len(lost))
-
-    async def edit(self, spec):
-        """Edit the graph."""
-        await edit(self._client, NAMESPACE, spec)
-
-    async def warnings(self):
-        """Return the Events that say beforehand that requests will be refused."""
-        return await events(self._client, NAMESPACE, "RequestsRefused")
-
-    async def rests(self):
-        """Return whether the newest specification serves, and nothing comes or goes."""
-        live = await self._client.get(GRAPH_DEPLOYMENT, "g", namespace=NAMESPACE)
-        status = live.get("status", {})
-        conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
-        if (
-            status.get("observedGeneration") != live["metadata"]["generation"]
-            or status.get("phase") != "Ready"
-            or conditions.get("Progressing") != "False"
-        ):
-            return False
-        workloads = (await self._client.list(DEPLOYMENT, namespace=NAMESPACE)).items
-        pods = (await self._client.list(POD, namespace=NAMESPACE)).items
-        return len(pods) == sum(each["spec"]["replicas"] for each in workloads) and all(
-            map(_rests, workloads)
-        )
-
-
-def _rests(workload):
-    """Whether every pod of a Deployment is ready and of its newest template."""
-    spec, status = workload["spec"], workload["status"]
-    numbers = {spec["replicas"], status.get("updatedReplicas"), status.get("availableReplicas")}
-    return len(numbers) == 1 and status["observedGeneration"] == workload["metadata"]["generation"]
-
-
-@pytest.fixture
-async def place(own, tmp_path):
-    """A small graph at rest, under load."""
-    plane, client = own
-    plane.start_controllers()
-    named = CONFIG_MAP.of({"name": "c", "namespace": NAMESPACE}, data={"B": "2"})
-    await client.create(named, field_manager="test")
-    load = ClientLoad(client, NAMESPACE, "g-frontend", model="s")
-    place = Place(client, load)
-    async with contextlib.AsyncExitStack() as stack:
-        free = stack.enter_context(addresses())
-        agent = await stack.enter_async_context(NodeAgent(plane, client, free, tmp_path).on(gpus=16))
-        _, port = stack.enter_context(process(plane.kubeconfig, NAMESPACE))
-        await until(says(port, "/readyz"), "an operator", timeout_s=90)
-        await client.create(manifest(), field_manager="test")
-        await until(place.rests, "a graph that serves", timeout_s=ROLLED_S)
-        await stack.enter_async_context(load.on())
-        yield place
-    assert agent.crashed == []
 
 
 AGREED = {
@@ -136,50 +40,50 @@ AND_BACK = {
 }
 
 
-async def test_what_both_sides_must_agree_on_is_changed_without_a_lost_request(place):
+async def test_what_both_sides_must_agree_on_is_changed_without_a_lost_request(serving):
     """Tiers on, a longer lease, another name by way of an alias; a setting of the routers that is live."""
     for name, spec in AGREED.items():
-        await place.change(name, spec)
-    await place.change("a threshold", {"router": {"admission": {"retryAfterSeconds": 2}}})
-    assert place.lost == {}
-    assert await place.warnings() == []
+        await serving.change(name, spec)
+    await serving.change("a threshold", {"router": {"admission": {"retryAfterSeconds": 2}}})
+    assert serving.lost == {}
+    assert await serving.warnings() == []
 
 
 @pytest.mark.nightly
-async def test_it_is_changed_back_without_a_lost_request(place):
+async def test_it_is_changed_back_without_a_lost_request(serving):
     """Tiers off, a shorter lease, an adapter and none, an alias that goes."""
     for name, spec in (AGREED | AND_BACK).items():
-        await place.change(name, spec)
-    assert place.lost == {}
-    assert await place.warnings() == []
+        await serving.change(name, spec)
+    assert serving.lost == {}
+    assert await serving.warnings() == []
 
 
 @pytest.mark.nightly
-async def test_what_must_lose_requests_is_said_before_the_first_is_lost(place):
+async def test_what_must_lose_requests_is_said_before_the_first_is_lost(serving):
     """An Event names the new name; once all is rolled it is served."""
-    await place.edit({"model": {"servedName": "other"}})
+    await serving.edit({"model": {"servedName": "other"}})
 
     async def told():
-        return [each for each in await place.warnings() if "from s to other" in each["message"]]
+        return [each for each in await serving.warnings() if "from s to other" in each["message"]]
 
     await until(told, "an Event")
-    assert place.load.lost == []
-    place.load.model = "other"
-    await until(place.rests, "the edit is carried out", timeout_s=ROLLED_S)
-    await place.change("requests of neither name", {"inheritedAnnotations": ["a"]})
-    place.lost.clear()
-    await place.change("something else", {"env": [{"name": "A", "value": "2"}]})
-    assert place.lost == {}
+    assert serving.load.lost == []
+    serving.load.model = "other"
+    await until(serving.rests, "the edit is carried out", timeout_s=ROLLED_S)
+    await serving.change("requests of neither name", {"inheritedAnnotations": ["a"]})
+    serving.lost.clear()
+    await serving.change("something else", {"env": [{"name": "A", "value": "2"}]})
+    assert serving.lost == {}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("change", [{"model": {"name": "other"}}, {"runtime": "vllm"}])
-async def test_what_no_order_carries_out_is_refused(place, change):
+async def test_what_no_order_carries_out_is_refused(serving, change):
     """Workers that cannot use each other's KV: the API server refuses the change, and what serves goes on."""
     with pytest.raises(InvalidObjectError, match="immutable"):
-        await place.edit(change)
-    await place.change("something else", {"inheritedAnnotations": ["a"]})
-    assert place.lost == {}
+        await serving.edit(change)
+    await serving.change("something else", {"inheritedAnnotations": ["a"]})
+    assert serving.lost == {}
 
 
 VALUES = {
@@ -242,11 +146,11 @@ def edits(section):
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("section", [*LARGE, "others"])
-async def test_no_field_of_the_manifest_loses_a_request_when_it_changes(place, section):
+async def test_no_field_of_the_manifest_loses_a_request_when_it_changes(serving, section):
     """One after the other, each on top of those before it."""
     made = 0
     for path, patch in edits(section):
-        await place.change(path, patch)
+        await serving.change(path, patch)
         made += 1
     log.info("%s: %d fields", section, made)
-    assert place.lost == {}
+    assert serving.lost == {}
