@@ -27,22 +27,9 @@ from penstock.core.http.own_lag import LATE_S, TURNS, OwnLag, PatientTimeout
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 
-__all__ = ["ConnectionPool", "Response", "StreamingResponse", "Timeouts"]
+__all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
 
 log = get_logger(__name__)
-
-MAX_CONNECTIONS = 16384
-"""Open connections of all origins in one pool; beyond it a request raises SaturatedError. Chosen, as the next two."""
-MAX_IDLE_PER_ORIGIN = 1024
-"""Kept-alive connections without a request."""
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Longest body that ``request`` returns."""
-KEEP_ALIVE_S = 30.0
-"""Longest rest of a kept connection, real seconds; below the servers' own limit, so that this side closes first and no
-request meets a closing socket."""
-CLOSE_S = 2.0
-"""Longest wait of ``close``, real seconds. Chosen: an aborted socket takes one turn of the event loop; an attempt under
-way finds the pool closed and ends by itself."""
 
 # RFC 9110 9.2.2.
 _IDEMPOTENT = frozenset({"GET", "OPTIONS", "PUT", "DELETE"})
@@ -74,6 +61,27 @@ class _Target:
     line: bytes  # the path, and the head up to its second field
 
 
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Bounds of a pool; chosen.
+
+    Attributes:
+        connections: Open connections of all origins; beyond it a request raises SaturatedError.
+        idle_per_origin: Kept-alive connections without a request.
+        body_bytes: Longest body that ``request`` returns.
+        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so that this side
+            closes first and no request meets a closing socket.
+        close_s: Longest wait of ``close``, real seconds. An aborted socket takes one turn of the event loop; an attempt
+            under way finds the pool closed and ends by itself.
+    """
+
+    connections: int = 16384
+    idle_per_origin: int = 1024
+    body_bytes: int = 64 * 1024 * 1024
+    keep_alive_s: float = 30.0
+    close_s: float = 2.0
+
+
 class ConnectionPool:
     """Keep-alive connections by origin; used from one event loop. No limit counts the time in which that stood.
 
@@ -81,7 +89,8 @@ class ConnectionPool:
         lag_s: Real seconds for which the loop stood while connections were open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PoolLimits = PoolLimits()) -> None:
+        self._limits = limits
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -117,11 +126,11 @@ class ConnectionPool:
             UpstreamConnectError: no connection; the request was not sent.
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
-            SaturatedError: `MAX_CONNECTIONS` are open, or this host has no file left for one.
+            SaturatedError: `PoolLimits.connections` are open, or this host has no file left for one.
             ConfigError: the URL is not a plain http URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
-        content = await stream.read(limit_bytes=MAX_BODY_BYTES)
+        content = await stream.read(limit_bytes=self._limits.body_bytes)
         return Response(stream.status, stream.headers, content)
 
     async def stream(
@@ -157,7 +166,7 @@ class ConnectionPool:
         return None if deadline_s is None else deadline_s + self.lag_s
 
     async def close(self) -> None:
-        """Close idle connections and break those in use; return within `CLOSE_S`."""
+        """Close idle connections and break those in use; return within `PoolLimits.close_s`."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -168,9 +177,10 @@ class ConnectionPool:
             return
         self._all_gone.clear()
         try:
-            await asyncio.wait_for(self._all_gone.wait(), CLOSE_S)
+            await asyncio.wait_for(self._all_gone.wait(), self._limits.close_s)
         except TimeoutError:
-            log.warning("connections given up at close", connections=len(self._open), after_s=CLOSE_S)
+            after_s = self._limits.close_s
+            log.warning("connections given up at close", connections=len(self._open), after_s=after_s)
             self._open.clear()
             self._idle.clear()
 
@@ -189,7 +199,7 @@ class ConnectionPool:
 
     def _free(self, connection: ClientConnection) -> None:
         idle = self._idle.setdefault(connection.origin, [])
-        if self._closed or len(idle) >= MAX_IDLE_PER_ORIGIN:
+        if self._closed or len(idle) >= self._limits.idle_per_origin:
             connection.close()
             return
         connection.reused = True
@@ -213,8 +223,9 @@ class ConnectionPool:
         """Open a connection; however the attempt ends, the pool counts it no longer than it lives."""
         if self._closed:
             raise UpstreamConnectError(_CLOSED)
-        if len(self._open) >= MAX_CONNECTIONS:
-            raise SaturatedError(f"all {MAX_CONNECTIONS} upstream connections are open: retry later")
+        most = self._limits.connections
+        if len(self._open) >= most:
+            raise SaturatedError(f"all {most} upstream connections are open: retry later")
         connect_s = min((t for t in (timeouts.connect_s, timeouts.total_s) if t is not None), default=None)
         connection = ClientConnection(origin, loop, self._free, self._gone)
         self._open.add(connection)
@@ -269,13 +280,13 @@ class ConnectionPool:
                 shortest_s = min(shortest_s, connection.shortest_limit_s)
         for idle in tuple(self._idle.values()):
             for connection in tuple(idle):
-                if now_s - connection.idle_since_s < KEEP_ALIVE_S:
+                if now_s - connection.idle_since_s < self._limits.keep_alive_s:
                     break  # the list is ordered: the newest are last
                 connection.close()
                 idle.remove(connection)
         if self._open and not self._closed:
             self._sweep_period_s = _SWEEP_MAX_S
-            self._sweep_within(min(shortest_s, KEEP_ALIVE_S), loop)
+            self._sweep_within(min(shortest_s, self._limits.keep_alive_s), loop)
 
 
 @lru_cache(maxsize=4096)

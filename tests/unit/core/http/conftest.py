@@ -42,8 +42,8 @@ def serve(stack):
 def make_pool(stack):
     """Make a pool that is closed at the end."""
 
-    def make():
-        pool = ConnectionPool()
+    def make(*limits):
+        pool = ConnectionPool(*limits)
         stack.push_async_callback(pool.close)
         return pool
 

@@ -4,8 +4,7 @@ import orjson
 import pytest
 
 from penstock.core.errors import ConfigError, SaturatedError, StreamBroken
-from penstock.core.http import client
-from penstock.core.http.client import Timeouts, parse_http_url
+from penstock.core.http.client import PoolLimits, Timeouts, parse_http_url
 
 
 async def echo(request, responder):
@@ -47,25 +46,25 @@ async def test_connections_are_reused_one_after_the_other(serve, pool):
     assert (server.connections, pool.connections, pool.idle_connections) == (1, 1, 1)
 
 
-async def test_idle_connections_are_bounded(serve, pool, until, monkeypatch):
+async def test_idle_connections_are_bounded(serve, make_pool, until):
     """Connections beyond the bound are closed when they come free."""
-    monkeypatch.setattr(client, "MAX_IDLE_PER_ORIGIN", 2)
+    pool = make_pool(PoolLimits(idle_per_origin=2))
     server = await serve(echo)
     await asyncio.gather(*(pool.request("GET", url_of(server)) for _ in range(5)))
     assert pool.idle_connections == 2
     await until(lambda: server.connections <= 2)
 
 
-async def test_idle_connections_expire(serve, pool, until, monkeypatch):
+async def test_idle_connections_expire(serve, make_pool, until):
     """A kept connection that nobody uses is closed by the sweep."""
-    monkeypatch.setattr(client, "KEEP_ALIVE_S", 0.05)
+    pool = make_pool(PoolLimits(keep_alive_s=0.05))
     server = await serve(echo)
     await pool.request("GET", url_of(server), timeouts=Timeouts(first_byte_s=0.2))
     assert pool.connections == 1
     await until(lambda: not (server.connections or pool.connections))
 
 
-async def test_open_connections_are_bounded(serve, pool, until, monkeypatch):
+async def test_open_connections_are_bounded(serve, make_pool, until):
     """The request too many is refused with the bound in its message; later ones find room."""
     gate = asyncio.Event()
 
@@ -73,7 +72,7 @@ async def test_open_connections_are_bounded(serve, pool, until, monkeypatch):
         await gate.wait()
         responder.send(200, b"")
 
-    monkeypatch.setattr(client, "MAX_CONNECTIONS", 1)
+    pool = make_pool(PoolLimits(connections=1))
     server = await serve(handler)
     first = asyncio.create_task(pool.request("GET", url_of(server)))
     await until(lambda: server.handlers)
@@ -84,13 +83,13 @@ async def test_open_connections_are_bounded(serve, pool, until, monkeypatch):
     assert (await pool.request("GET", url_of(server))).status == 200
 
 
-async def test_bodies_are_bounded(serve, pool, monkeypatch):
+async def test_bodies_are_bounded(serve, make_pool):
     """A body over the bound breaks the request and is not kept in memory; at the bound it is fine."""
 
     async def handler(request, responder):
         responder.send(200, b"x" * int(request.query["n"]))
 
-    monkeypatch.setattr(client, "MAX_BODY_BYTES", 1000)
+    pool = make_pool(PoolLimits(body_bytes=1000))
     server = await serve(handler)
     assert len((await pool.request("GET", url_of(server, "/?n=1000"))).body) == 1000
     with pytest.raises(StreamBroken, match="exceeds 1000 bytes"):

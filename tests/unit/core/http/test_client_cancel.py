@@ -6,8 +6,7 @@ import time
 import pytest
 
 from penstock.core.errors import SaturatedError, UpstreamConnectError, UpstreamTimeout
-from penstock.core.http import client
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.client import ConnectionPool, PoolLimits, Timeouts
 from penstock.core.http.client_connection import ClientConnection
 
 ON_BOTH_LOOPS = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
@@ -37,11 +36,10 @@ async def cut_at(turn, request, *, starve_s=0.0):
 
 @ON_BOTH_LOOPS
 @pytest.mark.parametrize("starve_s", [0.0, 0.001])
-async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, until, starve_s, monkeypatch):
+async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, until, starve_s):
     """Wherever the cancel falls, connect included, the pool's count returns to what is really open."""
     server = await serve(answer)
-    monkeypatch.setattr(client, "MAX_IDLE_PER_ORIGIN", 0)
-    pool = make_pool()
+    pool = make_pool(PoolLimits(idle_per_origin=0))
     url = f"http://127.0.0.1:{server.port}/"
     ends = [await cut_at(turn, pool.request("GET", url), starve_s=starve_s) for turn in range(TURNS)]
     assert any(isinstance(each, asyncio.CancelledError) for each in ends)
@@ -51,11 +49,10 @@ async def test_a_request_cancelled_at_any_turn_leaves_nothing(serve, make_pool, 
 
 
 @ON_BOTH_LOOPS
-async def test_a_connect_limit_that_passes_at_any_turn_leaves_nothing(serve, make_pool, until, monkeypatch):
+async def test_a_connect_limit_that_passes_at_any_turn_leaves_nothing(serve, make_pool, until):
     """A connect limit that ends in a stall of the loop, in the turn of the connection itself, frees its entry."""
     server = await serve(answer)
-    monkeypatch.setattr(client, "MAX_IDLE_PER_ORIGIN", 0)
-    pool = make_pool()
+    pool = make_pool(PoolLimits(idle_per_origin=0))
     url = f"http://127.0.0.1:{server.port}/"
     for turn in range(TURNS):
         task = asyncio.create_task(pool.request("GET", url, timeouts=Timeouts(connect_s=0.001)))
@@ -82,7 +79,7 @@ async def test_close_during_an_attempt_ends(serve, until):
     await until(lambda: server.connections == 0)
 
 
-async def test_close_gives_up_what_does_not_end(monkeypatch):
+async def test_close_gives_up_what_does_not_end():
     """An attempt that neither ends nor fails holds close for its bound, not for ever."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -91,8 +88,7 @@ async def test_close_gives_up_what_does_not_end(monkeypatch):
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        monkeypatch.setattr(client, "CLOSE_S", 0.05)
-        pool = ConnectionPool()
+        pool = ConnectionPool(PoolLimits(close_s=0.05))
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
         task = asyncio.create_task(pool.request("GET", url, timeouts=Timeouts(connect_s=None)))
         await asyncio.sleep(0)
