@@ -117,7 +117,18 @@ class GraphSnapshot:
 class Cluster:
     """The operator's view of one namespace, or of all."""
 
-    def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str | None,
+        enqueue: Enqueue,
+        confirm_s: float = CONFIRM_S,
+        list_s: float = LIST_S,
+    ) -> None:
+        """Prepare; `run` watches. ``confirm_s`` and ``list_s`` are as their constants say."""
+        self._confirm_s = confirm_s
+        self._list_s = list_s
         self._client = client
         self._namespace = namespace
         self._enqueue = enqueue
@@ -163,8 +174,8 @@ class Cluster:
             except (NotFoundError, ForbiddenError):
                 return False
             except ClusterError as exc:
-                log.warning("kind not listed", kind=kind.kind, error=str(exc), retry_s=LIST_S)
-                await asyncio.sleep(LIST_S)
+                log.warning("kind not listed", kind=kind.kind, error=str(exc), retry_s=self._list_s)
+                await asyncio.sleep(self._list_s)
             else:
                 return bool(found.items)
 
@@ -197,7 +208,7 @@ class Cluster:
                 self._watch(kind)
             informer = self._informers[kind]
             try:
-                async with asyncio.timeout(LIST_S):
+                async with asyncio.timeout(self._list_s):
                     await informer.synced.wait()
             except TimeoutError as exc:
                 # Other graphs need neither these objects nor the worker that would wait for them here.
@@ -267,7 +278,7 @@ class Cluster:
         if owner is not None and old is not None and _shows_other_changes(kind, old, obj):
             self._enqueue(owner, kind in _OF_USERS)
         if identity not in self._reported:
-            asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
+            asyncio.get_running_loop().call_later(self._confirm_s, self._confirm, kind, identity, obj)
 
     def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
         owner = self._owners.get(identity)
@@ -291,7 +302,7 @@ class Cluster:
         self._reported.add(identity)
         old = self._held(kind, metadata["name"], owner)
         noted_s = self._noted.pop(identity, None)
-        is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S
+        is_young = noted_s is not None and time.monotonic() - noted_s < self._confirm_s
         if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
             self._noted[identity] = noted_s
             return  # the answer to a write of ours was newer

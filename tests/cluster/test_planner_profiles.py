@@ -14,7 +14,6 @@ from penstock.api import Role
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
-from penstock_planner.cluster import fleet
 from penstock_planner.cluster.fleet import parse
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.codec import to_plain
@@ -23,11 +22,6 @@ from penstock_planner.learnt import Learnt, as_json
 pytestmark = pytest.mark.cluster
 
 SLA = {"mode": "sla", "sla": {"profile": "fast"}}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(fleet, "POLL_S", 0.2)
 
 
 async def profile_of(world):
@@ -59,7 +53,7 @@ async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_resta
     """The condition says what to run; the ledger says by which profile was decided; the replicas never shrink."""
     await world.make_graph(**SLA)
     profile = None
-    async with world.planning():
+    async with world.planning(profile_poll_s=0.2):
         await until(lambda: is_now(world.reason(), "ProfileMissing"), "the profile is missing")
         assert "apply a ProfileRequest with graph: llama, configMap: fast" in await message(world)
         await keep(world, "{")
@@ -82,7 +76,7 @@ async def test_a_graph_without_a_profile_disturbs_no_other(world):
     """One waits, the other is planned."""
     await world.make_graph(**SLA)
     await world.make_graph("other")
-    async with world.planning():
+    async with world.planning(profile_poll_s=0.2):
         await until(lambda: is_now(world.reason(), "ProfileMissing"), "the one waits")
         await until(lambda: is_now(world.reason("other"), "Observing"), "the other is planned")
 
@@ -93,7 +87,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
     gpus = {Role.PREFILL: 1, Role.DECODE: 1}
     export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain({"adaptive": known})))
     await world.make_graph(mode="adaptive", memory="learnt")
-    async with world.planning():
+    async with world.planning(profile_poll_s=0.2):
         await until(lambda: is_now(world.reason(), "Misconfigured"), "the ConfigMap is missing")
         assert "spec.planner.memory: ConfigMap learnt is not there" in await message(world)
         await keep(world, export.decode(), "learnt", "memory.json")
@@ -110,7 +104,7 @@ async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
     admin, world.client = world.client, await KubeClient.connect(kubeconfig=path)
     bound = world.client
     try:
-        async with world.planning():
+        async with world.planning(profile_poll_s=0.2):
             world.client = admin
             await until(lambda: is_now(_is_planned(world), True), "it is planned")
     finally:

@@ -117,7 +117,12 @@ Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class Fleet:
-    """All planners of one process."""
+    """All planners of one process.
+
+    Attributes:
+        poll_s: Real seconds between two looks at a profile.
+        pauses: Real seconds between two tries of a graph's planner that fails.
+    """
 
     def __init__(
         self,
@@ -128,7 +133,11 @@ class Fleet:
         work: Work,
         say: Callable[[Key, Report], None],
         forget: Callable[[Key], None],
+        poll_s: float = POLL_S,
+        pauses: Backoff = PAUSES,
     ) -> None:
+        self.poll_s = poll_s
+        self.pauses = pauses
         self._graphs = graphs
         self._overrides = overrides
         self._profiles = profiles
@@ -170,7 +179,7 @@ class Fleet:
                 if is_over:
                     continue
                 failures = 1 if loop.time() - started_s >= STEADY_S else failures + 1
-                await self._changed_within(key, PAUSES.pause_s(failures))
+                await self._changed_within(key, self.pauses.pause_s(failures))
         finally:
             self._changed.pop(key, None)
             self._forget(key)
@@ -191,7 +200,7 @@ class Fleet:
         except ProfileError as exc:
             self._report(key, live, exc.reason, str(exc))
             log.info("graph has no profile to plan by", why=str(exc))
-            await self._changed_within(key, POLL_S)
+            await self._changed_within(key, self.poll_s)
         except ConfigError as exc:
             self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))
             log.warning("graph cannot be planned", why=str(exc))
@@ -231,7 +240,7 @@ class Fleet:
         planned, uid = _version(live), live["metadata"].get("uid")
         polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:
-            await self._changed_within(key, POLL_S if polled else None)
+            await self._changed_within(key, self.poll_s if polled else None)
             self._changed[key].clear()
             now = self._graphs.graph(key)
             if now is None or now["metadata"].get("uid") != uid:

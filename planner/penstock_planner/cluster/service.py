@@ -25,7 +25,7 @@ from penstock.kube.objects.names import (
     lease_name,
 )
 from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
-from penstock_planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
+from penstock_planner.cluster.profiles import POLL_S, ConfigMapProfiles, EngineProfile, memory_of
 from penstock_planner.cluster.status import (
     DecisionEventWriter,
     EventListener,
@@ -75,6 +75,7 @@ class ClusterService:
         log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
             ledgers lie in Penstock's state folder.
         unschedulable_s: Seconds after which an unschedulable pod is given up.
+        profile_poll_s: Real seconds between two looks at a graph's profile.
     """
 
     overrides: Mapping[str, Any]
@@ -87,6 +88,7 @@ class ClusterService:
     host: str = "127.0.0.1"
     metrics_port: int = 0
     unschedulable_s: float = UNSCHEDULABLE_S
+    profile_poll_s: float = POLL_S
 
     def folder(self, key: Key) -> Path:
         """Return the folder of one graph's ledger, state and dashboard."""
@@ -161,6 +163,7 @@ class LeaderSession:
             work=self._plan,
             say=self.status.say,
             forget=self._forget,
+            poll_s=service.profile_poll_s,
         )
         self._watch.subscribe(self.fleet.enqueue)
 

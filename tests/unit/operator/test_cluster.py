@@ -10,7 +10,6 @@ from graph_harness import graph, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
 from penstock.kube.kinds import LEADER_WORKER_SET
-from penstock_operator import cluster as cluster_module
 from penstock_operator.cluster import Cluster
 
 KEY = ("ns", "g")
@@ -127,10 +126,11 @@ async def test_a_late_answer_does_not_revive_a_deleted_object(world):
     assert view.known() == []
 
 
-async def test_an_answer_that_no_watch_confirms_is_dropped(world, monkeypatch):
+async def test_an_answer_that_no_watch_confirms_is_dropped():
     """Created and deleted while the watch was away."""
-    monkeypatch.setattr(cluster_module, "CONFIRM_S", 0.0)
-    view, marks, _ = world
+    marks = []
+    enqueue = lambda key, urgent: marks.append((key, urgent))  # noqa: E731 - as in `world`
+    view = Cluster(FakeApi(), namespace="ns", enqueue=enqueue, confirm_s=0.0)
     view.note(deployment(3))
     assert view.known() == [KEY]
     await told(None)
@@ -182,10 +182,9 @@ class UnlistableSets(FakeApi):
         return await super().read_pages(kind, **kwargs)
 
 
-async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
+async def test_sets_that_cannot_be_listed_hold_no_other_graph_up():
     """The graph that needs them fails with the server's words and is tried again; no worker waits for ever."""
-    monkeypatch.setattr(cluster_module, "LIST_S", 0.2)
-    view = Cluster(UnlistableSets(), namespace="ns", enqueue=lambda _key, _urgent: None)
+    view = Cluster(UnlistableSets(), namespace="ns", enqueue=lambda _key, _urgent: None, list_s=0.2)
     watching = asyncio.create_task(view.run())
     await view.synced()
     for _ in range(2):

@@ -13,7 +13,6 @@ from penstock.core.backoff import Backoff
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
-from penstock_planner.cluster import fleet as fleet_module
 from penstock_planner.cluster.fleet import Fleet, parse, plan_of
 from penstock_planner.cluster.profiles import ConfigMapProfiles
 from penstock_planner.cluster.service import ClusterService
@@ -186,9 +185,9 @@ async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, 
         (RuntimeError("a bug"), PlannerReason.FAILED),
     ],
 )
-async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, reason):
+async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, failure, reason):
     """The other one goes on; the failed one comes back after a pause, or at once when somebody has repaired it."""
-    monkeypatch.setattr(fleet_module, "PAUSES", Backoff(0.3, 60.0))
+    world.fleet.pauses = Backoff(0.3, 60.0)
     world.failures[A] = [failure]
     await world.put(_graph("b"))
     await world.put(_graph("a"))
@@ -196,7 +195,7 @@ async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, mo
     assert [said[:2] for said in world.said] == [("a", reason)]
     await _until(lambda: A in world.running)
     assert world.begun == [("b", 30), ("a", 30), ("a", 30)]
-    monkeypatch.setattr(fleet_module, "PAUSES", Backoff(600.0, 600.0))
+    world.fleet.pauses = Backoff(600.0, 600.0)
     world.failures[B] = [failure]
     await world.put(_graph("b", uid="u2"))
     assert set(world.running) == {A}
@@ -248,9 +247,9 @@ async def test_without_a_usable_profile_a_graph_waits_and_says_what_to_run(world
     assert message.startswith("spec.planner.sla.profile: ")
 
 
-async def test_a_profile_that_comes_starts_the_graph(world, monkeypatch):
+async def test_a_profile_that_comes_starts_the_graph(world):
     """Within a look's time, without a change of the graph."""
-    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.fleet.poll_s = 0.02
     await world.put(_graph("a", **_SLA))
     assert world.running == {}
     world.profile(_profile())
@@ -258,9 +257,9 @@ async def test_a_profile_that_comes_starts_the_graph(world, monkeypatch):
     assert world.running[A].plan.config.performance is not None
 
 
-async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(world, monkeypatch):
+async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(world):
     """The same content under a new version is the same plan."""
-    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.fleet.poll_s = 0.02
     world.profile(_profile())
     await world.put(_graph("a", **_SLA))
     assert len(world.begun) == 1
@@ -272,9 +271,9 @@ async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(
     assert world.running[A].plan.config.performance.model == "org/M"
 
 
-async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world, monkeypatch):
+async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world):
     """What was read last holds while the API server is away; a deleted profile holds nothing."""
-    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.fleet.poll_s = 0.02
     world.profile(_profile())
     await world.put(_graph("a", **_SLA))
     world.read_failure = UnavailableError("no answer")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.router.proxy import deadly
 from penstock.router.proxy.completion import RequestRefused
 from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
 
@@ -36,10 +35,9 @@ def test_a_body_is_refused_until_its_time_has_passed_and_no_other_is(clock):
     assert not is_refused(requests, b"deadly")
 
 
-def test_only_the_newest_are_remembered(clock, monkeypatch):
+def test_only_the_newest_are_remembered(clock):
     """However many bodies a client sends, memory is bounded; one that kills again counts as new."""
-    monkeypatch.setattr(deadly, "KEPT_MOST", 2)
-    requests = DeadlyRequests(lambda: clock[0])
+    requests = DeadlyRequests(lambda: clock[0], most=2)
     for body in (b"a", b"b", b"a", b"c"):
         requests.add(body)
     assert [body for body in (b"a", b"b", b"c") if is_refused(requests, body)] == [b"a", b"c"]

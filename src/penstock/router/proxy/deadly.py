@@ -21,9 +21,9 @@ QUERY_OF_DEATH = "query_of_death"
 class DeadlyRequests:
     """The bodies that one router refuses, by their hash."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], *, most: int = KEPT_MOST) -> None:
         self._now_s = now_s
-        self._until_s: LruCache[str, float] = LruCache(KEPT_MOST)
+        self._until_s: LruCache[str, float] = LruCache(most)
 
     def add(self, body: bytes) -> str:
         """Refuse a body from now on; return the hash that names it in the log and to clients."""
