@@ -152,6 +152,10 @@ class PlannerOptions(BaseModel):
     prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = _declared(
         "metrics.prometheus_url", description="Prometheus server, http://host:port or https://host:port."
     )
+    prometheus_credentials: str | None = Field(
+        None,
+        description="YAML file that maps Prometheus servers, https://host:port, to the files of credentials that they get.",
+    )
     router_url: Annotated[str, Field(pattern=r"^http://\S+$")] | None = Field(
         None, description="Router, http://host:port; default: the statefile's."
     )

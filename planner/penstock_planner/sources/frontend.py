@@ -66,7 +66,7 @@ def sources_of(
     known[MetricsSource.SCRAPE] = frontend.workers.of_runtime(own_names, path)
     if options.prometheus_url is not None:
         known[MetricsSource.PROMETHEUS] = PrometheusSource(
-            connect(options.prometheus_url),
+            connect(options.prometheus_url, options.prometheus_credentials),
             labels,
             clock=frontend.clock,
             routers=frontend.urls if has_router else None,

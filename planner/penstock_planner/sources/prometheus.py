@@ -19,6 +19,7 @@ from penstock.core.errors import ConfigError, ObservationError
 from penstock.core.worker_metrics import OwnNames, names_on_page
 from penstock_planner.decide.reading import Reading, assess, missing
 from penstock_planner.sources.base import Query, Readings, Urls, address, total_of
+from penstock_planner.sources.prometheus_credentials import credentials_for
 from penstock_planner.targets.base import Endpoint
 
 READ_TIMEOUT_S = 2.0
@@ -223,18 +224,22 @@ def require_client() -> None:
         ) from exc
 
 
-def connect(url: str) -> Any:
-    """Return a client of the server at ``url``; nothing is sent yet.
+def connect(url: str, credentials_file: str | None = None) -> Any:
+    """Return a client of the server at ``url``, with what the file gives to that server; nothing is sent yet.
 
     Raises:
-        ConfigError: the extra is not installed.
+        ConfigError: the extra is not installed, or the file cannot be used.
     """
     require_client()
     from prometheus_api_client import PrometheusConnect  # noqa: PLC0415 - optional extra
-    from urllib3.util.retry import Retry  # noqa: PLC0415 - comes with the extra
+    from requests import Session  # noqa: PLC0415 - comes with the extra
+    from urllib3.util.retry import Retry  # noqa: PLC0415 - likewise
 
+    credentials, session = credentials_for(url, credentials_file), Session()
+    if credentials is not None:
+        credentials.give_to(session)
     # The library's own retries take seconds; the chain's next source is better than waiting.
-    return PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0))
+    return PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0), session=session)
 
 
 def _distinct(series: Sequence[_Series]) -> list[_Series]:

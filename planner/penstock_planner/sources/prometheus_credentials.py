@@ -1,0 +1,89 @@
+"""What proves the planner to a Prometheus, and the authority that proves the Prometheus to it.
+
+A graph names its Prometheus, and may name another one than its owner should learn a token by: so the process's own file says by
+origin which server gets what, and files are read again at each request, as Kubernetes rotates them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Session
+
+_FLAG = "--prometheus-credentials"
+
+
+class Credentials(BaseModel):
+    """Files of one origin, each absolute or below the planner's working directory."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
+
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _is_pair(self) -> Self:
+        if (self.certificate_file is None) is not (self.key_file is None):
+            raise ValueError("certificateFile and keyFile belong together; give both or neither")
+        return self
+
+    def give_to(self, session: Session) -> None:
+        """Make a session's requests carry them."""
+        if self.ca_file is not None:
+            session.verify = str(self.ca_file)
+        if self.certificate_file is not None and self.key_file is not None:
+            session.cert = (str(self.certificate_file), str(self.key_file))
+        if self.token_file is not None:
+            session.auth = _BearerToken(self.token_file)
+
+
+class _BearerToken:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._file.read_text(encoding='utf-8').strip()}"
+        return request
+
+
+def credentials_for(url: str, file: str | None) -> Credentials | None:
+    """Return what the file gives to the server of a URL; None: nothing.
+
+    Raises:
+        ConfigError: The file cannot be read, or gives a token to a server that would get it in clear text.
+    """
+    if file is None:
+        return None
+    found = _read(file).get(_origin(url))
+    if found is not None and found.token_file is not None and urlsplit(url).scheme != "https":
+        raise ConfigError(f"{_FLAG}: {file}: a token for {url} would travel in clear text; use https")
+    return found
+
+
+def _read(file: str) -> dict[str, Credentials]:
+    try:
+        given: Any = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        if not isinstance(given, dict):
+            raise ConfigError(f"{_FLAG}: {file}: must map origins, such as https://HOST:PORT, to files")
+        return {_origin(str(url)): Credentials.model_validate(each or {}) for url, each in given.items()}
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        shown = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else exc
+        raise ConfigError(f"{_FLAG}: {file}: {shown}; see docs/planner.md") from exc
+
+
+def _origin(url: str) -> str:
+    """Return scheme, host and port of a URL, the port stated."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{parts.hostname}:{port}"
