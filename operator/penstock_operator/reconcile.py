@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -44,6 +44,7 @@ from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
 from penstock_operator.resources.metadata import BuildContext, inherit
 from penstock_operator.scaling import Scaling
+from penstock_operator.switching import Switching
 from penstock_operator.trim import Object
 from penstock_operator.validity import message_of
 from penstock_operator.wanted import WantedObjects
@@ -91,7 +92,7 @@ class Reconciler:
         self._drains = Drains(parts.applier, parts.loads)
         self._gates = Gates(parts.applier)
         self._edits = Edits()
-        self._scaling = Scaling(self._drains, self._gates)
+        self._scaling = Scaling(self._drains, self._gates, Switching(parts.applier))
         self._wanted = WantedObjects()
         self._convergence = Convergence(parts.applier, parts.recorder, self._drains)
         self._reporter = Reporter(parts.applier, parts.recorder)
@@ -206,7 +207,7 @@ class Reconciler:
             if wanted is not None and not graph.paused:
                 done = await self._convergence.write(graph, plan, wanted, refusals)
                 found, is_pruned = Findings(done.services, done.applied), done.pruned
-            allowed, released = await self._ungate(graph, found.services, refusals)
+            allowed, released = await self._ungate(graph, found.services, plan.kept, refusals)
             found = replace(found, waiting=allowed.waiting)
             facts = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
         except UnavailableError as exc:
@@ -235,11 +236,16 @@ class Reconciler:
         return self._parts.cluster.snapshot(graph.key)
 
     async def _ungate(
-        self, graph: ObservedGraph, services: Mapping[str, ServiceState], refusals: Refusals
+        self,
+        graph: ObservedGraph,
+        services: Mapping[str, ServiceState],
+        kept: Collection[str],
+        refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
         return await self._gates.ungate(
             graph.key,
-            self._snapshot(graph).workers(),  # with the marks that this reconcile's drains have written
+            # With the marks that this reconcile's drains have written.
+            [each for each in self._snapshot(graph).workers() if each.uid not in kept],
             budget=graph.budget,
             priorities=graph.priorities,
             replicas={name: each.running for name, each in services.items()},

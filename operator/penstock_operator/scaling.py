@@ -20,6 +20,8 @@ from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import WorkerPool, bounded, held
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
+from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
+from penstock_operator.switching import Switching
 from penstock_operator.workloads import (
     is_own,
     known_replicas,
@@ -32,7 +34,8 @@ from penstock_operator.workloads import (
 class Scaling:
     """Plans the replicas of a graph's services and drains what is too many."""
 
-    def __init__(self, drains: Drains, gates: Gates) -> None:
+    def __init__(self, drains: Drains, gates: Gates, switching: Switching) -> None:
+        self._switching = switching
         self._drains = drains
         self._gates = gates
 
@@ -46,10 +49,14 @@ class Scaling:
         for name, pool in _pools(graph, services, allowed).items():
             plan = await self._drains.plan(pool, now_s=graph.now_s)
             services[name] = replace(services[name], plan=plan)
-        return ReplicasPlan(services, first_replicas, blocked(allowed, pods))
+        spec = graph.model.spec
+        kept = kept_places(spec, services, pods)
+        switches = plan_switches(spec, services, pods, now_s=graph.now_s)
+        services = without_switching(services, switches)
+        return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
-        """Mark and unmark the pods that the plan names; return what to emit of it."""
+        """Mark and unmark the pods that the plan names, and switch those that have drained; return what to emit of it."""
         messages = []
         for name, state in plan.services.items():
             if state.plan is None:
@@ -60,7 +67,7 @@ class Scaling:
             if text is not None:
                 reason = "Draining" if state.plan.begin else "Restored"
                 messages.append(EventMessage(reason, text, action="Drain"))
-        return messages
+        return [*messages, *await self._switching.carry_out(graph, plan.switches, refusals)]
 
 
 def _service_states(graph: ObservedGraph) -> tuple[dict[str, ServiceState], dict[str, int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.api import ServiceSpec
 from penstock_operator.plan.diagnose import Diagnosis
 from penstock_operator.plan.drain import Bounded, ScalePlan
+from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.rollout import RolloutView, unavailable
 
 
@@ -42,10 +43,20 @@ class ServiceState:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleSwitch:
+    """A drained ``worker`` that becomes what ``place``, which has not started, was to be."""
+
+    worker: PodView
+    place: PodView
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicasPlan:
     """What the services of a graph are to have.
 
     Attributes:
+        switches: Drained workers that change their role.
+        kept: Uids of pods that stay at the budget's gate.
         first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
         blocked: Replicas of a service that the budget keeps from running.
     """
@@ -53,6 +64,8 @@ class ReplicasPlan:
     services: Mapping[str, ServiceState]
     first_replicas: Mapping[str, int]
     blocked: Mapping[str, int]
+    switches: tuple[RoleSwitch, ...] = ()
+    kept: frozenset[str] = frozenset()
 
     @property
     def is_draining(self) -> bool:

@@ -71,13 +71,17 @@ def plan_of(
     given = {**overrides, "no-operation": True} if paused else overrides
     options = join(given={} if disabled else given, graph=None if disabled else graph)
     config = options.decide_config(graph, performance)
-    unused = (
-        "engine.switchable has no effect here: a pod's role is its workload's"
-        if config.switches_roles
-        else ""
-    )
-    config = replace(config, switches_roles=False)
+    unused = ""
+    if config.switches_roles and not may_switch(graph, config):
+        unused = "engine.switchable has no effect here: it needs planner.maxGpuBudget and replicas of one pod"
+        config = replace(config, switches_roles=False)
     return GraphPlan(options, config, services_of(graph), disabled, paused, unused)
+
+
+def may_switch(graph: GraphDeployment, config: DecideConfig) -> bool:
+    """Return whether a pod may take another one's place: that waits at the budget's gate, and both are pods of Deployments."""
+    nodes = {each.nodes_per_replica for each in graph.spec.workers.values()}
+    return config.max_gpu_budget is not None and nodes == {1}
 
 
 def why_disabled(graph: GraphDeployment) -> str:

@@ -19,7 +19,7 @@ from penstock.kube.events import EventMessage
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
 from penstock_planner.targets.base import TargetState
-from penstock_planner.targets.pods import PodFacts, count
+from penstock_planner.targets.pods import PodFacts, count, with_switching
 
 if TYPE_CHECKING:
     from penstock_planner.cluster.watch import GraphWatch
@@ -93,6 +93,7 @@ class KubernetesTarget:
         self._graph = graph.name
         self._namespace = graph.metadata.namespace
         self._services = services_of(graph)
+        self._switches_roles = graph.spec.engine.switchable
         self._view = view
         self._emit = emit
         self._patience_s = {"unschedulable": unschedulable_s, "stuck": STUCK_S, "gated": GATED_S}
@@ -128,8 +129,9 @@ class KubernetesTarget:
                 failing=failing,
                 refused=refused.get(role, ""),
             )
+        counts = {role: pool.counts for role, pool in pools.items()}
         return TargetState(
-            pools={role: pool.counts for role, pool in pools.items()},
+            pools=with_switching(counts, pods) if self._switches_roles else counts,
             # Another autoscaler's changes hold no decision about the other roles back.
             is_adjusting=any(
                 pool.is_adjusting for role, pool in pools.items() if not self._services[role].is_external
@@ -168,9 +170,13 @@ class KubernetesTarget:
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Refuse: a pod's role is its workload's, so that `DecideConfig.switches_roles` is off."""
-        del replicas, decision_id
-        raise ClusterError(f"{self._graph}: pods keep their role; {giver} and {taker} are scaled apart")
+        """Write both numbers, as `Target.switch` describes it; the operator lets what drains take the place of what waits.
+
+        The taking role's goes first, so that its pod waits for GPUs before the giving role's is idle. Where the second
+        one fails, the first is a wish beyond the budget, which waits, and is decided about again.
+        """
+        await self.scale(taker, replicas[taker], decision_id=decision_id)
+        await self.scale(giver, replicas[giver], decision_id=decision_id)
 
     async def _scale(self, role: Role, service: ScaledService, wanted: int, decision_id: str) -> None:
         adapter = self._adapter(service)

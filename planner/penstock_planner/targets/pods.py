@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import Role
@@ -153,6 +153,27 @@ def count(
     if refused and missing > 0:
         reasons += [refused] * missing
     return _against_desired(counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
+
+
+def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -> dict[Role, PoolCounts]:
+    """Return the counts of roles whose workers switch: one that drains is that of the other role whose place it takes.
+
+    A place is a replica that starts and has no GPUs: its pod waits at the budget's gate, or is yet to be made.
+    """
+    begun = Counter(
+        pod.role
+        for pod in pods
+        if not (pod.ready or pod.leaving or pod.finished) and (pod.bound or pod.trouble == "unschedulable")
+    )
+    found = dict(pools)
+    for giver, taker in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        if giver not in found or taker not in found:
+            continue
+        gives, takes = found[giver], found[taker]
+        count = min(gives.draining, max(0, takes.starting - begun[taker]))
+        found[giver] = replace(gives, draining=gives.draining - count)
+        found[taker] = replace(takes, switching=count)
+    return found
 
 
 _ALIVE: Final = ("starting", "restarting", "ready")

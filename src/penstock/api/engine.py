@@ -177,7 +177,7 @@ class EngineConfig(SpecModel):
     switchable: Flag = entry(
         False,
         "Workers of prefill and decode can take each other's role without a start, so that the planner moves them. Runtimes vllm "
-        "and simulated, on one machine and in simulations.",
+        "and simulated; on Kubernetes replicas of one pod, within planner.maxGpuBudget.",
     )
     stream_interval_tokens: Count = entry(1, "Tokens between two streamed events.")
 

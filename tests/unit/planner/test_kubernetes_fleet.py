@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from penstock.core.backoff import Backoff
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
-from penstock_planner.cluster.fleet import Fleet, parse, plan_of
+from penstock_planner.cluster.fleet import Fleet, may_switch, parse, plan_of
 from penstock_planner.cluster.profiles import ConfigMapProfiles
 from penstock_planner.cluster.service import ClusterService
 from penstock_planner.cluster.status import PlannerReason
@@ -304,13 +304,24 @@ def test_options_given_to_the_process_override_the_graphs_own():
     assert plan.config.no_operation
 
 
-def test_on_a_cluster_pods_keep_their_role_and_the_plan_says_so():
-    """The same graph moves workers under `penstock up`."""
+def test_on_a_cluster_workers_switch_where_the_budget_holds_their_places():
+    """Without a budget no pod waits, and the plan says that none switches."""
     graph = parse(_graph("a"))
     spec = graph.spec.model_copy(update={"engine": graph.spec.engine.model_copy(update={"switchable": True})})
-    plan = plan_of(graph.model_copy(update={"spec": spec}), {})
-    assert (plan.config.switches_roles, plan_of(graph, {}).unused) == (False, "")
-    assert plan.unused == "engine.switchable has no effect here: a pod's role is its workload's"
+    switchable = graph.model_copy(update={"spec": spec})
+    plan = plan_of(switchable, {"max-gpu-budget": 4})
+    assert (plan.config.switches_roles, plan.unused) == (True, "")
+    without = replace(plan.config, max_gpu_budget=None)
+    assert not may_switch(switchable, without)
+    services = {
+        name: each.model_copy(update={"nodes_per_replica": 2}) for name, each in spec.services.items()
+    }
+    groups = switchable.model_copy(update={"spec": spec.model_copy(update={"services": services})})
+    plan = plan_of(groups, {"max-gpu-budget": 4})
+    assert not plan.config.switches_roles
+    assert plan.unused == (
+        "engine.switchable has no effect here: it needs planner.maxGpuBudget and replicas of one pod"
+    )
 
 
 def test_every_graph_has_a_folder_of_its_own(monkeypatch, tmp_path):

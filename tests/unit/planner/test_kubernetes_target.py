@@ -277,6 +277,44 @@ async def test_a_role_that_is_managed_by_others_is_never_edited(cluster, notes):
     assert (state.pools[D].starting, state.writers[D]) == (2, "hpa")
 
 
+async def test_a_switch_is_both_numbers_and_counts_as_one_worker_until_it_serves(cluster):
+    """Written, drained, relabelled: the worker starts in the role that takes it, and no GPU counts twice."""
+    spec = GRAPH.spec.model_copy(update={"engine": GRAPH.spec.engine.model_copy(update={"switchable": True})})
+    target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster)
+    cluster.edit("prefill", 2, owner="penstock-planner")
+    cluster.pod_list["p1"] = _pod("p1", P)
+    await target.observe()
+
+    async def counted():
+        pools = (await target.observe()).pools
+        return {r: (p.ready, p.starting, p.switching, p.draining) for r, p in pools.items()}
+
+    assert await counted() == {P: (2, 0, 0, 0), D: (1, 0, 0, 0)}
+    await target.switch(P, D, replicas={P: 1, D: 2}, decision_id="d000009")
+    names = [call[1] for call in cluster.calls if call[0] == "scale"]
+    assert names == ["llama-decode", "llama-prefill"]
+    moving = {P: (1, 0, 0, 0), D: (1, 1, 1, 0)}
+    assert await counted() == moving
+    cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
+    cluster.pod_list["d1"] = _pod("d1", D, ready=False, bound=False, trouble="gated")
+    assert await counted() == moving
+    del cluster.pod_list["d1"]
+    cluster.pod_list["p1"] = _pod("p1", D)
+    assert await counted() == {P: (1, 0, 0, 0), D: (2, 0, 0, 0)}
+
+
+async def test_a_start_beside_a_drain_is_no_switch_where_its_pod_has_a_node(cluster):
+    """It holds GPUs beside the one that drains."""
+    spec = GRAPH.spec.model_copy(update={"engine": GRAPH.spec.engine.model_copy(update={"switchable": True})})
+    target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster)
+    cluster.edit("decode", 2, owner="penstock-planner")
+    cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
+    for change in ({"bound": True}, {"bound": False, "trouble": "unschedulable"}):
+        cluster.pod_list["d1"] = _pod("d1", D, ready=False, **change)
+        pools = (await target.observe()).pools
+        assert (pools[D].starting, pools[D].switching, pools[P].draining) == (1, 0, 1)
+
+
 async def test_wishes_are_kept_within_the_services_bounds(target, cluster):
     """MinReplicas 1, maxReplicas 4: as the operator takes them."""
     await target.observe()
