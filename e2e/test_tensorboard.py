@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -89,27 +92,34 @@ class Point(NamedTuple):
     value: float
 
 
-def points(url, run, tag):
-    """Return a scalar's points, oldest first."""
-    return [Point(*each) for each in data(url, "scalars/scalars", run=run, tag=tag)]
+def points(url, graph, curve, chart):
+    """Return a curve's points, oldest first: each curve of a graph is a run of its own."""
+    run = f"{graph.namespace}/{graph.name}/{curve}"
+    return [Point(*each) for each in data(url, "scalars/scalars", run=run, tag=chart)]
+
+
+def has_curves(url, graph):
+    """Return a check that TensorBoard shows replicas of a graph."""
+    run = f"{graph.namespace}/{graph.name}/desired"
+    return lambda: run in data(url, "scalars/tags")
 
 
 @pytest.mark.nightly
 def test_tensorboard_shows_what_the_planner_decides(kube, deploy, tensorboard):
-    """A graph is a run of its own, with its replicas and its decisions in words; a new planner goes on with it."""
+    """A graph has runs of its own, with its replicas and its decisions in words; a new planner goes on with them."""
     services = {"worker": {"replicas": 2}}
     graph = deploy("aggregated", services=services, planner={"adjustmentIntervalSeconds": 5})
-    run = f"{graph.namespace}/{graph.name}"
-    wait_for("the graph is a run", lambda: run in data(tensorboard, "scalars/tags"), 60, every_s=2)
+    wait_for("the graph has curves", has_curves(tensorboard, graph), 60, every_s=2)
 
     def desired():
-        return points(tensorboard, run, "replicas/aggregated_desired")
+        return points(tensorboard, graph, "desired", "replicas/aggregated")
 
     # Mode adaptive holds what it found for a minute.
     wait_for("the planner wants one worker less", lambda: desired()[-1].value == 1, 150, every_s=2)
     assert desired()[0].value == 2
-    assert points(tensorboard, run, "gpus/budget")[-1].value == 8
-    texts = [each["text"] for each in data(tensorboard, "text/text", run=run, tag="decisions/text_summary")]
+    assert points(tensorboard, graph, "budget", "gpus/count")[-1].value == 8
+    notes = f"{graph.namespace}/{graph.name}/planner"
+    texts = [each["text"] for each in data(tensorboard, "text/text", run=notes, tag="decisions/text_summary")]
     assert any("2 -&gt; 1" in each for each in texts), texts
 
     before = desired()
@@ -120,3 +130,32 @@ def test_tensorboard_shows_what_the_planner_decides(kube, deploy, tensorboard):
     assert desired()[: len(before)] == before
     steps = [each.step for each in desired()]
     assert steps == sorted(steps)
+
+
+@pytest.mark.nightly
+def test_the_dashboard_opens_as_a_user_opens_it(kube, deploy, tensorboard):
+    """`penstock dashboard --kubernetes` finds the pod, prints the page's address, and serves page and charts there."""
+    graph = deploy("aggregated", planner={"adjustmentIntervalSeconds": 5})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "penstock.cli", "dashboard", "--kubernetes", "--port", str(port)]
+    process = subprocess.Popen(
+        command, env=kube.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        printed = process.stdout.readline()
+        assert f"http://localhost:{port}/" in printed
+        assert "Forwarding from" in process.stdout.readline()
+        url = f"http://localhost:{port}"
+        with urllib.request.urlopen(url, timeout=10) as page:
+            assert b"TensorBoard" in page.read()
+        wait_for("the graph has curves", has_curves(url, graph), 60, every_s=2)
+        charts = [
+            chart["title"]
+            for category in data(url, "custom_scalars/layout")["category"]
+            for chart in category["chart"]
+        ]
+        assert charts
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
