@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from options import read_options
 
 from penstock.api import Role, RouterConfig
-from penstock.core.http.client_connection import ClientConnection
+from penstock.core.http.client_connection import ClientConnection, Origin
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.core.tracing import Tracing
@@ -160,9 +160,7 @@ def _router(answer: list[bytes], *, all_on: bool, traced: float | None) -> Route
     server.admission.set_workers(workers)
     pool = cast("Any", server.context.pool)
 
-    async def connect(
-        origin: tuple[str, int], _timeouts: object, loop: asyncio.AbstractEventLoop
-    ) -> ClientConnection:
+    async def connect(origin: Origin, _timeouts: object, loop: asyncio.AbstractEventLoop) -> ClientConnection:
         worker = _Worker(answer, loop)
         connection = ClientConnection(origin, loop, pool._free, pool._gone)  # noqa: SLF001 - as above
         worker.connection = connection

@@ -1,7 +1,7 @@
 import asyncio
 
 from penstock.core.errors import UpstreamError
-from penstock.core.http.client_connection import ClientConnection
+from penstock.core.http.client_connection import ClientConnection, Origin
 from penstock.core.http.limits import Timeouts
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -51,7 +51,7 @@ async def test_any_response_ends_in_a_status_or_an_upstream_error(rounds, mutate
     loop = asyncio.get_running_loop()
     for name, rng in rounds:
         wire, freed, gone = make_wire(), [], []
-        connection = ClientConnection(("h", 80), loop, freed.append, gone.append)
+        connection = ClientConnection(Origin("h", 80), loop, freed.append, gone.append)
         connection.connection_made(wire)
         data = mutate(rng, CORPUS, TOKENS)
         try:

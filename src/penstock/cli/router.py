@@ -22,6 +22,7 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
+from penstock.core.http.tls import NO_FILES, TlsFiles
 from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.statefile import parse_static_workers
@@ -65,6 +66,18 @@ class RouterFlags:
         name="--worker",
         default=(),
         metavar="ROLE=URL",
+    )
+    worker_ca_file: Path | None = flag(
+        "Authorities of workers whose URL is https, PEM.", unset="the system's", path="file"
+    )
+    worker_certificate_file: Path | None = flag(
+        "The router's own certificate for such workers, PEM.", default=None, path="file"
+    )
+    worker_key_file: Path | None = flag("Its key, PEM.", default=None, path="file")
+    worker_token_file: Path | None = flag(
+        "Bearer token for such workers, in place of a client's; read again as it rotates.",
+        default=None,
+        path="file",
     )
     model: str | None = flag("Name under which clients ask for the model.", unset="the graph's")
     policy: str | None = flag(
@@ -185,7 +198,18 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
         graph_secret=os.environ.get(GRAPH_SECRET_VARIABLE, "").encode(),
         access_log=flags.access_log,
         shutdown_grace_s=flags.shutdown_grace,
+        worker_tls=_worker_tls(flags),
     )
+
+
+def _worker_tls(flags: RouterFlags) -> TlsFiles:
+    files = TlsFiles(
+        flags.worker_ca_file, flags.worker_certificate_file, flags.worker_key_file, flags.worker_token_file
+    )
+    if files != NO_FILES and not any(each.partition("=")[2].startswith("https://") for each in flags.workers):
+        raise ConfigError("--worker-ca-file and the like: no --worker has an https URL; leave them out")
+    files.check()
+    return files
 
 
 def _keys(source: KeySource, file: Path | None) -> frozenset[bytes]:

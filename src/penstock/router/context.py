@@ -28,5 +28,9 @@ class RouterContext:
     discovery: Discovery
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
-    pool: ConnectionPool = field(default_factory=ConnectionPool)
-    probes: ConnectionPool = field(default_factory=ConnectionPool)
+    pool: ConnectionPool = field(init=False)
+    probes: ConnectionPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Open both pools with the workers' credentials."""
+        self.pool, self.probes = (ConnectionPool(tls=self.settings.worker_tls) for _ in range(2))

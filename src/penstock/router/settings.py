@@ -10,6 +10,7 @@ from typing import Any
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
+from penstock.core.http.tls import NO_FILES, TlsFiles
 from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, METRICS_PATH, OwnNames
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
@@ -47,6 +48,7 @@ class RouterSettings:
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
         tier_keys: Keys that carry a tier; where API keys are required, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
+        worker_tls: Credentials for workers whose URL is https.
         shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
     """
 
@@ -69,6 +71,7 @@ class RouterSettings:
     tier_keys: TierKeys = field(default_factory=lambda: TierKeys({}))
     access_log: str | None = None
     shutdown_grace_s: float = 900.0
+    worker_tls: TlsFiles = NO_FILES
 
     def check(self) -> None:
         """Refuse what cannot work.

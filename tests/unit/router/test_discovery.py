@@ -144,7 +144,7 @@ def test_a_fixed_fleet_is_named_by_role():
 
 
 @pytest.mark.parametrize(
-    "value", ["decode", "router=http://a:1", "decode=https://a:1", "decode=http://", "=http://a"]
+    "value", ["decode", "router=http://a:1", "decode=ftp://a:1", "decode=http://", "=http://a"]
 )
 def test_a_fixed_fleet_is_checked(value):
     """The message names flag, value and form."""

@@ -20,11 +20,12 @@ from penstock.core.errors import (
     UpstreamConnectError,
     UpstreamTimeout,
 )
-from penstock.core.http.client_connection import ClientConnection, StaleConnection
+from penstock.core.http.client_connection import ClientConnection, Origin, StaleConnection
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import Headers, encode_headers
 from penstock.core.http.own_lag import LATE_S, TURNS, OwnLag, PatientTimeout
 from penstock.core.http.streaming import StreamingResponse
+from penstock.core.http.tls import NO_FILES, Tls, TlsFiles
 from penstock.core.logs import get_logger
 
 __all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
@@ -42,8 +43,6 @@ _EXHAUSTED = {
     errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
 }
 _CLOSED = "the connection pool is closed: no request can be sent"
-
-Origin = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,9 @@ class ConnectionPool:
         lag_s: Real seconds for which the loop stood while connections were open.
     """
 
-    def __init__(self, limits: PoolLimits = PoolLimits()) -> None:
+    def __init__(self, limits: PoolLimits = PoolLimits(), tls: TlsFiles = NO_FILES) -> None:
         self._limits = limits
+        self._tls = Tls(tls)
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class ConnectionPool:
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
             SaturatedError: `PoolLimits.connections` are open, or this host has no file left for one.
-            ConfigError: the URL is not a plain http URL.
+            ConfigError: the URL is no http or https URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
         content = await stream.read(limit_bytes=self._limits.body_bytes)
@@ -144,6 +144,8 @@ class ConnectionPool:
     ) -> StreamingResponse:
         """Return the response as soon as its head has arrived; raises as ``request`` does."""
         target = parse_http_url(url)
+        if target.origin.is_tls:
+            headers = self._with_token(headers)
         length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
         head = b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
         loop = asyncio.get_running_loop()
@@ -161,6 +163,13 @@ class ConnectionPool:
                 raise
         connection = await self._connect(target.origin, timeouts, loop)
         return await connection.exchange(head, body, timeouts, self._put_back(deadline_s))
+
+    def _with_token(self, headers: Headers) -> Headers:
+        """Return a request's headers with the pool's own token, in place of a client's."""
+        own = self._tls.authorization(asyncio.get_running_loop().time())
+        if own is None:
+            return headers
+        return (*(each for each in headers if each[0].lower() != b"authorization"), (b"authorization", own))
 
     def _put_back(self, deadline_s: float | None) -> float | None:
         return None if deadline_s is None else deadline_s + self.lag_s
@@ -231,7 +240,8 @@ class ConnectionPool:
         self._open.add(connection)
         try:
             async with PatientTimeout(connect_s):
-                await loop.create_connection(lambda: connection, origin[0], origin[1])
+                tls = self._tls.context if origin.is_tls else None
+                await loop.create_connection(lambda: connection, origin.host, origin.port, ssl=tls)
         except BaseException as exc:
             # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
             connection.discard()
@@ -291,30 +301,31 @@ class ConnectionPool:
 
 @lru_cache(maxsize=4096)
 def parse_http_url(url: str) -> _Target:
-    """Split a plain http URL."""
+    """Split an http or https URL."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or 80
+        is_tls = parts.scheme == "https"
+        host, port = parts.hostname, parts.port or (443 if is_tls else 80)
     except ValueError as exc:
         raise ConfigError(f"url {url!r}: {exc}; write http://host:port/path") from exc
-    if parts.scheme != "http" or not host:
-        raise ConfigError(f"url {url!r}: only plain http is spoken; write http://host:port/path")
+    if parts.scheme not in {"http", "https"} or not host:
+        raise ConfigError(f"url {url!r}: only http and https are spoken; write http://host:port/path")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(c <= " " or c > "~" for c in path):
         raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
     line = f"{path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
-    return _Target((host, port), line.encode())
+    return _Target(Origin(host, port, is_tls), line.encode())
 
 
 def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:
     """Map what connecting raises: the one place that knows sockets' errors."""
-    name = f"{origin[0]}:{origin[1]}"
+    name = f"{origin.host}:{origin.port}"
     if exc.errno in _EXHAUSTED:
         return SaturatedError(f"cannot open a connection to {name}: {exc}; {_EXHAUSTED[exc.errno]}")
     if isinstance(exc, TimeoutError) and exc.errno is None:
         return UpstreamTimeout(f"{name} did not accept within connect limit {connect_s} s", phase="connect")
     if isinstance(exc, socket.gaierror):
-        return UpstreamConnectError(f"host {origin[0]!r} does not resolve: {exc}")
+        return UpstreamConnectError(f"host {origin.host!r} does not resolve: {exc}")
     if isinstance(exc, ConnectionRefusedError):
         return UpstreamConnectError(f"{name} refused the connection: nothing listens there")
     return UpstreamConnectError(f"cannot connect to {name}: {exc}")

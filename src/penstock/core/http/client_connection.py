@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import httptools
 
@@ -74,6 +74,14 @@ _MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
 _END_OF_HEAD = b"\r\n\r\n"
 
 
+class Origin(NamedTuple):
+    """Where connections go."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+
+
 class StaleConnection(StreamBroken):
     """A kept-alive connection was closed by the peer before it answered a byte."""
 
@@ -86,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        origin: tuple[str, int],
+        origin: Origin,
         loop: asyncio.AbstractEventLoop,
         on_free: Callable[[ClientConnection], None],
         on_gone: Callable[[ClientConnection], None],
@@ -148,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def name(self) -> str:
         """``host:port`` of the upstream, for messages."""
-        return f"{self.origin[0]}:{self.origin[1]}"
+        return f"{self.origin.host}:{self.origin.port}"
 
     async def exchange(
         self, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None

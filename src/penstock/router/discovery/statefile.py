@@ -6,9 +6,10 @@ another process's doing: it is reported once and what was known goes on being se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -22,6 +23,8 @@ from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoin
 from penstock.runtimes.protocol import SIDE_CHANNEL_PORT
 
 log = get_logger(__name__)
+
+_WORKER_URL: Final = re.compile(r"https?://[^/]")
 
 
 class Discovery:
@@ -105,14 +108,16 @@ def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
     """Read a fixed fleet from ``role=url`` arguments; names become ``role-0``, ``role-1``...
 
     Raises:
-        ConfigError: a value is not ``role=http://host:port``.
+        ConfigError: a value is not ``role=http://host:port`` or ``role=https://host:port``.
     """
     found: list[WorkerSpec] = []
     for value in values:
         role_text, _, url = value.partition("=")
-        if role_text not in WORKER_ROLES or not url.startswith("http://") or len(url) <= len("http://"):
+        if role_text not in WORKER_ROLES or _WORKER_URL.match(url) is None:
             roles = ", ".join(WORKER_ROLES)
-            raise ConfigError(f"--worker: {value!r}: write role=http://host:port with a role of {roles}")
+            raise ConfigError(
+                f"--worker: {value!r}: write role=http://host:port, or https, with a role of {roles}"
+            )
         role = Role(role_text)
         number = sum(each.role is role for each in found)
         found.append(WorkerSpec(name=f"{role}-{number}", role=role, url=url.rstrip("/")))

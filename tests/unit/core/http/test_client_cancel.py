@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import SaturatedError, UpstreamConnectError, UpstreamTimeout
 from penstock.core.http.client import ConnectionPool, PoolLimits, Timeouts
-from penstock.core.http.client_connection import ClientConnection
+from penstock.core.http.client_connection import ClientConnection, Origin
 
 ON_BOTH_LOOPS = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 TURNS = 24
@@ -129,7 +129,7 @@ class Wire(asyncio.Transport):
 async def test_a_late_cancel_spares_the_next_request():
     """A request cancelled in the turn in which its answer ended does not cut off its connection's next user."""
     loop = asyncio.get_running_loop()
-    wire, connection = Wire(), ClientConnection(("h", 80), loop, id, id)
+    wire, connection = Wire(), ClientConnection(Origin("h", 80), loop, id, id)
     connection.connection_made(wire)
     gate = loop.create_future()
 
@@ -159,10 +159,10 @@ async def test_a_host_without_files_is_not_the_peers_fault(pool):
         create_connection = staticmethod(no_more)
 
     with pytest.raises(SaturatedError, match="ulimit -n"):
-        await pool._connect(("127.0.0.1", 9), Timeouts(), Loop())
+        await pool._connect(Origin("127.0.0.1", 9), Timeouts(), Loop())
     assert pool.connections == 0
 
 
 async def test_a_connection_keeps_its_attributes_in_the_object():
     """CPython 3.11 moves 30 or more into a dictionary, which cost a streamed response 3% more instructions."""
-    assert len(vars(ClientConnection(("h", 80), asyncio.get_running_loop(), id, id))) < 30
+    assert len(vars(ClientConnection(Origin("h", 80), asyncio.get_running_loop(), id, id))) < 30
