@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock_planner.decide.adaptive import rules, signals
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, looked_back
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory, hold_s
+from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
 from penstock_planner.decide.adaptive.week import Recalled
@@ -45,13 +45,10 @@ from penstock_planner.decide.sla.limits import Projection, limited
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 MOST_AT_ONCE = 64
-"""Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""
+"""Bound: more replicas than this are never added by one decision, regardless of `max_step`."""
 
 GIVES_AFTER_S = 30.0
 """Chosen: a role that has just grown keeps what it got for so long: the time of a drain, after which its signals show it."""
-
-REGRET_S = 60.0
-"""Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -292,7 +289,7 @@ def _case(
     assert demand is not None  # noqa: S101 - the caller's
     startup_s = memory.startup_s(role, at_s)
     horizon_s = startup_s + config.metric_pulling_interval_s
-    ahead_s, far_s = (horizon_s, 2 * horizon_s + REGRET_S) if workers.follows_trend else (0.0, 0.0)
+    ahead_s, far_s = (horizon_s, 2 * horizon_s + HOLD_S) if workers.follows_trend else (0.0, 0.0)
     work, size = memory.work, memory.work.size
     along = work.arriving(ahead_s)
     recalled, far_recalled = (

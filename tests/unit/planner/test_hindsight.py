@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
+from penstock_planner.decide.adaptive.signals import MEMORY_S
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)
@@ -225,7 +226,7 @@ def test_counts_have_few_digits_and_fade():
     known = Hindsight()
     for step in range(3600):
         known = hindsight.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
-    assert known.seen_s < hindsight.MEMORY_S + 30
+    assert known.seen_s < MEMORY_S + 30
     for fleets in known.fleets.values():
         for values in (fleets.started_s, fleets.late, fleets.replica_s):
             assert values == tuple(hindsight.counted(each) for each in values)

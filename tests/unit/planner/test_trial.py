@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
+from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.trial import ENOUGH, HOLDS_S, Lateness, Trial
+from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.observation import PoolCounts

@@ -21,28 +21,26 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock_planner.decide.adaptive.recurrence import Recurrence
-
-MEMORY_S = 6 * 3600.0
-"""Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
-at noon."""
+from penstock_planner.decide.adaptive.signals import MEMORY_S
 
 PARTS = 16
-"""Chosen: seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
+"""Seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
 
 WAIT_S = 1800.0
 """Chosen: for half an hour the price of late requests alone says whether what came is waited for, however short it was."""
 
-QUIET_S = 900.0
-"""Chosen: so long a floor is kept without enough requests to tell: most of what comes again does so within a quarter of an hour."""
+QUIET_S = WAIT_S / 2
+"""So long a floor is kept without enough requests to tell: most of what comes again does so within a quarter of an hour."""
 
-LEAST_ARRIVED = 100.0
+ENOUGH = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
-FIXED_AFTER_S = 3600.0
-"""Chosen: a fleet that never grows is kept to once an hour has been followed; of a quiet start it would be the cheapest."""
+HOLDS_S = 3600.0
+"""Chosen: for an hour what was found holds. A fleet that never grows is kept to once so much has been followed, as of a quiet start it would
+be the cheapest; what a trial found is believed as long."""
 
 SIZES_MOST = 64
-"""Chosen: floors above this are not followed; each size costs a microsecond a pull."""
+"""Bound: floors above this are not followed; each size costs a microsecond a pull."""
 
 
 class Growth(StrEnum):
@@ -377,7 +375,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     # A replica started at the first pull must have had the time to be of use.
     if known.seen_s < objective.unused_s:
         return known
-    if known.arrivals < LEAST_ARRIVED:
+    if known.arrivals < ENOUGH:
         is_idle = known.idle_s[known.floor - 1] >= max(QUIET_S, objective.unused_s)
         return replace(known, floor=least) if is_idle else known
     known = replace(known, floor=max(known.floor, least))
@@ -386,7 +384,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
     best, largest = None, 0.0
     for growth, others in known.fleets.items():
-        if growth in _NEVER_GROW and known.seen_s < FIXED_AFTER_S:
+        if growth in _NEVER_GROW and known.seen_s < HOLDS_S:
             continue
         for index in range(least - 1, most):
             if is_good and others.replica_s[index] >= held_s:
@@ -417,7 +415,7 @@ _GROWTH_WORDS = {
 
 def in_words(known: Hindsight, gpus: float) -> str:
     """Return why the floor is what it is, in one line; empty before one was chosen."""
-    if not known.floor or known.arrivals < LEAST_ARRIVED:
+    if not known.floor or known.arrivals < ENOUGH:
         return ""
     fleets, place = known.fleet()
     other = place - 1 if place else place + 1

@@ -31,7 +31,7 @@ SETTLE_S = 10.0
 
 HOLD_S = 60.0
 """Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
-GPU-seconds and late requests as well."""
+GPU-seconds and late requests as well. It goes only if demand this long after two start-ups from now allows it."""
 
 STARTUPS_KEPT = 2
 """Chosen: of so many newest start-ups the longest is expected: of a mean every other one takes longer. Of four it costs 5% more

@@ -9,7 +9,7 @@ SLOT_S = 30.0
 """Chosen: fine enough for a burst of a minute, a fourth of a start-up of two."""
 
 SLOTS_MOST = 1440
-"""Chosen: twelve hours; four of a period's turns are known after twelve hours of one of three."""
+"""Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
 TURNS_LEAST = (3, 6)
 """Chosen: a period is believed once it has been seen for this many turns: the first that comes within a slot, the second within three."""

@@ -11,10 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import Load, served_by
-
-SERVED_TAU_S = 1800.0
-"""Chosen: the share in time that is shown is that of half an hour; a deployment that changed is known within one."""
+from penstock_planner.decide.adaptive.hindsight import WAIT_S, Load, served_by
 
 TRUST_REQUESTS = 500.0
 """Chosen: so many requests that the model was wrong about, all the same way, move a shadow worker by all of its throughput: ten
@@ -22,6 +19,7 @@ move nothing, a twentieth of late ones at two requests per second a tenth in a q
 
 SHARE_LEAST = 0.5
 """Chosen: what makes more late than half of the throughput explains has another cause, and more workers would not help."""
+
 
 CALM_TAU_S = 7200.0
 """Chosen: what is late in any fleet changes with the prompts alone; over half an hour it is a few requests, and chance."""
@@ -59,7 +57,7 @@ class Served:
     Attributes:
         share: Of its throughput what a worker of a shadow fleet does; None: not corrected yet.
         backlog_s: Work that the shadow of the real fleet has left, in seconds of one worker.
-        first: First tokens and requests turned away, decayed over `SERVED_TAU_S`.
+        first: First tokens and requests turned away, decayed over `WAIT_S`.
         late: Those of them that were late, decayed alike.
         arrived: Arrivals, decayed alike.
         predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
@@ -128,7 +126,7 @@ class Served:
             slo_s: What a first token may take.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
-        kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (SERVED_TAU_S, CALM_TAU_S))
+        kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, CALM_TAU_S))
         # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
         calm_s = 0.0 if load.served_at_once_by is None else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s

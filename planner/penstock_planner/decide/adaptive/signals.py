@@ -103,8 +103,19 @@ LEVEL_TAU_S = 6.0
 """Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and 76.8% in time,
 step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 
-SIZE_TAU_S = 120.0
-"""Chosen: prompt lengths change more slowly than arrivals, and their spread is most of the noise of tokens/s."""
+WORK_TAU_S = 120.0
+"""Chosen: prompt lengths, whose spread is most of the noise of tokens/s, and the KV that a token costs change more slowly than arrivals."""
+
+BUSY_TAU_S = 60.0
+"""Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
+
+LEAST_BUSY_S = 5.0
+"""Chosen: worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for
+two workers too many."""
+
+LOAD_TAU_S = 30.0
+"""Chosen: KV usage is a sum over many requests, so half a minute is smooth enough; so many worker-seconds of computing say whether requests
+met, shorter than `BUSY_TAU_S`, so that one client that waits for each answer is known before its throughput counts."""
 
 SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 """The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal between traces' two
@@ -117,24 +128,9 @@ SLACK_SHARE = 0.8
 """Chosen: of the slack that the size of a prompt leaves what it may wait; the worker's present prompt, the transfer of KV and the first
 step of decode take the rest. At the whole the model predicted half of what was late (TRIED.md)."""
 
-SLACK_LEAST = 0.2
-"""Chosen: where prompts take almost the SLO by themselves, the share of it that they may wait all the same: another fleet would
-not have them in time either."""
-
-BUSY_TAU_S = 60.0
-"""Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
-
-ORDER_TAU_S = 6 * 3600.0
-"""Chosen: in which order a queue is served changes with a deployment alone."""
-
-LEAST_BUSY_S = 5.0
-"""Chosen: worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for
-two workers too many."""
-
-
-SHARED_TAU_S = 30.0
-"""Chosen: worker-seconds of computing over which it is averaged whether requests met; shorter than `BUSY_TAU_S`, so that one client
-that waits for each answer is known before its throughput counts."""
+MEMORY_S = 6 * 3600.0
+"""Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a morning's bursts are known
+at noon. What a deployment decides, as the order of a queue, is remembered as long."""
 
 SHARED_LEAST = 0.03
 """Chosen: the share that one pull of one worker adds. At nine tenths of what it can do a pool is at some 0.7."""
@@ -148,7 +144,8 @@ or compiles; what comes on top is no time of computing."""
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
     """Return how long a second of work may wait and its prompt be in time: each prompt's own slack, weighed by its work.
 
-    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by themselves are left out.
+    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by themselves are left out, and where
+    almost all do, the share that no queue may take is what they wait: another fleet would not have them in time either.
 
     Args:
         sizes: Uncached tokens of prompts, each as frequent as another.
@@ -158,7 +155,7 @@ def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> flo
     fit = [(size, slo_s - size / tokens_per_s) for size in sizes if size < slo_s * tokens_per_s]
     work = sum(size for size, _ in fit)
     slack_s = sum(size * slack_s for size, slack_s in fit) / work if work else slo_s
-    return max(SLACK_SHARE * slack_s, SLACK_LEAST * slo_s)
+    return max(SLACK_SHARE * slack_s, (1.0 - SLACK_SHARE) * slo_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +243,7 @@ class Work:
             entry: Role that requests reach first.
         """
         dt_s = demand.period_s
-        order_kept = math.exp(-dt_s / ORDER_TAU_S)
+        order_kept = math.exp(-dt_s / MEMORY_S)
         overdue = demand.ttft_count if (demand.oldest_wait_s or 0.0) > slo_s else 0.0
         in_time = overdue if demand.ttft_sum_s <= slo_s * demand.ttft_count else 0.0
         computing_s = demand.prefilling_workers * dt_s
@@ -257,7 +254,7 @@ class Work:
             computing_s = 0.0
         # Of n prompts the sum differs from n means by n variances, squared.
         beyond = demand.uncached_tokens - demand.arrivals * self.size if self.sized > 0 else 0.0
-        kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / SIZE_TAU_S)
+        kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / WORK_TAU_S)
         rate = self.rate.followed(demand.arrivals / dt_s, dt_s, RATE_TAU_S)
         weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
         return Work(
@@ -268,7 +265,7 @@ class Work:
             sized_squares=self.sized_squares * sized_kept + beyond * beyond,
             done_tokens=self.done_tokens * kept + demand.prefilled_tokens,
             busy_s=self.busy_s * kept + computing_s,
-            shared=self.shared + (1.0 - math.exp(-met_s / SHARED_TAU_S)) * (is_shared - self.shared),
+            shared=self.shared + (1.0 - math.exp(-met_s / LOAD_TAU_S)) * (is_shared - self.shared),
             unfinished_s=unfinished_s,
             overdue=self.overdue * order_kept + overdue,
             overdue_in_time=self.overdue_in_time * order_kept + in_time,
@@ -314,19 +311,13 @@ class WorkView:
 FULL = 0.9
 """KV usage above which a worker counts as full: the planner document's threshold for growing."""
 
-LOAD_TAU_S = 30.0
-"""Chosen: KV usage is a sum over many requests, so half a minute is smooth enough."""
-
-SPENT_TAU_S = 120.0
-"""Chosen: two minutes weigh in the KV that a token costs."""
-
 SLOWDOWN = 3.0
 """By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's time: 2.9,
 3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load held thirty times
 the KV, and a flash crowd found its decode workers a start-up late."""
 
 LOAD_MOST = 2.0
-"""Chosen: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
+"""Bound: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
 
 WAITING_SHARE = 0.02
 """KV of a waiting request where running ones give no figure: the planner document's own figure."""
@@ -377,7 +368,7 @@ class KvLoad:
             ready: Workers that hold it.
             dt_s: Since the pull before, > 0.
         """
-        kept = math.exp(-dt_s / SPENT_TAU_S)
+        kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
         return KvLoad(
             load=self.load.followed(load, dt_s, LOAD_TAU_S),

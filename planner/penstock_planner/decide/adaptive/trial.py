@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.observation import PoolCounts
 
 LATE_TAU_S = 300.0
 """Chosen: five minutes of requests tell a fault that lasts from a moment's; with ten drifting-prompts was 95.9% in time, with five
 97.8%."""
-
-ENOUGH = 100.0
-"""Chosen: of fewer requests a share of late ones means nothing."""
 
 NOISE_SIGMAS = 3.0
 """Chosen: late requests come together; so many standard errors of the share allowed are no reason yet."""
@@ -25,11 +23,8 @@ NOISE_SIGMAS = 3.0
 HELPS_TO = 0.75
 """Chosen: a replica that leaves more than this of the late share did not help."""
 
-HOLDS_S = 3600.0
-"""Chosen: for an hour what a trial found is taken to hold, as for fleets that never grow."""
-
 VAIN_MOST = 5
-"""Chosen: after this many in vain, 32 hours, the pause gets no longer."""
+"""Bound: after this many in vain, 32 hours, the pause gets no longer."""
 
 
 @dataclass(frozen=True, slots=True)
