@@ -6,6 +6,7 @@ drawing with one warning, and the planner goes on.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from datetime import datetime
 from functools import partial
@@ -26,6 +27,9 @@ from penstock_planner.series import EXPECTED, points
 POINTS_PER_INTERVAL = 15
 """Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
 
+NEWEST = 20
+"""Decisions in the text tab. TensorBoard keeps a sample of a long text's steps, and always the last: that one names them all."""
+
 Charts = dict[str, list[Any]]
 
 log = get_logger(__name__)
@@ -41,6 +45,7 @@ class Dashboard:
         self._figures = Figures(config, is_held=False)
         self._runs = Runs(folder)
         self._history = History()
+        self._newest: deque[str] = deque(maxlen=NEWEST)
         self._view: View | None = None
         self._is_stopped = False
 
@@ -79,13 +84,14 @@ class Dashboard:
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Write the decision as text, and the latencies of the interval before it."""
+        """Write the newest decisions as text, the last one first, and the latencies of the interval before it."""
         self._figures.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
         lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
         prefix = "not acted on: no-operation\n" if decision.no_operation else ""
-        text = f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines)
+        self._newest.appendleft(f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines))
+        text = "\n\n".join(self._newest)
         self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
         found = points(self._figures, is_decided=True)
         self._write(lambda: self._draw(found, view))
@@ -114,7 +120,7 @@ class Dashboard:
         table = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
         text = f"| setting | value |\n|---|---|\n{table}"
         self._runs.write_text("settings", text, wall_s=view.wall_s, step=0)
-        self._runs.begin_session(settings, _COMPARED, wall_s=view.wall_s)
+        self._runs.begin_session(settings, tuple(_COMPARED.values()), wall_s=view.wall_s)
 
     def _draw_pictures(self, view: View) -> None:
         slo_s = self._config.ttft_slo_s
@@ -127,7 +133,8 @@ class Dashboard:
                 self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
 
     def _draw(self, found: dict[tuple[str, str], float], view: View, *, at_s: float | None = None) -> None:
-        self._runs.draw(found, wall_s=view.wall_s, step=_step(view, at_s))
+        compared = {("", name): found[curve] for curve, name in _COMPARED.items() if curve in found}
+        self._runs.draw({**found, **compared}, wall_s=view.wall_s, step=_step(view, at_s))
 
     def _write(self, write: Callable[[], None]) -> None:
         if self._is_stopped:
@@ -182,8 +189,13 @@ _DEMAND = {
     "Waiting requests": "wait/requests",
     "Start-up, s": "startup/seconds",
 }
-_COMPARED = {"gpus/hours": "in use", "demand/requests_per_second": "rejected", "ttft/seconds": "p99"}
-"""Charts whose last point the HParams table shows, and the curve of each."""
+_COMPARED = {
+    ("served", "in_time/share"): "compared/share in time",
+    ("in use", "gpus/hours"): "compared/GPU-hours",
+    ("p99", "ttft/seconds"): "compared/TTFT p99, s",
+    ("rejected", "demand/requests_per_second"): "compared/rejected per second",
+}
+"""Points that the HParams table shows the last of, and under which tag: of the folder's own run, the table's row."""
 
 _CURVES = (
     (NOTES, "oldest", "prefill", "desired", "served", "scheduled most", "starting"),

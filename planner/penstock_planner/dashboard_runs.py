@@ -75,9 +75,9 @@ class Runs:
         self.put(NOTES, Summary(value=[Summary.Value(tag=tag, image=image)]), wall_s=wall_s, step=step)
 
     def begin_session(
-        self, settings: Mapping[str, str | float], metrics: Mapping[str, str], *, wall_s: float
+        self, settings: Mapping[str, str | float], metrics: Sequence[str], *, wall_s: float
     ) -> None:
-        """Write a row of the HParams table: settings, and the curve of each metric's chart whose last point it shows."""
+        """Write a row of the HParams table: settings, and the tags of the folder's own run whose last points it shows."""
         infos = [
             HParamInfo(
                 name=name,
@@ -85,10 +85,7 @@ class Runs:
             )
             for name, value in settings.items()
         ]
-        shown = [
-            MetricInfo(name=MetricName(group=curve, tag=tag), display_name=tag)
-            for tag, curve in metrics.items()
-        ]
+        shown = [MetricInfo(name=MetricName(tag=tag), display_name=tag.rpartition("/")[2]) for tag in metrics]
         start = SessionStartInfo(start_time_secs=wall_s)
         for name, value in settings.items():
             if isinstance(value, str):

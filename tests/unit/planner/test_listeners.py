@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from penstock.api import Role
 from penstock.core.cron import Recurring
@@ -138,8 +139,9 @@ def _each_scalar_is_in_one_chart(drawn):
     proto = drawn["planner"].Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     layout = layout_pb2.Layout.FromString(proto)
     patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
-    for curve in drawn.values():
-        for tag in curve.Tags()["scalars"]:
+    for name, curve in drawn.items():
+        # The folder's own run has the row of the HParams table.
+        for tag in curve.Tags()["scalars"] if name != "board" else ():
             assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
     return [c.title for c in layout.category]
 
@@ -212,9 +214,27 @@ async def test_the_overview_is_a_picture_with_its_changes(world):
     assert picture.encoded_image_string.startswith(b"\x89PNG")
     assert min(picture.width, picture.height) > 600
     assert b"GPU budget" in notes.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
-    assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(
-        drawn["board"].summary_metadata
-    )
+
+
+async def test_the_table_of_runs_finds_its_figures_in_the_row_itself(world):
+    """TensorBoard joins a row's run and a metric's with a slash, so that "./in use" would be no run of one folder."""
+    drawn = await _drawn_in(world, 120)
+    board = drawn["board"]
+    assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(board.summary_metadata)
+    experiment = board.summary_metadata["_hparams_/experiment"].plugin_data.content
+    metrics = [each.name for each in HParamsPluginData.FromString(experiment).experiment.metric_infos]
+    assert {each.group for each in metrics} == {""}
+    assert {each.tag for each in metrics} >= set(board.Tags()["scalars"]) >= {"compared/GPU-hours"}
+
+
+async def test_the_newest_text_names_the_last_decisions(world):
+    """TensorBoard keeps a sample of the texts, and always the newest."""
+    drawn = await _drawn_in(world, 120)
+    texts = [
+        each.tensor_proto.string_val[0].decode()
+        for each in drawn["planner"].Tensors("decisions/text_summary")
+    ]
+    assert [re.findall(r"\*\*(d\d+)\*\*", text) for text in texts][-1] == [f"d00000{n}" for n in (4, 3, 2, 1)]
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):
