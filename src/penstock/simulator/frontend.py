@@ -56,6 +56,8 @@ class FrontendCounters:
         self._gaps, self._slo_s = gaps, slo_s
         self._at_s = 0.0
         self._weights: dict[int, int] = {}
+        # Those whose prompt was computed.
+        self._computed: set[int] = set()
         # Arrival times of waiting jobs, and the worker of dispatched ones whose prompt is not computed.
         self._waiting: dict[int, float] = {}
         self._given: dict[int, str] = {}
@@ -73,7 +75,10 @@ class FrontendCounters:
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
-        """Note that a job waits, at first or after it was lost."""
+        """Note that a job waits, at first or after it was lost; what was computed of it is computed again."""
+        if job.index in self._computed:
+            self._computed.remove(job.index)
+            self._counts["uncached_tokens"] += self._weights[job.index]
         self._waiting[job.index] = job.request.arrival_s
 
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
@@ -84,6 +89,7 @@ class FrontendCounters:
             self._counts["refused"] += 1
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
+        self._computed.discard(job.index)
 
     def given(self, job: Job, worker: str) -> None:
         """Note that a job was handed to a worker."""
@@ -95,6 +101,7 @@ class FrontendCounters:
         """Count a computed prompt."""
         if self.lost(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
+            self._computed.add(job.index)
 
     def lost(self, job: Job) -> bool:
         """Note that a job left its worker; return whether its prompt was not computed before."""
@@ -121,6 +128,7 @@ class FrontendCounters:
         self._counts["completed"] += 1
         self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
+        self._computed.discard(job.index)
 
     def take(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import xxhash
 
 from penstock.api import Tier
+from penstock.router.core.request import RequestMachine
 from penstock.router.core.retries import Assignment, RequestTries
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
@@ -37,7 +38,10 @@ class Job:
         relay: Name of the router that it came to.
         is_orphan: That router has died since it was dispatched: no client gets its answer.
         priority: That its tier has in engines; 0 without tiers.
-        assignment: Its share of the first stage's worker; None before the first.
+        machine: What it does next; None before it has come to the picker, and after its end.
+        assignment: Its newest share of a worker; None before the first.
+        said_tokens: Of its answer, by workers that have died since; the newest one has them in its prompt.
+        broken_s: When the last of them died.
         worker: Prefill (or aggregated) worker that has, or had, it, and its incarnation then.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
         is_deflected: Its decode worker computes its prompt.
@@ -57,8 +61,10 @@ class Job:
     tier: Tier = Tier.STANDARD
     priority: int = 0
     tries: RequestTries = field(default_factory=RequestTries)
+    machine: RequestMachine | None = None
     assignment: Assignment[Job] | None = None
-    decode_assignment: Assignment[Job] | None = None
+    said_tokens: int = 0
+    broken_s: float = 0.0
     worker: str = ""
     incarnation: int = 0
     decoder: str = ""
@@ -70,6 +76,21 @@ class Job:
     first_token_s: float | None = None
     ended_s: float | None = None
     outcome: JobOutcome | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that its worker receives."""
+        return self.request.input_tokens + self.said_tokens
+
+    @property
+    def outputs_left(self) -> int:
+        """Tokens that its worker is to generate."""
+        return self.request.output_tokens - self.said_tokens
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it holds a share of a worker."""
+        return self.assignment is not None and self.assignment.is_open
 
     @property
     def name(self) -> str:
@@ -89,15 +110,23 @@ class PrefixChains:
 
     def chain(self, request: TraceRequest) -> tuple[int, ...]:
         """Return a key per begun 512-token block, each depending on all before it."""
-        ids = request.block_ids
+        ids: Iterable[int] | None = request.block_ids
         if ids is None:
             first = _UNIQUE_ID + request.line * 4096
-            ids = tuple(range(first, first + -(-request.input_tokens // BLOCK_TOKENS)))
-        digest = xxhash.xxh3_64_intdigest
-        key = self._root
+            ids = range(first, first + -(-request.input_tokens // BLOCK_TOKENS))
+        return self._chained(ids, self._root)
+
+    def extend(self, job: Job) -> None:
+        """Add the blocks that what was said of a job's answer begins, which it shares with no other job."""
+        first, chain = _UNIQUE_ID + job.request.line * 4096, job.chain
+        ids = range(first + len(chain), first + -(-job.prompt_tokens // BLOCK_TOKENS))
+        job.chain, job.keys = chain + self._chained(ids, chain[-1] if chain else self._root), None
+
+    @staticmethod
+    def _chained(ids: Iterable[int], key: int) -> tuple[int, ...]:
         keys = []
         for block_id in ids:
-            key = digest(block_id.to_bytes(8, "little"), key)
+            key = xxhash.xxh3_64_intdigest(block_id.to_bytes(8, "little"), key)
             keys.append(key)
         return tuple(keys)
 
@@ -114,7 +143,7 @@ class PrefixChains:
             for key in job.chain:
                 first = index.setdefault(key, len(index)) * per_id
                 keys.extend(range(first, first + per_id))
-            del keys[job.request.input_tokens // block_size :]
+            del keys[job.prompt_tokens // block_size :]
             job.keys = keys
         return job.keys
 

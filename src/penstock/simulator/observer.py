@@ -176,7 +176,9 @@ def _requests(jobs: Sequence[Job]) -> Requests:
         wait_s=np.array([since(job, job.handed_s) for job in jobs], dtype=np.float64),
         prompt_tokens=np.array([job.request.input_tokens for job in jobs], dtype=np.float64),
         output_tokens=np.array([job.request.output_tokens for job in jobs], dtype=np.float64),
-        cached_tokens=np.array([job.cached_tokens for job in jobs], dtype=np.float64),
+        cached_tokens=np.array(
+            [min(job.cached_tokens, job.request.input_tokens) for job in jobs], dtype=np.float64
+        ),
         is_ok=np.array([job.outcome is JobOutcome.OK for job in jobs], dtype=bool),
         is_rejected=np.array([job.outcome is JobOutcome.REJECTED for job in jobs], dtype=bool),
     )

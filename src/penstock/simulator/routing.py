@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf
 
 from penstock.api import Role, RouterConfig
@@ -10,12 +11,10 @@ from penstock.router.core.build import build_router
 from penstock.router.core.retries import (
     Assignment,
     Effects,
-    FailedTry,
-    KvTransfer,
     RefusalReason,
     RetryRules,
-    RetryScope,
     RunningAt,
+    Verdict,
 )
 from penstock.router.core.router import RouterCore
 from penstock.router.core.worker import Worker, WorkerSize, WorkerSpec
@@ -31,6 +30,7 @@ class VirtualRouter:
     """One router of a simulation: jobs in place of HTTP requests, the kernel's time in place of a clock.
 
     Attributes:
+        retries: Its rules of trying again.
         reads_usage: The policy compares the entry workers' gauges.
         is_away: Its process is dead: it dispatches nothing.
     """
@@ -44,7 +44,7 @@ class VirtualRouter:
         lease_s: float = inf,
     ) -> None:
         self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
-        self._retries = RetryRules(self.core.pool, config.retries, 0.0)
+        self.retries = RetryRules(self.core.pool, config.retries, 0.0)
         queue = self.core.entry_queue
         frees_slots = queue.settings.tiers is not None or queue.settings.slot_tokens is None
         has_slots = queue.settings.slot_requests is not None or not frees_slots
@@ -72,6 +72,8 @@ class VirtualRouter:
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
         """Take over the previous picker's state of a job, as its relay reports it; one on its way comes by itself."""
+        if job.machine is not None:
+            job.machine.rules = self.retries
         role = before._waits_for(job)
         if role is not None:
             since_s = next(
@@ -81,19 +83,19 @@ class VirtualRouter:
             return self._at(now_s).acquire(
                 job, role, self._arrival_at(job, role), now_s, waited_s=now_s - since_s
             )
-        decoding = job.decode_assignment
-        if decoding is not None and decoding.is_open:
-            job.decode_assignment = self._adopt(job, decoding, now_s)
-        elif job.assignment is not None and job.assignment.is_open:
-            job.assignment = self._adopt(job, job.assignment, now_s)
+        if job.assignment is not None and job.assignment.is_open:
+            self._adopt(job, job.assignment, now_s)
         return []
 
-    def _adopt(self, job: Job, held: Assignment[Job], now_s: float) -> Assignment[Job]:
+    def _adopt(self, job: Job, held: Assignment[Job], now_s: float) -> None:
         is_prefilled = (
             job.first_token_s is not None if held.role is Role.DECODE else job.prefilled_s is not None
         )
         stay = RunningAt(held.worker.name, held.tokens, is_prefilled=is_prefilled)
-        return self.core.adopt(job, held.role, self._arrival_at(job, held.role), stay, now_s) or held
+        adopted = self.core.adopt(job, held.role, self._arrival_at(job, held.role), stay, now_s)
+        if adopted is not None:
+            job.assignment = adopted
+            held.on_verdict = partial(_pass_on, adopted)
 
     def _waits_for(self, job: Job) -> Role | None:
         for role, queue in self.core.queues.items():
@@ -104,7 +106,7 @@ class VirtualRouter:
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
         if not again:
-            self._retries.budget.request_arrived()
+            self.retries.budget.request_arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
@@ -120,26 +122,19 @@ class VirtualRouter:
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a worker has computed a prompt."""
-        assignment = _assigned(job.assignment)
+        assignment = _assigned(job)
+        if assignment.role is not self.core.entry:
+            return self._at(now_s).prefilled(assignment, now_s)
         effects = self._at(now_s).prefilled(assignment, now_s, cached_tokens=job.cached_tokens)
-        return effects if self._holds_answers else effects + self._succeeded(assignment, now_s)
+        if self._holds_answers:
+            return effects
+        assignment.succeeded()
+        return effects + self.release(job, now_s)
 
-    def first_token(self, job: Job, now_s: float) -> Effects[Job]:
-        """Note that an answer has begun: its KV has arrived, and its workers are not at fault for earlier tries."""
-        effects: Effects[Job] = []
-        assignment = job.decode_assignment
-        if assignment is None:
-            assignment = _assigned(job.assignment)
-        else:
-            if not job.is_deflected:
-                transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
-                transfer.arrived(job.tries.lost_transfers, now_s)
-            effects = self._at(now_s).prefilled(assignment, now_s)
-        assignment.proved()
-        self._retries.served(job.tries, assignment.worker, now_s)
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Note that an answer has begun, for its tier's compliance."""
         if self.core.tiers is not None:
             self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
-        return effects
 
     def ended(self, job: Job, now_s: float) -> None:
         """Note how a job has ended, for its tier's compliance."""
@@ -166,45 +161,17 @@ class VirtualRouter:
         own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
-    def left(self, assignment: Assignment[Job] | None, now_s: float) -> Effects[Job]:
-        """Note that a job is done at a worker: its prompt is computed, or its answer has ended."""
-        return self._succeeded(_assigned(assignment), now_s)
+    def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
+        """End a job's stay at its worker; ``is_quiet``: nothing is dispatched for it."""
+        core = self._at(now_s)
+        if is_quiet:
+            core.paused = tuple(core.queues)
+        return core.release(_assigned(job), now_s)
 
-    def turned_away(self, assignment: Assignment[Job], now_s: float) -> bool:
-        """Note that a worker has no room for a job; returns whether another may be asked."""
-        job, worker = assignment.item, assignment.worker
-        self._release(assignment, now_s)
-        self.core.refused_at_capacity(worker, now_s)
-        is_first = worker.name not in job.tries.avoid
-        job.tries.avoid |= {worker.name}
-        if not is_first:
-            self.core.turned_away[assignment.role].add(now_s)
-        return is_first
-
-    def lost(self, assignment: Assignment[Job], now_s: float) -> None:
+    def lost(self, job: Job, now_s: float) -> None:
         """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
-        assignment.failed(now_s, "broke off")
-        self._release(assignment, now_s)
-
-    def retry(self, job: Job, now_s: float) -> bool:
-        """Return whether a job whose worker has died is tried again; the pause before it takes no virtual time."""
-        held = job.decode_assignment or _assigned(job.assignment)
-        failure = FailedTry("upstream_broken", RetryScope.ANYWHERE, (held.worker,))
-        return self._may_retry(job, failure, now_s)
-
-    def retry_without_kv(self, job: Job, now_s: float) -> bool:
-        """Return whether a job is tried again whose KV did not reach its decode worker, which it leaves."""
-        prefill, decode = _assigned(job.assignment).worker, _assigned(job.decode_assignment)
-        transfer = KvTransfer(prefill, decode.worker)
-        transfer.lost()
-        job.tries.lost_transfers = (*job.tries.lost_transfers, transfer)
-        self._release(decode, now_s)
-        failure = FailedTry("kv_lost", RetryScope.ANYWHERE, (decode.worker, prefill))
-        return self._may_retry(job, failure, now_s)
-
-    def retry_unread(self, job: Job, now_s: float) -> bool:
-        """Return whether a job is prefilled again that has waited for a decode worker until its limit."""
-        return self._may_retry(job, FailedTry("queue_timeout", RetryScope.ANYWHERE), now_s)
+        _assigned(job).failed(now_s, "broke off")
+        self.release(job, now_s, is_quiet=True)
 
     # ------------------------------------------------------------------ workers and time
 
@@ -245,7 +212,7 @@ class VirtualRouter:
     def uncached_tokens(self, job: Job) -> int:
         """Return the prompt tokens expected to be computed; the full prompt of a job that was refused."""
         expected = self.core.entry_queue.uncached_tokens(job)
-        return job.request.input_tokens if expected is None else expected
+        return job.prompt_tokens if expected is None else expected
 
     # ------------------------------------------------------------------ within
 
@@ -257,12 +224,12 @@ class VirtualRouter:
 
     def _arrival_at(self, job: Job, role: Role) -> Arrival:
         if role is Role.DECODE:
-            return Arrival((), job.request.input_tokens, job.tries.avoid, tier=job.tier)
+            return Arrival((), job.prompt_tokens, job.tries.avoid, tier=job.tier)
         return self._arrival(job)
 
     def _arrival(self, job: Job) -> Arrival:
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
-        tokens, avoid = job.request.input_tokens, job.tries.avoid
+        tokens, avoid = job.prompt_tokens, job.tries.avoid
         return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier)
 
     def _fit_caches(self) -> None:
@@ -270,19 +237,15 @@ class VirtualRouter:
             if worker.spec.role is self.core.entry:
                 self.core.entry_queue.workers.fit_cache(worker.name)
 
-    def _release(self, assignment: Assignment[Job], now_s: float) -> None:
-        """Return a share without dispatching: waiting jobs continue with the next event."""
-        self.core.paused = tuple(self.core.queues)
-        self.core.release(assignment, now_s)
 
-    def _succeeded(self, assignment: Assignment[Job], now_s: float) -> Effects[Job]:
-        assignment.succeeded()
-        return self._at(now_s).release(assignment, now_s)
-
-    def _may_retry(self, job: Job, failure: FailedTry, now_s: float) -> bool:
-        return self._retries.retry(job.tries, failure, now_s, left_s=inf) is not None
+def _assigned(job: Job) -> Assignment[Job]:
+    assert job.assignment is not None  # noqa: S101 - only asked for once the job was dispatched
+    return job.assignment
 
 
-def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
-    assert assignment is not None  # noqa: S101 - only asked for once the job was dispatched
-    return assignment
+def _pass_on(adopted: Assignment[Job], verdict: Verdict, _: str) -> None:
+    """Give a picker's own share of a worker the verdict that its relay has."""
+    if verdict is Verdict.PROVED:
+        adopted.proved()
+    elif verdict is Verdict.SUCCEEDED:
+        adopted.succeeded()

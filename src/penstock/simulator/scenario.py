@@ -374,7 +374,6 @@ NOT_SIMULATED: Final = (
     "health",
     "drain",
     "gateway",
-    "retries.maxContinuations",
     "admission.retryAfterSeconds",
     "tiers.header",
     "tiers.models",
@@ -383,7 +382,7 @@ NOT_SIMULATED: Final = (
     "tiers.maxTenantShare",
 )
 """Keys of a router section that change nothing in a simulation: requests of a trace have no session, tenant, text, key or
-connection, rejected ones do not come back, workers' metrics are read each second, and a stream ends with its worker."""
+connection, rejected ones do not come back, and workers' metrics are read each second."""
 
 
 def unsimulated(config: RouterConfig) -> list[str]:

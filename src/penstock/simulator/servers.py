@@ -75,15 +75,15 @@ class SimpleServer:
         if self._queue:
             job = self._queue.popleft()
             self._running = job
-            job.cached_tokens = min(self.cached_tokens(job), job.request.input_tokens - 1)
-            work = job.request.input_tokens - job.cached_tokens
+            job.cached_tokens = min(self.cached_tokens(job), job.prompt_tokens - 1)
+            work = job.prompt_tokens - job.cached_tokens
             self._end_s = at_s + work * self._model.prefill_s_per_token
         return reports
 
     def cached_tokens(self, job: Job) -> int:
         """Return the tokens of the job's longest kept prefix."""
         hits = sum(1 for _ in takewhile(self._blocks.__contains__, job.chain))
-        return min(hits * BLOCK_TOKENS, job.request.input_tokens)
+        return min(hits * BLOCK_TOKENS, job.prompt_tokens)
 
     def _keep(self, job: Job) -> None:
         """Record that the complete prompt is in memory now, and evict what no longer fits, ends of prompts first."""
@@ -94,7 +94,7 @@ class SimpleServer:
             if key in blocks:
                 blocks.move_to_end(key)
             else:
-                blocks[key] = BLOCK_TOKENS if place < last else job.request.input_tokens - BLOCK_TOKENS * last
+                blocks[key] = BLOCK_TOKENS if place < last else job.prompt_tokens - BLOCK_TOKENS * last
                 self._tokens += blocks[key]
         while self._tokens > self._model.cache_tokens:
             self._tokens -= blocks.popitem(last=False)[1]
@@ -103,7 +103,7 @@ class SimpleServer:
         """Return the running prompt's share of the cache; idle content can be dropped at any time."""
         if self._running is None:
             return 0.0
-        return min(1.0, self._running.request.input_tokens / self._model.cache_tokens)
+        return min(1.0, self._running.prompt_tokens / self._model.cache_tokens)
 
     @property
     def waiting(self) -> int:
@@ -175,8 +175,8 @@ class SimulatedEngine:
         self.engine.add(
             EngineRequest(
                 job.name,
-                job.request.input_tokens,
-                1 if is_prefill else job.request.output_tokens,
+                job.prompt_tokens,
+                1 if is_prefill else job.outputs_left,
                 job.request.arrival_s,
                 self._keys_of(job, self._block_size),
                 job.priority,
@@ -193,6 +193,11 @@ class SimulatedEngine:
         self.engine.abort(name, now_s)
         self._jobs.pop(name, None)
         self._wake(now_s)
+
+    def outputs_of(self, job: Job, now_s: float) -> int:
+        """Return the tokens generated for a job so far."""
+        self._catch_up(now_s)
+        return self.engine.outputs_of(job.name)
 
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
         """Free prompts that were read; return those without a lease now."""

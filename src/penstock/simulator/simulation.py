@@ -12,27 +12,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.api import Role
-from penstock.engine.core.request_slots import SlotState
-from penstock.router.core.retries import Assignment, Effects, RefusalReason
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
-from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunSample, recorded, sample
 from penstock.simulator.planning import Control
+from penstock.simulator.request_path import RequestPath
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
-from penstock.simulator.servers import EngineModel, Server, ServiceStage, SimpleServer
-from penstock.simulator.state import Scrapes, SimulationState
+from penstock.simulator.servers import EngineModel, Server, SimpleServer
+from penstock.simulator.state import SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
 
 SWITCH_S = 2.0
 """Chosen: from idle to serving the other role: the call, its check, and two looks of the router's discovery."""
-
-PATIENCE_S = 3600.0
-"""Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
 
 
 class Simulation:
@@ -65,8 +60,6 @@ class Simulation:
             scenario.routers,
             lambda: VirtualRouter(scenario.router, sizes, faults=scenario.faults, lease_s=scenario.lease_s),
             ready=self._update_router,
-            end=self._end,
-            apply=self._apply,
         )
         self.routers: Sequence[VirtualRouter] = self._succession.pickers
         self.frontend = FrontendCounters(self.gaps, scenario.slo_s)
@@ -76,13 +69,10 @@ class Simulation:
         self.control = (
             None if scenario.planner is None else Control(state, scenario.planner, self._scale, self._switch)
         )
-        self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
-        self._scrapes = Scrapes(state, self._apply)
+        self._path = RequestPath(state, self._succession, self._chains, let_go=self._let_go_if_idle)
         self._state = state
         self._samples: list[RunSample] = []
-        self._open = len(self.jobs)
         self._next_job = 0
-        self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -99,13 +89,13 @@ class Simulation:
     @property
     def is_open(self) -> bool:
         """Whether jobs have not ended, and may yet."""
-        return self._open > 0 and self.kernel.now_s <= self._last_s + PATIENCE_S
+        return self._path.open > 0 and self.kernel.now_s <= self._path.end_s
 
     def finish(self) -> Recording:
         """Let what has not ended fail, and return everything."""
         for job in self.jobs:
             if job.outcome is None:
-                self._end(job, JobOutcome.FAILED)
+                self._path.end(job, JobOutcome.FAILED)
         decisions = [] if self.control is None else self.control.planner.decisions
         return recorded(self._state, self._samples, decisions)
 
@@ -133,11 +123,11 @@ class Simulation:
         for period in scenario.faults.periods:
             if period.kind is Fault.ROUTER_DOWN:
                 kernel.at(period.to_s, Order.FLEET, self._update_router)
-        self._succession.start()
+        self._succession.start(self._path.end, self._path.apply)
         if self.control is not None:
             self.control.start()
         kernel.at(0.0, Order.SAMPLE, self._sample)
-        self._scrapes.start()
+        self._path.start()
         self._schedule_arrival()
 
     def _make_server(self, role: Role) -> Server:
@@ -170,190 +160,22 @@ class Simulation:
         self._schedule_arrival()
         self._succession.came(job)
         if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
-            self._end(job, JobOutcome.FAILED)
+            self._path.end(job, JobOutcome.FAILED)
             return
         request = job.request
         longest = min(
             (model.settings.longest_tokens(job.priority) for model in self._models.values()), default=None
         )
         if longest is not None and request.input_tokens + request.output_tokens > longest:
-            self._end(job, JobOutcome.REJECTED)
+            self._path.end(job, JobOutcome.REJECTED)
             return
         delay_s = self._succession.delay_s(job)
         if delay_s:
-            self.kernel.at(self.kernel.now_s + delay_s, Order.MESSAGE, self._submit, job)
+            self.kernel.at(self.kernel.now_s + delay_s, Order.MESSAGE, self._path.begin, job)
         else:
-            self._submit(job)
-
-    def _submit(self, job: Job, *, again: bool = False) -> None:
-        if job.outcome is not None:
-            return
-        job.router = len(self.routers) - 1
-        router = self.routers[-1]
-        now_s = self.kernel.now_s
-        if router.core.deflection is not None and not again:
-            self._scrapes.count_decode(router)
-        effects = router.acquire(job, now_s, again=again)
-        if not again:
-            self.frontend.arrived(job, router.uncached_tokens(job))
-        self.frontend.queued(job)
-        self._apply(effects)
-        if job.outcome is None:
-            self._expire_later(router, job, self.scenario.entry_role)
-
-    def _expire_later(self, router: VirtualRouter, job: Job, role: Role) -> None:
-        for wait_s in router.longest_waits_s(job, role):
-            due_s = self.kernel.now_s + wait_s
-            if due_s <= self._last_s + PATIENCE_S:
-                self.kernel.at(due_s, Order.MESSAGE, self._expire)
-
-    def _expire(self) -> None:
-        self._apply(self.routers[-1].expire(self.kernel.now_s))
-
-    def _apply(self, effects: Effects[Job]) -> None:
-        reached: set[str] = set()
-        for effect in effects:
-            if isinstance(effect, Assignment):
-                self._dispatched(effect, reached)
-                continue
-            job = effect.item
-            router = self.routers[job.router]
-            if effect.reason is RefusalReason.QUEUE_TIMEOUT and job.prefilled_s is not None:
-                self._heartbeats.give_back(job)
-                if router.retry_unread(job, self.kernel.now_s):
-                    self._start_over(job, may_retry=True)
-                    continue
-            self.frontend.not_taken(job, effect.reason)
-            router.rejected(job, effect.reason)
-            self._end(job, JobOutcome.REJECTED)
-
-    def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
-        """Send a job to its worker; ``reached`` are the jobs that have just got one."""
-        job, worker = assignment.item, self.fleet[assignment.worker.name]
-        slot = worker.slots.enter(job.index, job.priority)
-        if slot is SlotState.REJECTED:
-            self._turned_away(assignment)
-            return
-        if worker.role is Role.DECODE:
-            job.decode_assignment, job.decoder = assignment, worker.name
-            job.is_deflected = job.prefilled_s is None
-            if job.is_deflected:
-                job.assignment, job.handed_s = None, self.kernel.now_s
-                self.frontend.given(job, worker.name)
-            else:
-                self._heartbeats.track(worker, job)
-        else:
-            now_s = self.kernel.now_s
-            job.assignment, job.decode_assignment = assignment, None
-            job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, now_s
-            job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
-            worker.pending_tokens += job.pending_tokens
-            self.frontend.given(job, worker.name)
-        worker.jobs[job.index] = job
-        worker.prompt_tokens += job.request.input_tokens
-        if slot is SlotState.QUEUED:
-            return
-        if worker.name in reached:
-            # Requests reach a worker one after the other: an idle one begins with the first alone.
-            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
-        else:
-            reached.add(worker.name)
-            self._deliver(worker, job)
-
-    def _turned_away(self, assignment: Assignment[Job]) -> None:
-        """Ask another worker for a job that one has no room for, each at most once."""
-        job, now_s = assignment.item, self.kernel.now_s
-        if not self.routers[job.router].turned_away(assignment, now_s):
-            self.frontend.not_taken(job, RefusalReason.ALL_BUSY)
-            self._end(job, JobOutcome.REJECTED)
-        elif assignment.role is Role.DECODE and job.prefilled_s is not None:
-            self._decode(job)
-        else:
-            self._submit(job, again=True)
-
-    def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
-        worker.server.add(job, self.kernel.now_s)
-        self._rearm(worker)
-
-    def _deliver_later(self, worker: SimulatedWorker, job: Job, attempt: int) -> None:
-        if worker.jobs.get(job.index) is job and job.attempt == attempt:
-            self._deliver(worker, job)
+            self._path.begin(job)
 
     # -- workers --------------------------------------------------------------------------------------
-
-    def _rearm(self, worker: SimulatedWorker) -> None:
-        """Schedule a worker's next wake-up; an older one becomes void."""
-        due_s = worker.server.next_s()
-        worker.version += 1
-        if due_s is not None:
-            due_s = max(due_s, self.kernel.now_s)
-            self.kernel.at(due_s, Order.ENGINE, self._wake, worker, worker.version)
-
-    def _wake(self, worker: SimulatedWorker, version: int) -> None:
-        if version != worker.version:
-            return
-        for job, stage in worker.server.run(self.kernel.now_s):
-            self._hear(worker, job, stage)
-        self._rearm(worker)
-        self._let_go_if_idle(worker)
-
-    def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
-        now_s = self.kernel.now_s
-        if stage is ServiceStage.PREFILLED:
-            self._prefilled(worker, job)
-        elif stage is ServiceStage.LOADED:
-            self._heartbeats.read(worker, job)
-        elif stage is ServiceStage.FIRST_TOKEN:
-            job.first_token_s = now_s
-            self._apply(self.routers[job.router].first_token(job, now_s))
-            self.frontend.first_token(job, now_s)
-        elif stage is ServiceStage.DROPPED:
-            worker.pending_tokens -= job.pending_tokens
-            job.pending_tokens = 0
-            self.frontend.lost(job)
-            self._leave(worker, job, JobOutcome.FAILED)
-        else:
-            worker.ended_outputs += job.request.output_tokens
-            self.frontend.completed(job)
-            self._leave(worker, job, JobOutcome.OK)
-
-    def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
-        now_s = self.kernel.now_s
-        self._quit(worker, job)
-        router = self.routers[job.router]
-        held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
-        effects = router.left(held, now_s)
-        self._end(job, outcome)
-        self._apply(effects)
-
-    def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
-        job.prefilled_s = self.kernel.now_s
-        computed = job.request.input_tokens - job.cached_tokens
-        worker.busy_tokens += computed
-        worker.pending_tokens -= job.pending_tokens
-        job.pending_tokens = 0
-        self.frontend.prefilled(job)
-        self._succession.computed(job)
-        router = self.routers[job.router]
-        effects = router.prefilled(job, self.kernel.now_s)
-        if worker.role is Role.PREFILL:
-            self._quit(worker, job)
-            effects += router.left(job.assignment, self.kernel.now_s)
-            if job.is_orphan:
-                self._end(job, JobOutcome.FAILED)
-            else:
-                self._decode(job)
-        self._apply(effects)
-
-    def _quit(self, worker: SimulatedWorker, job: Job) -> None:
-        if worker.jobs.pop(job.index, None) is not None:
-            worker.prompt_tokens -= job.request.input_tokens
-        following = worker.slots.leave(job.index)
-        if following is not None:
-            queued = worker.jobs[following]
-            self.kernel.at(
-                self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, queued, queued.attempt
-            )
 
     def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
         is_leaving = worker.state in {State.DRAINING, State.SWITCHING}
@@ -366,51 +188,11 @@ class Simulation:
             made = self.fleet.switched(worker, self.kernel.now_s)
             self.kernel.at(self.kernel.now_s + SWITCH_S, Order.FLEET, self._ready, made, made.incarnation)
 
-    def _settle(self, source: SimulatedWorker) -> None:
-        self._rearm(source)
-        self._let_go_if_idle(source)
-
-    # -- the second stage -----------------------------------------------------------------------------
-
-    def _decode(self, job: Job) -> None:
-        router = self.routers[job.router]
-        self._scrapes.count_decode(router)
-        self._apply(router.acquire_decode(job, self.kernel.now_s))
-        if job.outcome is None and job.decode_assignment is None:
-            self._expire_later(router, job, Role.DECODE)
-
-    # -- ends -----------------------------------------------------------------------------------------
-
-    def _end(self, job: Job, outcome: JobOutcome) -> None:
-        assert job.outcome is None  # noqa: S101 - each job ends once
-        job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
-        self._succession.left(job)
-        job.ended_s = self.kernel.now_s
-        self.routers[job.router].ended(job, self.kernel.now_s)
-        job.keys = None
-        self._open -= 1
-
-    def _kv_lost(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Try a job again whose KV did not reach its decode worker, if its router allows it."""
-        self._quit(decoder, job)
-        self._rearm(decoder)
-        self._start_over(job, may_retry=self.routers[job.router].retry_without_kv(job, self.kernel.now_s))
-
-    def _start_over(self, job: Job, *, may_retry: bool) -> None:
-        """Try a job again from the router, or end it."""
-        if not may_retry or job.is_orphan:
-            self._end(job, JobOutcome.FAILED)
-            return
-        job.attempt += 1
-        job.worker = job.decoder = ""
-        job.handed_s = job.prefilled_s = None
-        self._submit(job, again=True)
-
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
     def _update_router(self) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
-        self._apply(self.routers[-1].set_workers(workers, self.kernel.now_s))
+        self._path.apply(self.routers[-1].set_workers(workers, self.kernel.now_s))
 
     def _scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""
@@ -473,11 +255,8 @@ class Simulation:
         worker = self.fleet.get(failure.worker)
         if worker is None or worker.state is State.DOWN or not worker.is_placed:
             return
-        jobs = list(worker.jobs.values())
+        jobs = self._path.take_from(worker)
         was_draining = worker.state is State.DRAINING
-        for job in jobs:
-            job.pending_tokens = 0
-        self._heartbeats.forget(worker)
         self.fleet.renew(worker)
         worker.version += 1
         if failure.back_s is None or was_draining:
@@ -487,13 +266,6 @@ class Simulation:
             back = worker if worker.takes is None else self.fleet.switched(worker, self.kernel.now_s)
             back.state, back.takes = State.DOWN, None
             self.kernel.at(failure.back_s, Order.FLEET, self._ready, back, back.incarnation)
-        now_s = self.kernel.now_s
-        for job in jobs:
-            self.frontend.lost(job)
-            held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
-            assert held is not None  # noqa: S101 - it was dispatched to this worker
-            self.routers[job.router].lost(held, now_s)
+        self._path.lose(jobs)
         self._update_router()
-        for job in jobs:
-            may_retry = job.first_token_s is None and self.routers[job.router].retry(job, now_s)
-            self._start_over(job, may_retry=may_retry)
+        self._path.retry(jobs)

@@ -30,15 +30,11 @@ class Succession:
         make: Callable[[], VirtualRouter],
         *,
         ready: Callable[[], None],
-        end: Callable[[Job, JobOutcome], None],
-        apply: Callable[[Effects[Job]], None],
     ) -> None:
         self._kernel = kernel
         self._group = group
         self._make = make
         self._ready = ready
-        self._end = end
-        self._apply = apply
         # Names of the living, by their place in turn; the smallest is the oldest.
         self._relays = list(range(group.count))
         self._next_name = group.count
@@ -47,10 +43,10 @@ class Succession:
         self._recent: list[Job] = []
         self.pickers = [make()]
 
-    def start(self) -> None:
-        """Let the picker die when it should."""
+    def start(self, end: Callable[[Job, JobOutcome], None], apply: Callable[[Effects[Job]], None]) -> None:
+        """Let the picker die when it should; ``end`` and ``apply`` are called with what follows."""
         for at_s in self._group.picker_deaths_s:
-            self._kernel.at(at_s, Order.FLEET, self._die)
+            self._kernel.at(at_s, Order.FLEET, self._die, end, apply)
 
     def came(self, job: Job) -> None:
         """Record a job that arrives at the router whose turn it is."""
@@ -72,7 +68,7 @@ class Succession:
         way_s = 0.0 if job.relay == min(self._relays) else self._group.pick_delay_s
         return max(way_s, self._without_until_s - self._kernel.now_s)
 
-    def _die(self) -> None:
+    def _die(self, end: Callable[[Job, JobOutcome], None], apply: Callable[[Effects[Job]], None]) -> None:
         now_s, dead = self._kernel.now_s, min(self._relays)
         self.pickers[-1].is_away = True
         self._relays[self._relays.index(dead)] = self._next_name
@@ -80,13 +76,13 @@ class Succession:
         self._without_until_s = now_s + ELECTION_S
         for job in [job for job in self._open.values() if job.relay == dead]:
             if self.pickers[-1].forget_waiting(job, now_s):
-                self._end(job, JobOutcome.FAILED)
+                end(job, JobOutcome.FAILED)
             else:
                 # Its worker computes on for no client, at most to the end of the answer.
                 job.is_orphan = True
-        self._kernel.at(self._without_until_s, Order.FLEET, self._succeed)
+        self._kernel.at(self._without_until_s, Order.FLEET, self._succeed, apply)
 
-    def _succeed(self) -> None:
+    def _succeed(self, apply: Callable[[Effects[Job]], None]) -> None:
         before, now_s = self.pickers[-1], self._kernel.now_s
         after = self._make()
         self.pickers.append(after)
@@ -99,4 +95,4 @@ class Succession:
             after.learn(job)
         for job in [job for job in self._open.values() if not job.is_orphan]:
             job.router = len(self.pickers) - 1
-            self._apply(after.take_over(job, before, now_s))
+            apply(after.take_over(job, before, now_s))

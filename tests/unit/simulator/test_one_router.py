@@ -20,7 +20,7 @@ from penstock.simulator.scenario import NOT_SIMULATED, PoolSpec, ProfiledModel, 
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=9)
-DRIVERS = {"kvEventsPort"}
+DRIVERS = {"kvEventsPort", "retries.maxContinuations"}
 """Keys that the simulation reads beside the core."""
 GIVEN = {
     "policy": policy_names(),
@@ -92,7 +92,7 @@ def simulated(config, is_split):
     """Return what the simulated router's core and retries hold."""
     pools = [PoolSpec(role, 1, MODEL) for role in roles_of(is_split)]
     router = Simulation(Scenario(pools, config), []).routers[0]
-    return scalars(router.core) | scalars(router._retries, "retries")
+    return scalars(router.core) | scalars(router.retries, "retries")
 
 
 def values_of(key, info):

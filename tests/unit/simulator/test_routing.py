@@ -109,7 +109,7 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     assert router.core.entry_queue.workers.load_of(first, 0.5)[0] == 1000
     assert dispatched(router, jobs[1], 1.0) != first
 
-    router.left(jobs[0].assignment, 2.0)
+    router.release(jobs[0], 2.0)
     assert router.core.entry_queue.workers.load_of(first, 0.5)[0] == 0
 
 

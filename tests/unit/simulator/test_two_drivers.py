@@ -109,12 +109,8 @@ class Virtual:
             if not isinstance(effect, Assignment):
                 self.script.note(effect.item.index, effect.reason.name)
                 continue
-            assignment, job = effect, effect.item
-            if assignment.role is Role.DECODE:
-                job.decode_assignment = assignment
-            else:
-                job.assignment, job.decode_assignment = assignment, None
-            self.script.note(job.index, assignment.worker.name)
+            effect.item.assignment = effect
+            self.script.note(effect.item.index, effect.worker.name)
 
     def set_workers(self):
         """Say who serves."""
@@ -135,20 +131,24 @@ class Virtual:
     def prefilled(self, index):
         """End a prefill."""
         job, now_s = self.jobs[index], self.script.now_s
-        self.apply(self.router.prefilled(job, now_s) + self.router.left(job.assignment, now_s))
+        effects = self.router.prefilled(job, now_s)
+        job.assignment.succeeded()
+        self.apply(effects + self.router.release(job, now_s))
 
     def finished(self, index):
         """End an answer."""
-        self.apply(self.router.left(self.jobs[index].decode_assignment, self.script.now_s))
+        self.jobs[index].assignment.succeeded()
+        self.apply(self.router.release(self.jobs[index], self.script.now_s))
 
     def lost(self, index):
         """Let a worker die under a request."""
-        job = self.jobs[index]
-        self.router.lost(job.decode_assignment or job.assignment, self.script.now_s)
+        self.router.lost(self.jobs[index], self.script.now_s)
 
     def may_retry(self, index):
         """Ask whether a failed request is tried again."""
-        return self.router.retry(self.jobs[index], self.script.now_s)
+        job = self.jobs[index]
+        failure = FailedTry("upstream_broken", RetryScope.ANYWHERE, (job.assignment.worker,))
+        return self.router.retries.retry(job.tries, failure, self.script.now_s, left_s=inf) is not None
 
     def tick(self):
         """Let time act."""

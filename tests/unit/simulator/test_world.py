@@ -1,5 +1,7 @@
 """Whole worlds: every request ends once, the same way each time, and never above the GPU budget."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,10 +100,42 @@ def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
     assert recording.requests.ttft_s[0] == pytest.approx(1.5)
 
 
-def test_a_death_after_the_first_token_fails_the_request(split_world, request_at):
-    """A stream is never tried again."""
-    failures = (WorkerFailure(1.0, "decode-0", 5.0),)
-    world = Simulation(split_world(1, 1, failures=failures), [request_at(0.0, 1000, 500)])
+@pytest.mark.parametrize("is_split", [True, False])
+def test_a_stream_goes_on_at_another_worker_where_its_own_dies(split_world, request_at, is_split):
+    """As live: one request with the TTFT of its beginning, each token generated once, behind a prompt with what was said."""
+    scenario = split_world(1, 2)
+    if not is_split:
+        pool = PoolSpec(Role.AGGREGATED, 2, scenario.pool(Role.DECODE).model)
+        scenario = Scenario(pools=(pool,), router=unbounded_router("least-loaded"))
+    prompt = request_at(0.0, 1000, 500)
+    probe = Simulation(scenario, [prompt])
+    undisturbed = probe.run()
+    broken = probe.jobs[0].decoder or probe.jobs[0].worker
+    world = Simulation(replace(scenario, failures=(WorkerFailure(2.0, broken),)), [prompt])
+
+    recording = world.run()
+
+    (job,) = world.jobs
+    assert job.outcome is JobOutcome.OK
+    assert (job.decoder or job.worker) != broken
+    assert 0 < job.said_tokens < 500
+    assert (job.prompt_tokens, job.outputs_left) == (1000 + job.said_tokens, 500 - job.said_tokens)
+    last = world.fleet[job.decoder or job.worker].server.engine.counters
+    assert last.generation_tokens == job.outputs_left
+    assert recording.requests.ttft_s == undisturbed.requests.ttft_s
+    assert recording.requests.e2e_s[0] > undisturbed.requests.e2e_s[0]
+    assert recording.requests.output_tokens[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("most", "died"),
+    [(0, [(2.0, "decode-0")]), (3, [(2.0, "decode-0"), (3.0, "decode-1"), (3.0, "decode-2")])],
+)
+def test_a_stream_ends_with_its_worker_by_the_limits_of_the_router(split_world, request_at, most, died):
+    """`maxContinuations` holds, and what broke two workers off goes to no third one."""
+    failures = tuple(WorkerFailure(at_s, name, at_s + 0.5) for at_s, name in died)
+    router = unbounded_router("least-loaded", retries={"maxContinuations": most})
+    world = Simulation(split_world(1, 3, router=router, failures=failures), [request_at(0.0, 1000, 500)])
 
     world.run()
 

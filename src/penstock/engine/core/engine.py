@@ -160,6 +160,11 @@ class Engine:
         state.finished_s = now_s
         return True
 
+    def outputs_of(self, request_id: str) -> int:
+        """Return the tokens generated for a request; 0 of one that is not there."""
+        state = self._requests.get(request_id)
+        return 0 if state is None else self.batcher.outputs_of(state)
+
     def take_kv_facts(self) -> list[KvFact]:
         """Return the cache's changes since the last call, oldest first; empty without a journal."""
         return [] if self._journal is None else self._journal.take()

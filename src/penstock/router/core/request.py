@@ -120,6 +120,7 @@ class RequestMachine:
 
     Attributes:
         steps: Those without an answer that come before the newest one that was returned; the driver takes them.
+        rules: Whether it is tried again; another router's once that one picks.
         tries: What its tries have shown so far.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
         deaths: Workers that broke its stream off.
@@ -133,12 +134,12 @@ class RequestMachine:
         "_meeting",
         "_now_s",
         "_plan",
-        "_rules",
         "_source",
         "_way",
         "continuations",
         "deadline_s",
         "deaths",
+        "rules",
         "steps",
         "tries",
     )
@@ -158,7 +159,7 @@ class RequestMachine:
         self.deaths = 0
         self.continuations = 0
         self._plan = plan
-        self._rules = rules
+        self.rules = rules
         self._now_s = now_s
         # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
         self._source: Worker | None = None
@@ -183,7 +184,7 @@ class RequestMachine:
         return self._ended(End(EndKind.LEFT))
 
     def _ended(self, end: End) -> End:
-        failed_on = self._rules.settle(self.tries, self._now_s()) if self.tries.unproven else ()
+        failed_on = self.rules.settle(self.tries, self._now_s()) if self.tries.unproven else ()
         return end._replace(failed_on=failed_on) if failed_on else end
 
     @property
@@ -236,7 +237,7 @@ class RequestMachine:
         if isinstance(came, PromptComputed):
             assignment.succeeded()
             self.steps.append(ComputedBeside(came.cached_tokens))
-            self._rules.served(self.tries, assignment.worker, self._now_s())
+            self.rules.served(self.tries, assignment.worker, self._now_s())
         self.steps.append(_LEAVE_PREFILL)
 
     def _meet(self) -> _Way:
@@ -300,7 +301,7 @@ class RequestMachine:
         if isinstance(came, PromptComputed):
             assignment.succeeded()
             self.steps.append(Computed(came.cached_tokens))
-            self._rules.served(self.tries, assignment.worker, self._now_s())
+            self.rules.served(self.tries, assignment.worker, self._now_s())
             if came.has_kv:
                 self._source, self._is_kept = assignment.worker, True
             else:
@@ -324,7 +325,7 @@ class RequestMachine:
         elif is_met:
             self.steps.append(CountTransfer(TransferResult.DONE))
         if self.tries.unproven:
-            self._rules.served(self.tries, assignment.worker, self._now_s())
+            self.rules.served(self.tries, assignment.worker, self._now_s())
         if not came.is_stream:
             assignment.succeeded()
             self.steps.append(_DELIVER)
@@ -389,7 +390,7 @@ class RequestMachine:
                 yield Retry(MOVED, 0, is_rest=True)
                 return None
         now_s = self._now_s()
-        pauses = self._rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
+        pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
             return End(EndKind.FAILED, failure)
         self.continuations += is_rest

@@ -1,0 +1,370 @@
+"""Drives the machine of each job (`penstock.router.core.request`) in virtual time: choose, send, stream, retry, end.
+
+What the proxy does over HTTP happens here by calls: workers report stages, and each is an answer to the job's last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.api import Role
+from penstock.engine.core.request_slots import SlotState
+from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
+from penstock.router.core.request_steps import (
+    Answer,
+    Asked,
+    Began,
+    Choose,
+    Computed,
+    Confirm,
+    End,
+    EndKind,
+    GiveBack,
+    Problem,
+    PromptComputed,
+    ReadRest,
+    Release,
+    Rest,
+    Retry,
+    Send,
+    Told,
+    TurnedAway,
+)
+from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
+from penstock.simulator.fleet import SimulatedWorker
+from penstock.simulator.handover import Heartbeats
+from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
+from penstock.simulator.kernel import Order
+from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.servers import ServiceStage, SimulatedEngine
+from penstock.simulator.state import Scrapes, SimulationState
+from penstock.simulator.succession import Succession
+
+PATIENCE_S = 3600.0
+"""Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
+
+_DROPPED: Final = "dropped"
+"""The reason of a request that its engine can never serve."""
+_BEGAN: Final = Began(is_stream=True, may_go_on=True)
+
+
+class RequestPath:
+    """All jobs of one run on their ways.
+
+    Attributes:
+        heartbeats: The decode workers' leases.
+        open: Jobs that have not ended.
+    """
+
+    def __init__(
+        self,
+        state: SimulationState,
+        succession: Succession,
+        chains: PrefixChains,
+        *,
+        let_go: Callable[[SimulatedWorker], None],
+    ) -> None:
+        """Begin; ``let_go`` is called with a worker that may be idle now."""
+        scenario = state.scenario
+        entry, most = scenario.entry_role, scenario.router.retries.max_continuations
+        self._plan = RequestPlan(
+            entry, entry is Role.PREFILL, lease_s=scenario.lease_s, max_continuations=most
+        )
+        self._state, self._kernel, self._fleet = state, state.kernel, state.fleet
+        self._routers, self._frontend, self._succession = state.routers, state.frontend, succession
+        self._chains, self._let_go = chains, let_go
+        self._scrapes = Scrapes(state, self.apply)
+        self.heartbeats = Heartbeats(self._kernel, self._fleet, settle=self._settle, lost=self._kv_lost)
+        self.open = len(state.jobs)
+        self.end_s = PATIENCE_S + (state.jobs[-1].request.arrival_s if state.jobs else 0.0)
+
+    def start(self) -> None:
+        """Read the workers' metrics from now on."""
+        self._scrapes.start()
+
+    def begin(self, job: Job) -> None:
+        """Let a job come to the picker."""
+        if job.outcome is None:
+            job.machine = RequestMachine(self._plan, self._routers[-1].retries, job.tries, self._now_s)
+            self._go_on(job, None)
+
+    def apply(self, effects: Effects[Job]) -> None:
+        """Hand the jobs on that have got a worker, or a refusal."""
+        reached: set[str] = set()
+        for effect in effects:
+            job = effect.item
+            if isinstance(effect, Assignment):
+                job.assignment = effect
+                self._go_on(job, effect, reached)
+            else:
+                self._go_on(job, effect.reason)
+
+    def end(self, job: Job, outcome: JobOutcome) -> None:
+        """End a job, once."""
+        assert job.outcome is None  # noqa: S101 - each job ends once
+        job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
+        self._succession.left(job)
+        job.ended_s = self._now_s()
+        self._router_of(job).ended(job, job.ended_s)
+        job.keys = job.machine = None
+        self.open -= 1
+
+    def _now_s(self) -> float:
+        return self._kernel.now_s
+
+    def _router_of(self, job: Job) -> VirtualRouter:
+        return self._routers[job.router]
+
+    # -- the machine's steps --------------------------------------------------------------------------
+
+    def _go_on(self, job: Job, answer: Answer, reached: set[str] | None = None) -> None:
+        """Carry out what follows from an answer; ``reached`` are the workers that have just got a job."""
+        machine = job.machine
+        assert machine is not None  # noqa: S101 - it has begun, and has not ended
+        effects: Effects[Job] = []
+        step: Asked | End | None = None
+        while step is None:
+            step = machine.answer(answer)
+            if job.is_orphan and self._needs_client(step):
+                step = machine.leave()
+            # Where a try has failed, jobs that wait continue with the next event.
+            effects += self._carry_out(job, machine.steps, is_quiet=isinstance(answer, FailedTry | Problem))
+            match step:
+                case Choose():
+                    self._choose(job, step)
+                case Send() if not self._send(job, reached):
+                    step, answer = None, Problem.AT_CAPACITY
+                case Confirm():
+                    step, answer = None, True
+                case ReadRest():
+                    step, answer = None, self._rest(job)
+                case Retry():
+                    self._start_over(job)
+                    step, answer = None, None
+                case End():
+                    self._ended(job, step, answer)
+        self.apply(effects)
+
+    def _needs_client(self, step: Asked | End) -> bool:
+        """Return whether a step is not taken for a client that is gone with its router."""
+        if isinstance(step, Choose):
+            return step.role is not self._plan.entry
+        return isinstance(step, Retry | ReadRest)
+
+    def _carry_out(self, job: Job, steps: list[Told], *, is_quiet: bool) -> Effects[Job]:
+        effects: Effects[Job] = []
+        router, now_s = self._router_of(job), self._now_s()
+        for step in steps:
+            match step:
+                case Computed():
+                    effects += router.prefilled(job, now_s)
+                case Release():
+                    effects += router.release(job, now_s, is_quiet=is_quiet)
+                case TurnedAway():
+                    router.core.refused_at_capacity(step.worker, now_s)
+                case GiveBack() if not job.is_orphan:
+                    self.heartbeats.give_back(job)
+        steps.clear()
+        return effects
+
+    def _choose(self, job: Job, step: Choose) -> None:
+        now_s, is_entry = self._now_s(), step.role is self._plan.entry
+        if is_entry:
+            job.router = len(self._routers) - 1
+        router = self._router_of(job)
+        if not is_entry or (router.core.deflection is not None and not step.again):
+            self._scrapes.count_decode(router)
+        if is_entry:
+            effects = router.acquire(job, now_s, again=step.again)
+            if not step.again:
+                self._frontend.arrived(job, router.uncached_tokens(job))
+            self._frontend.queued(job)
+        else:
+            effects = router.acquire_decode(job, now_s)
+        self.apply(effects)
+        if job.outcome is None and (is_entry or not job.is_assigned):
+            for wait_s in router.longest_waits_s(job, step.role):
+                if now_s + wait_s <= self.end_s:
+                    self._kernel.at(now_s + wait_s, Order.MESSAGE, self._expire)
+
+    def _expire(self) -> None:
+        self.apply(self._routers[-1].expire(self._now_s()))
+
+    def _send(self, job: Job, reached: set[str] | None) -> bool:
+        """Return whether a job's worker has room for it, which it then gets."""
+        assignment = job.assignment
+        assert assignment is not None  # noqa: S101 - it was just chosen
+        worker = self._fleet[assignment.worker.name]
+        slot = worker.slots.enter(job.index, job.priority)
+        if slot is SlotState.REJECTED:
+            return False
+        if worker.role is Role.DECODE:
+            job.decoder = worker.name
+            job.is_deflected = job.prefilled_s is None
+            if job.is_deflected:
+                job.handed_s = self._now_s()
+                self._frontend.given(job, worker.name)
+            else:
+                self.heartbeats.track(worker, job)
+        else:
+            job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, self._now_s()
+            job.pending_tokens = job.prompt_tokens - worker.server.cached_tokens(job)
+            worker.pending_tokens += job.pending_tokens
+            self._frontend.given(job, worker.name)
+        worker.jobs[job.index] = job
+        worker.prompt_tokens += job.prompt_tokens
+        if slot is SlotState.QUEUED:
+            return True
+        if reached is None or worker.name in reached:
+            # Requests reach a worker one after the other: an idle one begins with the first alone.
+            self._kernel.at(self._now_s(), Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
+        else:
+            reached.add(worker.name)
+            self._deliver(worker, job)
+        return True
+
+    def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
+        worker.server.add(job, self._now_s())
+        self.rearm(worker)
+
+    def _deliver_later(self, worker: SimulatedWorker, job: Job, attempt: int) -> None:
+        if worker.jobs.get(job.index) is job and job.attempt == attempt:
+            self._deliver(worker, job)
+
+    def _start_over(self, job: Job) -> None:
+        job.attempt += 1
+        job.worker = job.decoder = ""
+        job.handed_s = job.prefilled_s = None
+
+    def _rest(self, job: Job) -> Rest:
+        """Return what a broken stream lacks; the next try's prompt has what was said."""
+        if job.said_tokens >= job.request.output_tokens:
+            return Rest.NOTHING
+        self._chains.extend(job)
+        return Rest.READY
+
+    def _ended(self, job: Job, end: End, answer: Answer) -> None:
+        router, now_s = self._router_of(job), self._now_s()
+        if end.kind is EndKind.SERVED:
+            self.end(job, JobOutcome.OK)
+        elif end.kind is EndKind.ALL_BUSY and end.role is not None:
+            router.core.turned_away[end.role].add(now_s)
+            self._frontend.not_taken(job, RefusalReason.ALL_BUSY)
+            self.end(job, JobOutcome.REJECTED)
+        elif isinstance(answer, RefusalReason) and end.kind is not EndKind.LEFT:
+            self._frontend.not_taken(job, answer)
+            router.rejected(job, answer)
+            self.end(job, JobOutcome.REJECTED)
+        else:
+            self.end(job, JobOutcome.FAILED)
+
+    # -- what workers report --------------------------------------------------------------------------
+
+    def rearm(self, worker: SimulatedWorker) -> None:
+        """Schedule a worker's next wake-up; an older one becomes void."""
+        due_s = worker.server.next_s()
+        worker.version += 1
+        if due_s is not None:
+            due_s = max(due_s, self._now_s())
+            self._kernel.at(due_s, Order.ENGINE, self._wake, worker, worker.version)
+
+    def _wake(self, worker: SimulatedWorker, version: int) -> None:
+        if version != worker.version:
+            return
+        for job, stage in worker.server.run(self._now_s()):
+            self._hear(worker, job, stage)
+        self.rearm(worker)
+        self._let_go(worker)
+
+    def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
+        if stage is ServiceStage.PREFILLED:
+            self._prefilled(worker, job)
+        elif stage is ServiceStage.LOADED:
+            self.heartbeats.read(worker, job)
+        elif stage is ServiceStage.FIRST_TOKEN:
+            self._first_token(job)
+        elif stage is ServiceStage.DROPPED:
+            self._dropped(worker, job)
+        else:
+            worker.ended_outputs += job.outputs_left
+            self._frontend.completed(job)
+            self._quit(worker, job)
+            self._go_on(job, None)
+
+    def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
+        job.prefilled_s = self._now_s()
+        worker.busy_tokens += job.prompt_tokens - job.cached_tokens
+        worker.pending_tokens -= job.pending_tokens
+        job.pending_tokens = 0
+        self._frontend.prefilled(job)
+        self._succession.computed(job)
+        if worker.role is Role.PREFILL:
+            self._quit(worker, job)
+            self._go_on(job, PromptComputed(job.cached_tokens, has_kv=True))
+
+    def _first_token(self, job: Job) -> None:
+        now_s, is_first = self._now_s(), job.first_token_s is None
+        if is_first:
+            job.first_token_s = now_s
+        self._go_on(job, _BEGAN)
+        if is_first:
+            self._router_of(job).first_token(job, now_s)
+            self._frontend.first_token(job, now_s)
+        else:
+            self._frontend.prefilled(job)
+            self._state.gaps.add(now_s - job.broken_s, 1)
+
+    def _dropped(self, worker: SimulatedWorker, job: Job) -> None:
+        worker.pending_tokens -= job.pending_tokens
+        job.pending_tokens = 0
+        self._frontend.lost(job)
+        self._quit(worker, job)
+        assignment = job.assignment
+        assert assignment is not None  # noqa: S101 - it was dispatched to this worker
+        assignment.succeeded()
+        effects = self._router_of(job).release(job, self._now_s())
+        self._go_on(job, FailedTry(_DROPPED, RetryScope.NOWHERE, (assignment.worker,)))
+        self.apply(effects)
+
+    def _quit(self, worker: SimulatedWorker, job: Job) -> None:
+        if worker.jobs.pop(job.index, None) is not None:
+            worker.prompt_tokens -= job.prompt_tokens
+        following = worker.slots.leave(job.index)
+        if following is not None:
+            queued = worker.jobs[following]
+            self._kernel.at(self._now_s(), Order.MESSAGE, self._deliver_later, worker, queued, queued.attempt)
+
+    def _settle(self, source: SimulatedWorker) -> None:
+        self.rearm(source)
+        self._let_go(source)
+
+    def _kv_lost(self, decoder: SimulatedWorker, job: Job) -> None:
+        """Try a job again whose KV did not reach its decode worker, if its router allows it."""
+        self._quit(decoder, job)
+        self.rearm(decoder)
+        self._go_on(job, Problem.KV_LOST)
+
+    # -- deaths ---------------------------------------------------------------------------------------
+
+    def take_from(self, worker: SimulatedWorker) -> list[Job]:
+        """Return the jobs of a worker that dies now, with what their clients have of its streams."""
+        jobs, server, now_s = list(worker.jobs.values()), worker.server, self._now_s()
+        for job in jobs:
+            job.pending_tokens, job.broken_s = 0, now_s
+            if worker.role is not Role.PREFILL and isinstance(server, SimulatedEngine):
+                job.said_tokens += server.outputs_of(job, now_s)
+        self.heartbeats.forget(worker)
+        return jobs
+
+    def lose(self, jobs: Iterable[Job]) -> None:
+        """Tell the routers that the worker of jobs has died; nothing is dispatched before they know who serves."""
+        for job in jobs:
+            self._frontend.lost(job)
+            self._router_of(job).lost(job, self._now_s())
+
+    def retry(self, jobs: Iterable[Job]) -> None:
+        """Go on with jobs whose worker has died."""
+        for job in jobs:
+            assert job.assignment is not None  # noqa: S101 - it was dispatched to that worker
+            self._go_on(job, FailedTry(BROKEN, RetryScope.ANYWHERE, (job.assignment.worker,)))
