@@ -49,6 +49,10 @@ class Gates:
         pods = released(pods, state.released)
         return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
+    def held(self, key: Key, pods: Sequence[PodView]) -> int:
+        """Return the GPUs that a graph's workers hold, those whose release the watch has not shown yet included."""
+        return self.plan(key, pods, budget=None, priorities={}, now_s=0.0).gpus
+
     async def ungate(
         self,
         key: Key,

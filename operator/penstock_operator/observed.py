@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import Problem
@@ -10,6 +10,7 @@ from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.plan.facts import Failure
 from penstock_operator.plan.pods import PodView
+from penstock_operator.pools import Standing
 from penstock_operator.queue import Key
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.resources.pod import gpu_ceiling
@@ -25,6 +26,7 @@ class ObservedGraph:
         served: That edit.
         paused: What keeps its children as they are; empty: nothing.
         problems: Of the newest edit, where that is another one.
+        standing: What its GPU pool lets it hold; None: it is in none.
     """
 
     key: Key
@@ -36,6 +38,7 @@ class ObservedGraph:
     served: ServedSpec
     paused: str = ""
     problems: tuple[Problem, ...] = ()
+    standing: Standing | None = None
 
     @property
     def invalid(self) -> Failure | None:
@@ -53,7 +56,22 @@ class ObservedGraph:
     @property
     def budget(self) -> int | None:
         """Most GPUs of its workers; None: no ceiling."""
+        ceiling = gpu_ceiling(self.model)
+        if self.standing is None:
+            return ceiling
+        return self.standing.gpus if ceiling is None else min(ceiling, self.standing.gpus)
+
+    @property
+    def ceiling(self) -> int | None:
+        """The same without its pool: what it may want."""
         return gpu_ceiling(self.model)
+
+    @property
+    def labelled(self) -> GraphDeployment:
+        """The graph with the labels by which entries of GPU pools match it."""
+        labels = self.raw["metadata"].get("labels") or {}
+        metadata = self.model.metadata.model_copy(update={"labels": labels})
+        return self.model.model_copy(update={"metadata": metadata})
 
     @property
     def workers(self) -> list[PodView]:
@@ -65,3 +83,15 @@ class ObservedGraph:
         """``scaling.priority`` by service."""
         services = self.model.spec.workers
         return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
+
+
+def in_pool(graph: ObservedGraph, standing: Standing | None) -> ObservedGraph:
+    """Return a graph under what its GPU pool lets it hold; one without a budget gets the pool's, and so scheduling gates."""
+    if standing is None:
+        return graph
+    model = graph.model
+    if gpu_ceiling(model) is None:
+        planner = model.spec.planner.model_copy(update={"max_gpu_budget": standing.most})
+        spec = model.spec.model_copy(update={"planner": planner})
+        model = model.model_copy(update={"spec": spec})
+    return replace(graph, model=model, standing=standing)

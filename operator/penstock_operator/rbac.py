@@ -28,6 +28,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
+    ("penstock.dev", "gpupools"): frozenset({"list", "watch"}),
+    ("penstock.dev", "gpupools/status"): frozenset({"patch"}),
     ("penstock.dev", "graphdeployments"): frozenset({"get", "list", "patch", "watch"}),
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),

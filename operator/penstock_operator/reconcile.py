@@ -35,11 +35,12 @@ from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
-from penstock_operator.observed import ObservedGraph
+from penstock_operator.observed import ObservedGraph, in_pool
 from penstock_operator.plan.budget import Releases
 from penstock_operator.plan.facts import ConditionFacts, Failure, needed_kinds, observed_facts
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.pools import GpuPools
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
 from penstock_operator.resources.metadata import BuildContext, inherit
@@ -74,6 +75,8 @@ class Dependencies:
     context: BuildContext
     allowances: NamespaceAllowances
     operator_class: str
+    gates: Gates
+    pools: GpuPools
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,12 @@ class Reconciler:
     def __init__(self, parts: Dependencies) -> None:
         self._parts = parts
         self._drains = Drains(parts.applier, parts.loads)
-        self._gates = Gates(parts.applier)
+        self._gates = parts.gates
         self._edits = Edits()
         self._scaling = Scaling(self._drains, self._gates, Switching(parts.applier))
         self._wanted = WantedObjects()
         self._convergence = Convergence(parts.applier, parts.recorder, self._drains)
-        self._reporter = Reporter(parts.applier, parts.recorder)
+        self._reporter = Reporter(parts.applier, parts.recorder, parts.pools)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
 
@@ -131,7 +134,14 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
         self._settled.pop(key, None)
-        for each in (self._edits, self._gates, self._wanted, self._convergence, self._reporter):
+        for each in (
+            self._edits,
+            self._gates,
+            self._wanted,
+            self._convergence,
+            self._reporter,
+            self._parts.pools,
+        ):
             each.forget(key)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
@@ -141,15 +151,17 @@ class Reconciler:
             self._parts.applier.forget(key[0], snapshot.children)
             self.forget(key)
             return ReconcileResult("unchanged")
+        standing = self._parts.pools.standing(raw)
         if raw["metadata"].get("deletionTimestamp"):
             return await self._delete(key, raw, snapshot)
-        if self._settled.get(key) == snapshot.fingerprint():
+        if self._settled.get(key) == (standing, *snapshot.fingerprint()):
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
         valid = self._edits.of(key, raw)
         problems = valid.problems
         for served, model in valid.edits:
             graph = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
+            graph = in_pool(graph, standing)
             plan = await self._scaling.plan(graph)
             try:
                 wanted = self._wanted.of(graph, plan)
@@ -157,13 +169,16 @@ class Reconciler:
                 problems = problems or exc.problems
                 continue
             self._edits.note_served(graph)
+            self._parts.pools.report(key, graph.uid, graph.labelled, plan.bid)
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:
             return await self._invalid(key, raw, snapshot, problems)
         # Nothing can be built, as when the operator allows less than before: pods start, drain and end all the same.
         served, model = valid.edits[-1]
         graph = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
-        graph = replace(graph, paused=graph.paused or "the operator refuses every edit that it knows")
+        graph = replace(
+            in_pool(graph, standing), paused=graph.paused or "the operator refuses every edit that it knows"
+        )
         return await self._carry_out(graph, await self._scaling.plan(graph), None)
 
     async def _observed(
@@ -228,7 +243,7 @@ class Reconciler:
         is_at_rest = result == ReconcileResult("unchanged") and facts.failure is None
         if is_at_rest and after.fingerprint() == graph.snapshot.fingerprint():
             # What changed meanwhile was not part of it.
-            self._settled[graph.key] = after.fingerprint()
+            self._settled[graph.key] = (graph.standing, *after.fingerprint())
         return result
 
     def _snapshot(self, graph: ObservedGraph) -> GraphSnapshot:

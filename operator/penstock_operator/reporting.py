@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage, EventRecorder
+from penstock.kube.informer import key_of
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name
 from penstock.kube.objects.refusals import Refusals
@@ -28,6 +29,7 @@ from penstock_operator.plan.facts import (
 )
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.pools import GpuPools
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 from penstock_operator.workloads import is_own
@@ -53,8 +55,9 @@ class Findings:
 class Reporter:
     """Writes statuses and Events; remembers of each graph the troubles emitted, and since when services lack replicas."""
 
-    def __init__(self, applier: Applier, recorder: EventRecorder) -> None:
+    def __init__(self, applier: Applier, recorder: EventRecorder, pools: GpuPools) -> None:
         self._applier = applier
+        self._pools = pools
         self._recorder = recorder
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._short: dict[Key, dict[str, float]] = {}
@@ -67,6 +70,7 @@ class Reporter:
     async def status(self, raw: Object, facts: ConditionFacts, refusals: Refusals) -> None:
         """Write a graph's status."""
         status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        status |= self._pools.status_of(key_of(raw))
         await self._write(raw, status, refusals)
 
     async def graph(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.gpu_pool.bid import sizes
 from penstock.kube.events import EventMessage
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name
@@ -17,7 +18,8 @@ from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
-from penstock_operator.plan.drain import WorkerPool, bounded, held
+from penstock_operator.plan.drain import Bounded, WorkerPool, bounded, held
+from penstock_operator.plan.grant import bids_of, within_grant
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
@@ -45,7 +47,7 @@ class Scaling:
         allowed = self._gates.plan(
             graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
         )
-        services, first_replicas = _service_states(graph)
+        services, first_replicas, bid = _service_states(graph)
         for name, pool in _pools(graph, services, allowed).items():
             plan = await self._drains.plan(pool, now_s=graph.now_s)
             services[name] = replace(services[name], plan=plan)
@@ -53,7 +55,7 @@ class Scaling:
         kept = kept_places(spec, services, pods)
         switches = plan_switches(spec, services, pods, now_s=graph.now_s)
         services = without_switching(services, switches)
-        return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept)
+        return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept, bid)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
         """Mark and unmark the pods that the plan names, and switch those that have drained; return what to emit of it."""
@@ -70,13 +72,34 @@ class Scaling:
         return [*messages, *await self._switching.carry_out(graph, plan.switches, refusals)]
 
 
-def _service_states(graph: ObservedGraph) -> tuple[dict[str, ServiceState], dict[str, int]]:
-    """Return every service with its desired number within its bounds, and the first numbers of adapters yet to be made."""
+def _service_states(
+    graph: ObservedGraph,
+) -> tuple[dict[str, ServiceState], dict[str, int], tuple[int, ...]]:
+    """Return every service with its desired number within its bounds, the first numbers of adapters yet to be made, and the bid."""
     services: dict[str, ServiceState] = {}
-    first_replicas: dict[str, int] = {}
+    wanted, first_replicas = _wanted(graph)
+    bids = bids_of(graph.model, wanted)
+    if graph.standing is not None:
+        wanted = within_grant(wanted, bids, gpus=graph.standing.gpus, pool=graph.standing.pool)
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
         there = replicas_of(workload)
+        bounds = held(wanted[name], there) if graph.paused else wanted[name]
+        state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
+        if workload is not None:
+            newest = template_generation(workload)
+            rollout = rollout_view(name, service.role, workload, template_generation=newest)
+            state = replace(state, rollout=rollout, refused=refusal(name, workload))
+        services[name] = state
+    return services, first_replicas, sizes(bids)
+
+
+def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
+    """Return what each service is to have if the graph's GPU pool grants it, and the first numbers of adapters yet to be made."""
+    wanted: dict[str, Bounded] = {}
+    first_replicas: dict[str, int] = {}
+    for name, service in graph.model.spec.services.items():
+        there = replicas_of(workload_of(graph.model, name, graph.snapshot.children))
         desired: int | None = None
         if service.scaling is not None:
             child = child_name(graph.model.name, name)
@@ -86,15 +109,8 @@ def _service_states(graph: ObservedGraph) -> tuple[dict[str, ServiceState], dict
             else:
                 # An adapter that was deleted comes back with the number that runs, not with the first one.
                 desired = first_replicas[child] = service.replicas if there is None else there
-        bounds = bounded(desired, service, max_gpu_budget=graph.budget)
-        bounds = held(bounds, there) if graph.paused else bounds
-        state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
-        if workload is not None:
-            newest = template_generation(workload)
-            rollout = rollout_view(name, service.role, workload, template_generation=newest)
-            state = replace(state, rollout=rollout, refused=refusal(name, workload))
-        services[name] = state
-    return services, first_replicas
+        wanted[name] = bounded(desired, service, max_gpu_budget=graph.ceiling)
+    return wanted, first_replicas
 
 
 def _pools(

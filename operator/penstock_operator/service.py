@@ -22,9 +22,11 @@ from penstock.kube.lease import STOP_S, Election, election_of, instance
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.cluster import Cluster
+from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics, StatusServer
 from penstock_operator.namespaces import NamespaceAllowances
+from penstock_operator.pools import GpuPools
 from penstock_operator.profiles import Profiles
 from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock_operator.reconcile import Dependencies, Reconciler
@@ -69,10 +71,17 @@ class Operator:
             image_pull_policy=settings.image_pull_policy,
             gpu_resources=tuple(settings.gpu_resources.split(",")),
         )
+        applier = Applier(client, metrics, on_written=self.cluster.note)
+        gates = Gates(applier)
+        self.pools = GpuPools(
+            client, self.cluster, recorder, gates, namespace=namespace, enqueue=self._enqueue
+        )
         parts = Dependencies(
             client=client,
             cluster=self.cluster,
-            applier=Applier(client, metrics, on_written=self.cluster.note),
+            applier=applier,
+            gates=gates,
+            pools=self.pools,
             loads=loads,
             recorder=recorder,
             metrics=metrics,
@@ -113,6 +122,10 @@ class Operator:
                 await self.cluster.synced()
                 for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
                     await self._wait_for(kind)
+                # Likewise: a graph acts under its pool's grant from the first reconcile on.
+                pools = asyncio.Event()
+                group.create_task(self.pools.run(pools), name="gpu pools")
+                await pools.wait()
                 group.create_task(kopf.run(), name="kopf")
                 group.create_task(self.profiles.run(), name="profiles")
                 work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)

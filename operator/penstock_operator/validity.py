@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from penstock.api import GraphDeployment, ProfileRequest, dotted
+from penstock.api import GpuPool, GraphDeployment, ProfileRequest, dotted
 from penstock.api.manifests.validation import validate
 from penstock.core.errors import Problem
 from penstock_operator.trim import Object
 
-M = TypeVar("M", GraphDeployment, ProfileRequest)
+M = TypeVar("M", GpuPool, GraphDeployment, ProfileRequest)
 
 ValidatedGraph = tuple[GraphDeployment | None, tuple[Problem, ...]]
 

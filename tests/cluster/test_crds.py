@@ -14,7 +14,7 @@ import yaml
 from manifest_table import SCHEMA, TABLE, breaks_rules_alone, cel_says, manifest_of, merged, python_says
 from operating import set_status
 
-from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
+from penstock.api import GpuPool, GraphDeployment, ProfileRequest, ScalingAdapter
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 
 pytestmark = pytest.mark.cluster
@@ -132,9 +132,8 @@ async def test_immutable_keys_are_refused_by_the_server(client, namespace, judge
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 async def test_samples_are_accepted_and_mean_the_same(client, crds, path):
     """What the server stores of a sample, the models read as the sample itself."""
-    kinds = {each.__name__: each for each in (GraphDeployment, ProfileRequest, ScalingAdapter)}
+    kinds = {each.__name__: each for each in (GpuPool, GraphDeployment, ProfileRequest, ScalingAdapter)}
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        # A GpuPool is shared by the graphs of one machine; no cluster knows it.
         if document.get("apiVersion") != GRAPH_DEPLOYMENT.api_version or document["kind"] not in kinds:
             continue
         document["metadata"]["namespace"] = DRY

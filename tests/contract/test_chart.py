@@ -379,6 +379,7 @@ def test_definitions_outlive_the_release():
     definitions = of_kind(rendered("default"), "CustomResourceDefinition")
 
     assert sorted(definitions) == [
+        "gpupools.penstock.dev",
         "graphdeployments.penstock.dev",
         "profilerequests.penstock.dev",
         "scalingadapters.penstock.dev",

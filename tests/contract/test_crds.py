@@ -36,11 +36,13 @@ def test_names_are_the_documented_ones():
         "GraphDeployment": ("graphdeployments", ["gd"]),
         "ProfileRequest": ("profilerequests", ["gpr"]),
         "ScalingAdapter": ("scalingadapters", ["gsa"]),
+        "GpuPool": ("gpupools", ["gpool"]),
     }
     assert [file_name(each) for each in definitions().values()] == [
         "penstock.dev_graphdeployments.yaml",
         "penstock.dev_profilerequests.yaml",
         "penstock.dev_scalingadapters.yaml",
+        "penstock.dev_gpupools.yaml",
     ]
 
 

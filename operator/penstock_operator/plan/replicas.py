@@ -59,6 +59,7 @@ class ReplicasPlan:
         kept: Uids of pods that stay at the budget's gate.
         first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
         blocked: Replicas of a service that the budget keeps from running.
+        bid: GPUs of each replica of a worker that is wanted, in order of need, whatever a GPU pool grants.
     """
 
     services: Mapping[str, ServiceState]
@@ -66,6 +67,7 @@ class ReplicasPlan:
     blocked: Mapping[str, int]
     switches: tuple[RoleSwitch, ...] = ()
     kept: frozenset[str] = frozenset()
+    bid: tuple[int, ...] = ()
 
     @property
     def is_draining(self) -> bool:

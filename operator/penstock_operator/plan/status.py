@@ -213,6 +213,7 @@ def _cut(message: str) -> str:
 
 _RELEASE: Final = version("penstock")
 _OPTIONAL: Final = (
+    "pool",
     "address",
     "servedModel",
     "servedGeneration",

@@ -7,32 +7,17 @@ few GPUs keeps that ratio.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from penstock.api import Role
+from penstock.gpu_pool.bid import RoleBid, by_need, granted
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step
 
 POOL: Final = "pool"
 """Name of the step that says what a role bids for."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleBid:
-    """What one role bids for.
-
-    Attributes:
-        replicas: That it wants, >= 0.
-        floor: Replicas that it never goes below while it is served.
-        gpus: Of one replica, >= 0.
-    """
-
-    replicas: int
-    floor: int
-    gpus: int
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
@@ -42,39 +27,9 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
         floor = 0 if each.reason is Reason.IDLE else config.floor(each.role, each.engine_gpus)
         replicas = max(floor, each.pool.replicas + each.change)
         most = config.max_replicas.get(each.role)
-        found[each.role] = RoleBid(replicas if most is None else min(replicas, most), floor, each.engine_gpus)
+        replicas = replicas if most is None else min(replicas, most)
+        found[each.role] = RoleBid(replicas, floor, each.engine_gpus, is_prefill=each.role is Role.PREFILL)
     return found
-
-
-def by_need(bids: Mapping[Role, RoleBid]) -> tuple[Role, ...]:
-    """Return the roles of the replicas that are wanted, the most needed first.
-
-    Floors come first, then the role of which the smallest share is there; decode (or aggregated) before prefill, as a full
-    decode pool destroys work.
-    """
-    have = Counter[Role]()
-    order: list[Role] = []
-
-    def need(role: Role) -> tuple[bool, float, bool]:
-        bid = bids[role]
-        return have[role] >= bid.floor, have[role] / bid.replicas, role is Role.PREFILL
-
-    while lacking := [role for role, bid in bids.items() if have[role] < bid.replicas]:
-        role = min(lacking, key=need)
-        have[role] += 1
-        order.append(role)
-    return tuple(order)
-
-
-def granted(bids: Mapping[Role, RoleBid], gpus: int) -> dict[Role, int]:
-    """Return the replicas of each role that a grant is for: the first of the bid that fit together."""
-    have, left = dict.fromkeys(bids, 0), gpus
-    for role in by_need(bids):
-        if bids[role].gpus > left:
-            break
-        left -= bids[role].gpus
-        have[role] += 1
-    return have
 
 
 def within_grant(
@@ -111,12 +66,17 @@ def _staying(proposals: Sequence[RoleProposal], fits: Mapping[Role, int], grant:
 def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
     """Return the GPUs of each replica that a decision bids for, in order of need; None where it could not observe."""
     bids = {
-        role.role: RoleBid(*(int(step.inputs[key] or 0) for key in _KEYS))
+        role.role: _bid(role.role, step)
         for role in decision.roles
         for step in role.steps
         if step.name == POOL
     }
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
+
+
+def _bid(role: Role, step: Step) -> RoleBid:
+    replicas, floor, gpus = (int(step.inputs[key] or 0) for key in _KEYS)
+    return RoleBid(replicas, floor, gpus, is_prefill=role is Role.PREFILL)
 
 
 _KEYS: Final = ("replicas_wanted", "floor", "gpus_per_engine")

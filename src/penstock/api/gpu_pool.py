@@ -13,6 +13,7 @@ from penstock.api.budget_rules import floor_gpus
 from penstock.api.enums import PoolPriority
 from penstock.api.graph import GraphDeployment, KubernetesObject
 from penstock.api.rule import Breach, KeyPath, Rule
+from penstock.api.status import Condition
 from penstock.core.errors import InvalidSpecError, Problem
 
 PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
@@ -37,9 +38,11 @@ class PoolMatch(SpecModel):
 
     def fits(self, graph: GraphDeployment) -> bool:
         """Return whether a graph is meant."""
-        return (self.name is None or self.name == graph.name) and (
-            self.labels.items() <= graph.metadata.labels.items()
-        )
+        return self.covers(graph.name, graph.metadata.labels)
+
+    def covers(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Return whether a graph of this name and with these labels is meant."""
+        return (self.name is None or self.name == name) and self.labels.items() <= labels.items()
 
 
 class PoolEntry(SpecModel):
@@ -104,11 +107,47 @@ class GpuPoolSpec(SpecModel):
     )
 
 
+class PoolGpusStatus(SpecModel):
+    """The pool's GPUs now."""
+
+    total: Integer = entry(0, "That the pool has.")
+    held: Integer = entry(0, "Of existing workers of its graphs, starting and draining ones included.")
+    leaving: Integer = entry(0, "Of held: of workers that drain or end.")
+    free: Integer = entry(0, "Held by none.")
+    borrowed: Integer = entry(0, "Held above guarantees.")
+
+
+class PoolGraphStatus(SpecModel):
+    """What one graph may hold, and what the allocator remembers of it; GPUs."""
+
+    name: str = Field(description="Of the graph.")
+    guaranteed: Integer = entry(0, "That it gets whenever it wants them.")
+    held: Integer = entry(0, "Of its existing workers.")
+    granted: Integer = entry(0, "That it may hold.")
+    wanted: Integer = entry(0, "That its desired replicas need.")
+    borrowed: Integer = entry(0, "Held above its guarantee.")
+    owed: Integer = entry(0, "Of its guarantee that it wants and does not have yet.")
+    serial: Integer = entry(0, "Number of the grant.")
+    exposed: Integer = entry(0, "That count for it until it acts under that grant.")
+    gained_time: str | None = entry(None, "When the grant was raised last; RFC 3339.")
+    lost_time: str | None = entry(None, "When it was lowered below what was wanted last; RFC 3339.")
+
+
+class GpuPoolStatus(SpecModel):
+    """State of a GpuPool."""
+
+    observed_generation: Integer = entry(0, "Generation that this status describes.")
+    conditions: tuple[Condition, ...] = entry((), "Valid, GuaranteesMet and CeilingRespected.")
+    gpus: PoolGpusStatus = entry(PoolGpusStatus(), "The GPUs.")
+    graphs: tuple[PoolGraphStatus, ...] = entry((), "The graphs that draw.")
+
+
 class GpuPool(KubernetesObject):
-    """GPUs that several graphs share, with guarantees and borrowing; on one machine and simulated, no object of a cluster yet."""
+    """GPUs that the graphs of a namespace share, with guarantees and borrowing; short name gpool."""
 
     kind: Literal["GpuPool"] = entry("GpuPool", "Kind.")
     spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")
+    status: GpuPoolStatus | None = entry(None, "Written by the operator.")
 
 
 _FLOOR_REMEDY: Final = "raise it, or lower the graph's minReplicas, minGpuBudget or minTotalGpus"

@@ -90,6 +90,14 @@ class StatusSummary(SpecModel):
     gpus: str = entry("", "GPUs of workers, used/budget; used alone where there is no ceiling.")
 
 
+class PoolShareStatus(SpecModel):
+    """What a GpuPool grants the graph."""
+
+    name: str = Field(description="Of the GpuPool.")
+    granted_gpus: Integer = entry(0, "GPUs that the graph's workers may hold now.")
+    message: str = entry("", "What keeps the grant from changing; empty: nothing.")
+
+
 class GraphStatus(SpecModel):
     """State of a GraphDeployment."""
 
@@ -107,6 +115,7 @@ class GraphStatus(SpecModel):
     conditions: tuple[Condition, ...] = entry((), "Facts, each with its reason.")
     services: dict[str, ServiceStatus] = entry({}, "Replicas by service.")
     summary: StatusSummary = entry(StatusSummary(), "Columns of kubectl get.")
+    pool: PoolShareStatus | None = entry(None, "Its share of a GpuPool; null: it is in none.")
     planner: PlannerStatus = entry(PlannerStatus(), "The planner's last decision.")
 
 

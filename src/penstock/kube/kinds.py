@@ -47,6 +47,7 @@ class Kind:
         return "/".join(parts)
 
 
+GPU_POOL: Final = Kind("penstock.dev/v1alpha1", "GpuPool", "gpupools")
 GRAPH_DEPLOYMENT: Final = Kind("penstock.dev/v1alpha1", "GraphDeployment", "graphdeployments")
 SCALING_ADAPTER: Final = Kind("penstock.dev/v1alpha1", "ScalingAdapter", "scalingadapters")
 PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profilerequests")

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
+from penstock.gpu_pool.bid import RoleBid, by_need, granted
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
-from penstock_planner.decide.grant import RoleBid, bid_sizes, by_need, granted
+from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import PlannerPolicy
@@ -35,7 +36,7 @@ bids = st.builds(
 )
 def test_replicas_are_needed_floors_first_then_in_the_ratio_that_is_asked_for(prefill, decode, expected):
     """A grant takes the first ones."""
-    assert list(by_need({P: prefill, D: decode})) == expected
+    assert list(by_need({P: replace(prefill, is_prefill=True), D: decode})) == expected
 
 
 @given(bids, bids, st.integers(0, 60))

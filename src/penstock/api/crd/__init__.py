@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.api.base import SpecModel
 from penstock.api.crd.schema import openapi
+from penstock.api.gpu_pool import GpuPool
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
 
@@ -87,6 +88,24 @@ _REQUEST_COLUMNS = (
     ),
 )
 
+_POOL_COLUMNS = (
+    _column("Total", ".status.gpus.total", of="integer", about="GPUs of the pool."),
+    _column("Held", ".status.gpus.held", of="integer", about="GPUs of existing workers."),
+    _column("Free", ".status.gpus.free", of="integer", about="GPUs that none holds."),
+    _column("Borrowed", ".status.gpus.borrowed", of="integer", about="GPUs held above guarantees."),
+    _column(
+        "Valid",
+        '.status.conditions[?(@.type=="Valid")].status',
+        about="Whether guarantees and graphs fit the pool.",
+    ),
+    _column(
+        "Met",
+        '.status.conditions[?(@.type=="GuaranteesMet")].status',
+        about="Whether every graph has what it wants of its guarantee.",
+    ),
+    _AGE,
+)
+
 
 @cache
 def definitions() -> dict[str, dict[str, Any]]:
@@ -99,7 +118,8 @@ def definitions() -> dict[str, dict[str, Any]]:
     }
     adapter = _definition(ScalingAdapter, "gsa", _ADAPTER_COLUMNS, {"status": {}, "scale": scale})
     request = _definition(ProfileRequest, "gpr", _REQUEST_COLUMNS, {"status": {}})
-    return {each["metadata"]["name"]: each for each in (graph, request, adapter)}
+    pool = _definition(GpuPool, "gpool", _POOL_COLUMNS, {"status": {}})
+    return {each["metadata"]["name"]: each for each in (graph, request, adapter, pool)}
 
 
 def file_name(definition: dict[str, Any]) -> str:

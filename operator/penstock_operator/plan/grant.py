@@ -1,0 +1,46 @@
+"""What a graph in a GPU pool bids for, by its services, and how many replicas of each fit into what the pool grants. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from penstock.api import GraphDeployment, Role
+from penstock.gpu_pool.bid import RoleBid, granted
+from penstock_operator.plan.drain import Bounded
+
+
+def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
+    """Return what each worker service bids for, of the replicas that it is to have."""
+    return {
+        name: RoleBid(
+            wanted[name].replicas,
+            min(wanted[name].replicas, service.replica_bounds[0]),
+            service.gpus,
+            is_prefill=service.role is Role.PREFILL,
+        )
+        for name, service in graph.spec.workers.items()
+    }
+
+
+def within_grant(
+    wanted: Mapping[str, Bounded], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
+) -> dict[str, Bounded]:
+    """Return what each service is to have of what it wants: what the grant is for, and never less than its floor.
+
+    A floor that the grant has no room for stays wanted, so that its pods wait at their gates and none that serves goes.
+
+    Args:
+        wanted: By service.
+        bids: Of the worker services.
+        gpus: That the pool grants.
+        pool: Its name.
+    """
+    fits = granted(bids, gpus)
+    found = dict(wanted)
+    for name, bid in bids.items():
+        number = max(fits[name], bid.floor)
+        if number < bid.replicas:
+            text = f"{bid.replicas} replicas are wanted; GpuPool {pool} grants the graph {gpus} GPUs, so {number} are kept"
+            found[name] = replace(wanted[name], replicas=number, reason="OverGrant", message=text)
+    return found

@@ -1,0 +1,271 @@
+"""What the graphs of a GpuPool may hold now, and what its status says; the allocator's state is kept in that status.
+
+Pure. `pools` brings what the watches show and writes the status before any graph acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.api import GpuPool, GraphDeployment
+from penstock.api.gpu_pool import PoolEntry, pool_problems
+from penstock.api.rule import dotted
+from penstock.core.stamps import seconds, stamp
+from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.status import ConditionResult, conditions
+
+VALID: Final = "Valid"
+GUARANTEES_MET: Final = "GuaranteesMet"
+CEILING_RESPECTED: Final = "CeilingRespected"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """One graph of a pool.
+
+    Attributes:
+        entry: Its first entry in the pool; None: none matches any more, or the graph is gone, so it gives all back.
+        graph: With its labels, as it is carried out; None: unknown, and it keeps its share.
+        bid: GPUs of each replica wanted, in order of need; None: unknown likewise.
+        held: GPUs of its existing workers.
+        leaving: Of those, of workers that drain or end.
+        serial: Of the grant that it acts under; None: unknown.
+        arrived_with: GPUs that it may hold while it has no share yet; None: it does not act under the pool yet.
+    """
+
+    entry: PoolEntry | None
+    graph: GraphDeployment | None = None
+    bid: tuple[int, ...] | None = None
+    held: int = 0
+    leaving: int = 0
+    serial: int | None = None
+    arrived_with: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShares:
+    """What the graphs may do from now on, and the state that says so."""
+
+    grants: Mapping[str, Grant]
+    shares: Mapping[str, Share]
+
+
+def entry_of(pool: GpuPool, name: str, labels: Mapping[str, str]) -> PoolEntry | None:
+    """Return the first entry that matches a graph."""
+    return next((each for each in pool.spec.graphs if each.match.covers(name, labels)), None)
+
+
+def leaving_gpus(pods: Iterable[PodView]) -> int:
+    """Return the GPUs of workers that are marked to leave or end."""
+    present = (each for each in pods if not each.gated and not each.finished)
+    return sum(each.gpus for each in present if each.terminating or each.drain_since_s is not None)
+
+
+def shares_of(status: Mapping[str, Any] | None) -> dict[str, Share]:
+    """Return the allocator's state from a pool's status."""
+    return {
+        row["name"]: Share(
+            row["granted"],
+            row["serial"],
+            row["exposed"],
+            seconds(row.get("gainedTime")),
+            seconds(row.get("lostTime")),
+        )
+        for row in (status or {}).get("graphs") or ()
+    }
+
+
+def share_out(
+    pool: GpuPool, members: Mapping[str, PoolMember], shares: PoolState, now_s: float
+) -> PoolShares | None:
+    """Return what every graph may hold; None while a graph that is new in the pool does not act under it yet.
+
+    Args:
+        pool: The pool.
+        members: Its graphs, and those of ``shares`` of which workers are left; the others' shares are dropped.
+        shares: What the last allocation left.
+        now_s: Seconds since the epoch.
+    """
+    state = {name: share for name, share in shares.items() if name in members}
+    for name, each in members.items():
+        if name in state:
+            continue
+        if each.arrived_with is None:
+            return None
+        state[name] = Share(each.arrived_with, 0, max(each.arrived_with, each.held))
+    bids = {
+        name: _bid(pool, each, state[name], each.bid)
+        for name, each in members.items()
+        if each.bid is not None
+    }
+    grants, after = allocate(PoolTerms(pool.spec.gpus, pool.spec.hold_seconds), bids, state, now_s)
+    return PoolShares(grants, after)
+
+
+def _bid(pool: GpuPool, member: PoolMember, share: Share, bid: tuple[int, ...]) -> GraphBid:
+    serial = -1 if member.serial is None else member.serial
+    if member.entry is None or member.graph is None:
+        return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
+    most = min(pool.spec.gpus, member.entry.max_gpus or pool.spec.gpus)
+    entry = member.entry
+    return GraphBid(entry.guaranteed_gpus, entry.priority.rank, most, bid, member.held, serial)
+
+
+def pool_status(
+    pool: GpuPool,
+    members: Mapping[str, PoolMember],
+    found: PoolShares,
+    problems: Collection[str],
+    *,
+    old: Mapping[str, Any] | None,
+    generation: int,
+    now_s: float,
+) -> dict[str, Any]:
+    """Return the complete status of a pool, for server-side apply.
+
+    Args:
+        pool: The pool.
+        members: As of `share_out`.
+        found: What that returned.
+        problems: What is wrong with the pool beside its graphs, each as a sentence.
+        old: The status there, for transition times.
+        generation: Of the pool.
+        now_s: Seconds since the epoch.
+    """
+    rows = [
+        _row(name, members[name], share, found.grants.get(name))
+        for name, share in sorted(found.shares.items())
+    ]
+    held = sum(row["held"] for row in rows)
+    results = (_valid(problems), _met(rows, members), _ceiling(held, pool.spec.gpus))
+    return {
+        "observedGeneration": generation,
+        "conditions": conditions(
+            sorted(results, key=lambda each: each.type),
+            old=(old or {}).get("conditions") or (),
+            generation=generation,
+            now=stamp(now_s),
+        ),
+        "gpus": {
+            "total": pool.spec.gpus,
+            "held": held,
+            "leaving": sum(each.leaving for each in members.values()),
+            "free": max(0, pool.spec.gpus - held),
+            "borrowed": sum(row["borrowed"] for row in rows),
+        },
+        "graphs": rows,
+    }
+
+
+def refused_status(
+    problems: Collection[str], *, old: Mapping[str, Any] | None, generation: int, now_s: float
+) -> dict[str, Any]:
+    """Return the status of a pool whose own manifest is wrong: its graphs keep what they may hold."""
+    rows = conditions(
+        [_valid(problems)],
+        old=(old or {}).get("conditions") or (),
+        generation=generation,
+        now=stamp(now_s),
+    )
+    kept = {key: each for key, each in (old or {}).items() if key in {"gpus", "graphs"}}
+    return {"observedGeneration": generation, "conditions": rows, **kept}
+
+
+def problems_of(
+    pool: GpuPool, members: Mapping[str, PoolMember], elsewhere: Mapping[str, str], unbounded: Collection[str]
+) -> list[str]:
+    """Return what is wrong with a pool beside its graphs, each as a sentence.
+
+    Args:
+        pool: The pool.
+        members: As of `share_out`.
+        elsewhere: Graphs that an older pool has already, with its name.
+        unbounded: Graphs without a planner, which have no budget that the pool could set.
+    """
+    graphs = [each.graph for each in members.values() if each.graph is not None]
+    said = [f"{dotted(path)}: {message}" for path, message in pool_problems(pool, graphs)]
+    said += [
+        f"graph {name} draws from GpuPool {other}, which is older; let one of them match it"
+        for name, other in sorted(elsewhere.items())
+    ]
+    said += [
+        f"graph {name} has planner.enabled false, so no budget; enable it, or let no entry match it"
+        for name in sorted(unbounded)
+    ]
+    return said
+
+
+def moved(before: PoolState, found: PoolShares, pool: str) -> dict[str, tuple[bool, str]]:
+    """Return the graphs whose grant changed: whether it was lowered, and a sentence that names who wants or gives."""
+    said = {}
+    for name, share in found.shares.items():
+        was = before.get(name)
+        if was is None or was.gpus == share.gpus:
+            continue
+        lowered = share.gpus < was.gpus
+        text = f"GpuPool {pool} grants {share.gpus} GPUs in place of {was.gpus}"
+        others = _growing(found) if lowered else _shrunk(before, found)
+        others = [each for each in others if each != name]
+        if others:
+            text += f"; {', '.join(others)} {'wants them' if lowered else 'gave back'}"
+        said[name] = (lowered, text)
+    return said
+
+
+def _growing(found: PoolShares) -> list[str]:
+    return sorted(name for name, each in found.grants.items() if each.target > each.gpus)
+
+
+def _shrunk(before: PoolState, found: PoolShares) -> list[str]:
+    return sorted(
+        name
+        for name, share in found.shares.items()
+        if name in before and share.exposed < before[name].exposed
+    )
+
+
+def _row(name: str, member: PoolMember, share: Share, grant: Grant | None) -> dict[str, Any]:
+    guaranteed = 0 if member.entry is None else member.entry.guaranteed_gpus
+    wanted = member.held if grant is None else grant.wanted
+    row: dict[str, Any] = {
+        "name": name,
+        "guaranteed": guaranteed,
+        "held": member.held,
+        "granted": share.gpus,
+        "wanted": wanted,
+        "borrowed": max(0, member.held - guaranteed),
+        "owed": 0 if grant is None else max(0, min(guaranteed, grant.target) - share.gpus),
+        "serial": share.serial,
+        "exposed": share.exposed,
+    }
+    times = {"gainedTime": share.gained_s, "lostTime": share.lost_s}
+    return {**row, **{key: stamp(at_s) for key, at_s in times.items() if at_s is not None}}
+
+
+def _valid(problems: Collection[str]) -> ConditionResult:
+    if problems:
+        return ConditionResult(VALID, False, "InvalidSpec", "; ".join(problems))
+    return ConditionResult(VALID, True, "Valid", "guarantees and graphs fit the pool")
+
+
+def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
+    owed = [f"{row['name']} lacks {row['owed']} of {row['guaranteed']} GPUs" for row in rows if row["owed"]]
+    if not owed:
+        return ConditionResult(GUARANTEES_MET, True, "Met", "every graph has what it wants of its guarantee")
+    giving = [
+        f"{row['name']} gives back {row['exposed'] - row['granted']}"
+        for row in rows
+        if row["exposed"] > row["granted"] and members[row["name"]].held > row["granted"]
+    ]
+    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*owed, *giving]))
+
+
+def _ceiling(held: int, gpus: int) -> ConditionResult:
+    used = f"{held} of {gpus} GPUs are held"
+    if held > gpus:
+        text = f"{used}; no worker starts until enough have ended"
+        return ConditionResult(CEILING_RESPECTED, False, "OverPool", text)
+    return ConditionResult(CEILING_RESPECTED, True, "WithinPool", used)

@@ -1,0 +1,174 @@
+"""What the graphs of a GpuPool may hold, and its status: tables of literals."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.api import GpuPool, GraphDeployment
+from penstock.gpu_pool.allocator import Share
+from penstock.gpu_pool.bid import RoleBid, sizes
+from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.grant import bids_of, within_grant
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.pool import (
+    PoolMember,
+    entry_of,
+    leaving_gpus,
+    moved,
+    pool_status,
+    problems_of,
+    refused_status,
+    share_out,
+    shares_of,
+)
+
+POOL = GpuPool.model_validate(
+    {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GpuPool",
+        "metadata": {"name": "shared"},
+        "spec": {
+            "gpus": 6,
+            "holdSeconds": 0.0,
+            "graphs": [
+                {"match": {"name": "a"}, "guaranteedGpus": 2, "priority": "high"},
+                {"match": {"labels": {"team": "b"}}, "guaranteedGpus": 2},
+            ],
+        },
+    }
+)
+
+
+def made(name, labels=None):
+    """Return a graph of one prefill and one decode service."""
+    worker = {"gpusPerReplica": 1, "scaling": {"minReplicas": 1, "maxReplicas": 9}}
+    services = {"p": {"role": "prefill", **worker}, "d": {"role": "decode", **worker}}
+    return GraphDeployment.model_validate(
+        {
+            "apiVersion": "penstock.dev/v1alpha1",
+            "kind": "GraphDeployment",
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": {
+                "model": {"name": "tiny"},
+                "runtime": "simulated",
+                "services": {"r": {"role": "router"}, **services},
+            },
+        }
+    )
+
+
+def member(name, wants, held, *, serial=0, arrived=None, leaving=0):
+    """Return a graph that wants so many replicas of one GPU."""
+    labels = {"team": "b"} if name == "b" else {}
+    return PoolMember(
+        entry_of(POOL, name, labels), made(name, labels), (1,) * wants, held, leaving, serial, arrived
+    )
+
+
+def test_the_first_entry_that_matches_is_a_graphs_own():
+    """By name, or by labels; another graph has none."""
+    assert entry_of(POOL, "a", {}) is POOL.spec.graphs[0]
+    assert entry_of(POOL, "x", {"team": "b"}) is POOL.spec.graphs[1]
+    assert entry_of(POOL, "x", {}) is None
+
+
+def test_nothing_is_shared_out_before_a_new_graph_acts_under_the_pool():
+    """Its gates could still open under its own budget."""
+    assert share_out(POOL, {"a": member("a", 4, 2)}, {}, 0.0) is None
+
+
+def test_a_new_graph_counts_with_what_it_may_hold_on_arrival():
+    """Four of six are its own, so the other gets two."""
+    members = {"a": member("a", 4, 3, arrived=4), "b": member("b", 4, 0, arrived=0)}
+    found = share_out(POOL, members, {}, 0.0)
+    assert {name: each.gpus for name, each in found.shares.items()} == {"a": 4, "b": 2}
+
+
+def test_a_graph_of_unknown_wants_keeps_its_share_and_one_that_is_gone_gives_back():
+    """Its workers count as long as they exist."""
+    shares = {"a": Share(2, 1, 2), "b": Share(4, 1, 4), "c": Share(1, 1, 1)}
+    members = {"a": PoolMember(POOL.spec.graphs[0], held=2), "b": PoolMember(None, bid=(), held=1, leaving=1)}
+    found = share_out(POOL, members, shares, 0.0)
+    assert found.shares["a"] == Share(2, 1, 2)
+    assert (found.shares["b"].gpus, found.shares["b"].exposed) == (0, 4)
+    assert "c" not in found.shares
+    deleted = {"a": PoolMember(POOL.spec.graphs[0], bid=(), held=2, serial=1)}
+    assert share_out(POOL, deleted, {"a": Share(2, 1, 2)}, 0.0).shares["a"].gpus == 0
+
+
+def test_the_status_holds_the_allocators_state():
+    """What is read back from it is what was written; times are whole seconds."""
+    shares = {"a": Share(4, 3, 4, 100.0, None), "b": Share(2, 1, 2, None, 50.0)}
+    members = {"a": member("a", 4, 4, serial=3), "b": member("b", 2, 2, serial=1)}
+    found = share_out(POOL, members, shares, 500.0)
+    status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0)
+    assert shares_of(status) == dict(found.shares)
+    assert status["gpus"] == {"total": 6, "held": 6, "leaving": 0, "free": 0, "borrowed": 2}
+    assert {each["type"]: each["status"] for each in status["conditions"]} == {
+        "CeilingRespected": "True",
+        "GuaranteesMet": "True",
+        "Valid": "True",
+    }
+    assert shares_of(None) == {}
+
+
+def test_a_guarantee_that_waits_names_who_gives_back():
+    """The lender sees what it lacks; both graphs are told of the GPUs that move."""
+    shares = {"a": Share(0, 1, 0), "b": Share(6, 1, 6)}
+    members = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 7, serial=1)}
+    found = share_out(POOL, members, shares, 500.0)
+    status = pool_status(POOL, members, found, ["x"], old=None, generation=7, now_s=500.0)
+    said = {each["type"]: each["message"] for each in status["conditions"]}
+    assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b gives back 3"
+    assert said["CeilingRespected"] == "7 of 6 GPUs are held; no worker starts until enough have ended"
+    assert said["Valid"] == "x"
+    lowered, text = moved(shares, found, "shared")["b"]
+    assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs in place of 6; a wants them")
+    after = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 4, serial=2)}
+    then = share_out(POOL, after, found.shares, 600.0)
+    assert moved(found.shares, then, "shared")["a"] == (
+        False,
+        "GpuPool shared grants 2 GPUs in place of 0; b gave back",
+    )
+
+
+def test_a_wrong_pool_keeps_what_its_graphs_may_hold():
+    """Only its condition changes."""
+    old = {"graphs": [{"name": "a"}], "gpus": {"total": 6}, "conditions": []}
+    said = refused_status(["spec.gpus: is wrong"], old=old, generation=2, now_s=0.0)
+    assert (said["graphs"], said["gpus"]) == (old["graphs"], old["gpus"])
+    assert said["conditions"][0]["message"] == "spec.gpus: is wrong"
+
+
+def test_what_is_wrong_beside_the_graphs_is_said():
+    """Two pools, and a graph without a planner."""
+    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "old"}, ["c"]) == [
+        "graph b draws from GpuPool old, which is older; let one of them match it",
+        "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
+    ]
+
+
+def test_only_released_workers_that_leave_are_leaving():
+    """A gated pod holds nothing."""
+    pods = [
+        PodView("a", gpus=1, terminating=True),
+        PodView("b", gpus=2, drain_since_s=1.0),
+        PodView("c", gpus=4),
+        PodView("d", gpus=8, terminating=True, gates=("penstock.dev/gpu-budget",)),
+    ]
+    assert leaving_gpus(pods) == 3
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(6, {"p": 2, "d": 4}), (4, {"p": 1, "d": 3}), (0, {"p": 1, "d": 1})]
+)
+def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected):
+    """In the ratio that is wanted."""
+    graph = made("a")
+    wanted = {"r": Bounded(1), "p": Bounded(2), "d": Bounded(4)}
+    bids = bids_of(graph, wanted)
+    assert bids["p"] == RoleBid(2, 1, 1, is_prefill=True)
+    assert sizes(bids) == (1,) * 6
+    found = within_grant(wanted, bids, gpus=gpus, pool="shared")
+    assert {name: found[name].replicas for name in expected} == expected
+    assert found["r"] == Bounded(1)
