@@ -107,7 +107,9 @@ LEFT_OUT = {
     "runtime": "immutable, above",
     "operatorClass": "immutable",
     "paused": "carries nothing out from then on",
+    "router.auth.apiKeysFile": "names a file, which the pods lack",
     "router.auth.apiKeysSecret": "asks clients for a key from then on",
+    "router.tiers.keysFile": "names a file, which the pods lack",
     "router.tiers.keysSecret": "names a Secret of keys",
     "router.tokenizer": "names files of a model",
 }
