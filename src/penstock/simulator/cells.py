@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +24,9 @@ from penstock.core.plugins import registered
 from penstock.engine.profiles import load
 from penstock.simulator.output import to_json
 from penstock.simulator.scenario import ProfiledModel
-from penstock.simulator.workload import WorkloadSpec
+from penstock.simulator.workload import WorkloadSpec, kept_trace
 from penstock.workload.synthetic import parse_synthetic
-from penstock.workload.traces import Trace, load_trace
+from penstock.workload.traces import Trace
 from penstock_planner.decide.codec import to_plain
 
 Figures: TypeAlias = dict[str, Any]
@@ -72,11 +72,6 @@ def _own_digest(file: Path) -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=4)
-def _loaded(source: str, block_tokens: int | None) -> Trace:
-    return load_trace(source, block_tokens=block_tokens)
-
-
 def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
     """Return a workload that brings its trace along, so that it needs no file where it is sent.
 
@@ -85,7 +80,7 @@ def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
     """
     if isinstance(workload.source, Trace) or parse_synthetic(workload.source) is not None:
         return workload
-    return replace(workload, source=_loaded(workload.source, workload.block_tokens))
+    return replace(workload, source=kept_trace(workload.source, workload.block_tokens))
 
 
 def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
@@ -95,7 +90,7 @@ def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
         return replace(workload, source=_named(source))
     synthetic = parse_synthetic(source)
     if synthetic is not None and synthetic.requests:
-        return replace(workload, source=f"{source} {_named(_loaded(synthetic.requests, None))}")
+        return replace(workload, source=f"{source} {_named(kept_trace(synthetic.requests, None))}")
     return workload
 
 

@@ -22,7 +22,7 @@ from penstock.workload.arrivals import (
 )
 from penstock.workload.synthetic import parse_synthetic, synthesise
 from penstock.workload.trace_info import ideal_hits
-from penstock.workload.traces import Trace, TraceRequest, load_trace
+from penstock.workload.traces import Trace, TraceRequest, file_version, load_trace
 
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
@@ -84,20 +84,44 @@ class Workload:
 
 
 @lru_cache(maxsize=4)
-def _read(source: str | Trace, block_tokens: int | None) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
-    trace = source if isinstance(source, Trace) else load_trace(source, block_tokens=block_tokens)
+def _loaded(source: str, block_tokens: int | None, _version: object) -> Trace:
+    return load_trace(source, block_tokens=block_tokens)
+
+
+def kept_trace(source: str, block_tokens: int | None) -> Trace:
+    """Return a trace, read anew only where its file has changed.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return _loaded(source, block_tokens, file_version(source))
+
+
+@lru_cache(maxsize=4)
+def _read(trace: Trace) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
     how = Spread.POISSON if trace.is_batched else Spread.NONE
     left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""
     return f"{trace.name} (sha256 {trace.sha256[:12]}{left_out})", how, trace.requests
 
 
-@lru_cache(maxsize=KEPT)
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
     """Return the requests of one run.
 
     Raises:
         ConfigError: no such source, or nothing is left of it.
     """
+    return _prepared(spec, seed, qps, _version(spec.source))
+
+
+def _version(source: str | Trace) -> tuple[str, int, int] | None:
+    if isinstance(source, Trace):
+        return None
+    synthetic = parse_synthetic(source)
+    return file_version(source if synthetic is None else synthetic.requests)
+
+
+@lru_cache(maxsize=KEPT)
+def _prepared(spec: WorkloadSpec, seed: int, qps: float | None, _version: object) -> Workload:
     rng = np.random.default_rng([seed, 1])
     has_limit = spec.max_input_tokens is not None
     chosen = Selection(
@@ -126,7 +150,8 @@ def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Se
     synthetic = None if isinstance(spec.source, Trace) else parse_synthetic(spec.source)
     if synthetic is not None:
         return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
-    name, default, requests = _read(spec.source, spec.block_tokens)
+    trace = spec.source if isinstance(spec.source, Trace) else kept_trace(spec.source, spec.block_tokens)
+    name, default, requests = _read(trace)
     how = default if spec.spread is None else spec.spread
     return name, how, spread(requests, how, rng=rng)
 

@@ -104,6 +104,16 @@ class _Rows:
     failed: dict[int, str] = field(default_factory=dict)
 
 
+def file_version(source: str) -> tuple[str, int, int] | None:
+    """Return what changes with a trace's file (its place, time of change in ns, bytes); None: it is no file that can be read."""
+    path = Path(source).resolve()
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_mtime_ns, found.st_size
+
+
 def load_trace(
     source: str | Path, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None
 ) -> Trace:

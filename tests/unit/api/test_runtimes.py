@@ -9,7 +9,7 @@ from penstock.api import Environment, GraphDeployment
 from penstock.core.errors import ConfigError
 from penstock.runtimes import RuntimeContext, filled_argv, masked_argv, masked_env, process_specs, runtime_of
 from penstock.runtimes import build as building
-from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
+from penstock.runtimes.engine_flags import granted_lease_s, kv_events_endpoint, kv_replay_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -525,3 +525,19 @@ def test_settings_whose_package_is_missing_are_named_with_the_command_that_insta
     assert [each.path for each in found] == [f"spec.{path}" for path in expected]
     for each, extra in zip(found, expected.values(), strict=True):
         assert each.message.endswith(f"not installed here; pip install 'penstock[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    ("argv", "lease_s"),
+    [
+        (["--kv-transfer-config", '{"kv_connector_extra_config": {"kv_lease_duration": 40}}'], 40),
+        (["--kv-transfer-config", '{"kv_connector_extra_config": {"kv_lease_duration": "40"}}'], None),
+        (["--kv-transfer-config", "{"], None),
+        (["--kv-transfer-config", "[]"], None),
+        (["--kv-transfer-config"], None),
+        ([], None),
+    ],
+)
+def test_a_lease_is_read_back_where_a_command_names_one(argv, lease_s):
+    """Others may have written the command."""
+    assert granted_lease_s(argv) == lease_s

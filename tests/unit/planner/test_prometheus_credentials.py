@@ -2,20 +2,16 @@
 
 import json
 import ssl
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import requests
+from certificates import write_certificates
 
 from penstock.core.errors import ConfigError
 from penstock_planner.sources.prometheus import connect
 from penstock_planner.sources.prometheus_credentials import credentials_for
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "cluster"))
-from certificates import write_certificates
 
 ANSWER = {"status": "success", "data": {"resultType": "vector", "result": []}}
 

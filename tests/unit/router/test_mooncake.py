@@ -21,6 +21,15 @@ SOURCE = KvSource("10.0.0.1", 8998, 255, "engine-7")
 LIMITED = {"choices": [{"finish_reason": "length"}]}
 
 
+def test_a_prefill_worker_keeps_kv_only_where_its_engine_is_known():
+    """The number is what its decode worker asks for; of an unknown engine none could."""
+    asked = MOONCAKE.prefill_fields(SOURCE)["kv_transfer_params"]
+    fetched = MOONCAKE.decode_fields(SOURCE, LIMITED)["kv_transfer_params"]
+    assert asked["transfer_id"] == fetched["transfer_id"]
+    assert (asked["do_remote_decode"], fetched["do_remote_prefill"]) == (True, True)
+    assert MOONCAKE.prefill_fields(KvSource("10.0.0.1", 8998, 255, None)) == {}
+
+
 class Introduced(FakeWorker):
     """A prefill worker whose bootstrap server is its own port."""
 

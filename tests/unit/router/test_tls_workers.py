@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import ssl
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from certificates import write_certificates
 from click.testing import CliRunner
 
 from penstock.cli.router import router as command
 from penstock.core.errors import ConfigError
 from penstock.core.http.tls import TlsFiles
 from penstock.router.discovery.statefile import parse_static_workers
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "cluster"))
-from certificates import write_certificates
 
 
 @pytest.fixture

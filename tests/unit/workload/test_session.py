@@ -243,7 +243,7 @@ async def test_nothing_is_sent_to_an_address_that_does_not_answer(
     [
         ({"models": []}, (NoEndpointsError, "lists no model")),
         ({"ready": 503}, (NoEndpointsError, "no worker of role decode is ready")),
-        ({"url": "https://x"}, (ConfigError, "plain http")),
+        ({"url": "ftp://x"}, (ConfigError, "only http and https are spoken")),
         ({"models": ["gpt"]}, (ConfigError, "'llama': .* serves gpt")),
         ({"models": None}, (UpstreamConnectError, "answers 404, not a list of models")),
     ],

@@ -3,17 +3,13 @@
 import asyncio
 import contextlib
 import ssl
-import sys
-from pathlib import Path
 
 import pytest
+from certificates import write_certificates
 
 from penstock.core.errors import ConfigError, UpstreamConnectError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.tls import Tls, TlsFiles
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "cluster"))
-from certificates import write_certificates
 
 
 @pytest.fixture(scope="module")
