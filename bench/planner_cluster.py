@@ -156,6 +156,10 @@ class FixedGraph:
         """Return the workers."""
         return self._pods
 
+    def grant(self) -> int | None:
+        """Return None: there is no GPU pool."""
+        return None
+
 
 def graph_of(index: int, workers: int) -> GraphDeployment:
     """Return one graph's manifest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.api import GraphDeployment
@@ -65,6 +66,12 @@ class ObservedGraph:
     def ceiling(self) -> int | None:
         """The same without its pool: what it may want."""
         return gpu_ceiling(self.model)
+
+    @property
+    def wants(self) -> Mapping[str, int]:
+        """Replicas by role that its planner would have of the GPU pool; empty: it says nothing."""
+        planner = (self.raw.get("status") or {}).get("planner") or {}
+        return planner.get("wants") or {}
 
     @property
     def labelled(self) -> GraphDeployment:

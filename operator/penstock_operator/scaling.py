@@ -19,7 +19,7 @@ from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import Bounded, WorkerPool, bounded, held
-from penstock_operator.plan.grant import bids_of, within_grant
+from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
@@ -78,9 +78,10 @@ def _service_states(
     """Return every service with its desired number within its bounds, the first numbers of adapters yet to be made, and the bid."""
     services: dict[str, ServiceState] = {}
     wanted, first_replicas = _wanted(graph)
-    bids = bids_of(graph.model, wanted)
+    bids = bids_of(graph.model, with_wants(graph.model, wanted, graph.wants, max_gpu_budget=graph.ceiling))
     if graph.standing is not None:
-        wanted = within_grant(wanted, bids, gpus=graph.standing.gpus, pool=graph.standing.pool)
+        asked = bids_of(graph.model, wanted)
+        wanted = within_grant(wanted, asked, gpus=graph.standing.gpus, pool=graph.standing.pool)
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
         there = replicas_of(workload)

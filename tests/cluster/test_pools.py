@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, until
+from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, set_status, until
+from planning import INTERVAL_S
 
-from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_planner.replay import replay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -99,3 +101,66 @@ async def test_a_deleted_pool_leaves_its_graphs_what_they_may_hold(kwok, crds, m
             return said.get("grantedGpus") == 2 and "GpuPool shared is gone" in said.get("message", "")
 
         await until(told, "the graph's status", timeout_s=60)
+
+
+def planned(namespace):
+    """Return a graph without a budget of its own, whose planner decides each second."""
+    made = graph(
+        namespace,
+        "llama",
+        planner={
+            "mode": "load",
+            "adjustmentIntervalSeconds": INTERVAL_S,
+            "metricPullingIntervalSeconds": 0.1,
+            "newDecodeWorkerGraceIntervals": 0,
+        },
+    )
+    made["spec"]["services"]["decode"]["scaling"]["maxReplicas"] = 9
+    return made
+
+
+async def moved_router(world):
+    """Give the graph's ready router the address of the world's page; before it is ready, kwok would give it another one."""
+    for name in await world.pods("frontend"):
+        pod = await world.client.get(POD, name, namespace=world.namespace)
+        if any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in pod["status"].get("conditions", ())
+        ):
+            at = {"podIP": world.address, "podIPs": [{"ip": world.address}]}
+            await set_status(world.client, POD, name, world.namespace, at)
+            return True
+    return False
+
+
+async def test_a_planner_grows_into_its_grant_and_no_further(kwok, crds, make_node, world):
+    """Its decode workers are full all the time. It wants one more than it may hold, and asks the adapters for none of those."""
+    make_node(gpus=16)
+    client, namespace = world.client, world.namespace
+    world.obeys, world.kv = False, 0.95
+    entries = [{"match": {"name": each}, "guaranteedGpus": 2} for each in ("llama", "batch")]
+    await client.create(pool(namespace, graphs=entries), field_manager="test")
+    for each in (planned(namespace), graph(namespace, "batch")):
+        await client.create(each, field_manager="test")
+    async with BudgetWatch(client, namespace).on() as watch, running(client, namespace, loads=Loads(IDLE)):
+        await until(rows(client, namespace, held={"batch": 2, "llama": 2}), "two each", timeout_s=60)
+        await until(lambda: moved_router(world), "a router", timeout_s=60)
+        async with world.planning():
+            await until(rows(client, namespace, held={"batch": 2, "llama": 4}), "its grant", timeout_s=90)
+            await until(rows(client, namespace, wanted={"batch": 2, "llama": 5}), "one more", timeout_s=60)
+            assert (await world.status())["planner"]["wants"] == {"decode": 4, "prefill": 1}
+            assert await world.desired("decode") == 3
+            assert watch.most == 6
+            await edit(client, namespace, {"gpus": 7}, name="shared", kind=GPU_POOL)
+            await until(
+                rows(client, namespace, held={"batch": 2, "llama": 5}), "a larger grant", timeout_s=90
+            )
+            await until(rows(client, namespace, wanted={"batch": 2, "llama": 6}), "one more", timeout_s=60)
+            assert await world.desired("decode") == 4
+    made = [each["decision"] for each in world.ledger().records if each["type"] == "decision"]
+    assert all(each["gpus_after"] <= each["max_gpu_budget"] for each in made)
+    assert {role["reason"] for each in made for role in each["roles"]}.isdisjoint(
+        {"never_ready", "above_budget"}
+    )
+    assert replay(world.ledger()).differences == ()
+    assert watch.most == 7

@@ -1,4 +1,8 @@
-"""What a graph in a GPU pool bids for, by its services, and how many replicas of each fit into what the pool grants. Pure."""
+"""What a graph in a GPU pool bids for, by its services, and how many replicas of each fit into what the pool grants. Pure.
+
+Its planner writes what it would have without the grant into the graph's status. ScalingAdapters ask for no more than the
+grant then, or for more where somebody else sets them; the bid is for whichever is more, so that no stale word shrinks it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import replace
 
 from penstock.api import GraphDeployment, Role
 from penstock.gpu_pool.bid import RoleBid, granted
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.drain import Bounded, bounded
 
 
 def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
@@ -21,6 +25,29 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
         )
         for name, service in graph.spec.workers.items()
     }
+
+
+def with_wants(
+    graph: GraphDeployment,
+    wanted: Mapping[str, Bounded],
+    wants: Mapping[str, int],
+    *,
+    max_gpu_budget: int | None,
+) -> dict[str, Bounded]:
+    """Return what each service bids for: what its adapter asks for, or what the planner wants where that is more.
+
+    Args:
+        graph: The graph.
+        wanted: What the adapters ask for, by service.
+        wants: Of the planner, by role; it may be dead for long, so that what it says counts within today's bounds.
+        max_gpu_budget: As of `bounded`.
+    """
+    found = dict(wanted)
+    for name, service in graph.spec.workers.items():
+        if service.role in wants:
+            asked = bounded(wants[service.role], service, max_gpu_budget=max_gpu_budget)
+            found[name] = max(wanted[name], asked, key=lambda each: each.replicas)
+    return found
 
 
 def within_grant(

@@ -109,8 +109,8 @@ def _bid(pool: GpuPool, member: PoolMember, share: Share, bid: tuple[int, ...]) 
     serial = -1 if member.serial is None else member.serial
     if member.entry is None or member.graph is None:
         return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
-    most = min(pool.spec.gpus, member.entry.max_gpus or pool.spec.gpus)
-    entry = member.entry
+    entry, own = member.entry, member.graph.spec.planner.max_gpu_budget
+    most = min(pool.spec.gpus, entry.max_gpus or pool.spec.gpus, pool.spec.gpus if own is None else own)
     return GraphBid(entry.guaranteed_gpus, entry.priority.rank, most, bid, member.held, serial)
 
 

@@ -291,4 +291,5 @@ def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
         predicted_in_time=said.get("predictedInTime", ""),
         gpus=said.get("gpus", 0),
         budget=said.get("budget"),
+        wants=said.get("wants") or {},
     )

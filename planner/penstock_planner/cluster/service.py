@@ -269,7 +269,8 @@ class LeaderSession:
     def _say(self, job: PlannerJob, report: Report) -> None:
         live = self._watch.live(job.key) or job.live
         generation = live["metadata"].get("generation", 0)
-        self.status.say(job.key, replace(report, generation=generation))
+        wants = report.wants if self._watch.of(job.key).grant() is not None else {}
+        self.status.say(job.key, replace(report, generation=generation, wants=wants))
 
     def _emit(self, key: Key, message: EventMessage) -> None:
         live = self._watch.live(key)

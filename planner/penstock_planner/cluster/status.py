@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import Any, Final
@@ -25,6 +25,7 @@ from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
+from penstock_planner.decide.grant import bids_in
 from penstock_planner.figures import View
 from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of
@@ -87,6 +88,7 @@ class Report:
         served_in_time: Share of the last half hour's requests, ``99.2%``; empty: not known.
         predicted_in_time: What the planner's model predicts for the same fleet, likewise.
         budget: GPUs allowed; None: no ceiling.
+        wants: Replicas by role that it bids for in a GPU pool; empty: it makes no bid.
     """
 
     reason: PlannerReason
@@ -100,6 +102,7 @@ class Report:
     predicted_in_time: str = ""
     gpus: int = 0
     budget: int | None = None
+    wants: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def condition(self) -> dict[str, Any]:
@@ -122,6 +125,7 @@ class Report:
         found = {
             **({**decided, **timed, **before} if self.decision_id else {}),
             **(shares if self.served_in_time else {}),
+            **({"wants": dict(self.wants)} if self.wants else {}),
             "gpus": self.gpus,
         }
         return found if self.budget is None else {**found, "budget": self.budget}
@@ -176,6 +180,7 @@ class StatusListener:
             reason = PlannerReason.PAUSED if paused else PlannerReason.NO_OPERATION
             why = paused or "planner.noOperation"
             self._calm = (reason, f"decides and records, changes nothing: {why}")
+            self._report = replace(first, wants={})
         else:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
@@ -199,6 +204,7 @@ class StatusListener:
         """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
         self._follow_limits(decision)
         self._follow_shares(decision)
+        self._follow_bid(decision)
         for role in decision.roles:
             self._follow_failure(role, view)
         said = decision.changes or (decision.roles if self._is_edited else ())
@@ -231,6 +237,13 @@ class StatusListener:
                 served_in_time=f"{shares.served:.1%}",
                 predicted_in_time=f"{shares.predicted:.1%}",
             )
+
+    def _follow_bid(self, decision: Decision) -> None:
+        """Take what a decision that is carried out bids for; it is written with the next tick, the one before stands until then."""
+        bids = bids_in(decision)
+        if bids and not decision.no_operation:
+            wants = {role.value: bid.replicas for role, bid in sorted(bids.items())}
+            self._report = replace(self._report, wants=wants)
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
         """Keep why a role's last scale-up failed for as long as it requests another one."""

@@ -158,6 +158,12 @@ class GraphWatch:
         """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
+    def grant(self) -> int | None:
+        """Return the GPUs that the graph's pool lets it hold; None: it is in none, or the operator has said nothing of it yet."""
+        graph = self._watch.live(self._key)
+        pool = None if graph is None else graph["status"]["pool"]
+        return None if pool is None else int(pool["grantedGpus"])
+
     def pods(self) -> Mapping[str, PodFacts]:
         """Return the graph's pods by name, routers included."""
         return self._watch.pods(self._key)
@@ -172,7 +178,7 @@ class GraphWatch:
 
 
 def _trim_graph(obj: Object) -> Object:
-    """Keep the edit that is carried out, and the planner's own part of the status.
+    """Keep the edit that is carried out, the planner's own part of the status, and what a GPU pool grants.
 
     That is the newest one unless the operator keeps an earlier one, because it refuses the newest or has not seen it.
     """
@@ -191,7 +197,11 @@ def _trim_graph(obj: Object) -> Object:
         "kind": obj["kind"],
         "metadata": metadata,
         "spec": spec,
-        "status": {"planner": status.get("planner") or {}, "conditions": conditions},
+        "status": {
+            "planner": status.get("planner") or {},
+            "pool": status.get("pool"),
+            "conditions": conditions,
+        },
     }
 
 

@@ -63,14 +63,19 @@ def _staying(proposals: Sequence[RoleProposal], fits: Mapping[Role, int], grant:
     return stay
 
 
-def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
-    """Return the GPUs of each replica that a decision bids for, in order of need; None where it could not observe."""
-    bids = {
+def bids_in(decision: Decision) -> dict[Role, RoleBid]:
+    """Return what a decision bids for; empty where it says nothing about that, and the bid before stands."""
+    return {
         role.role: _bid(role.role, step)
         for role in decision.roles
         for step in role.steps
         if step.name == POOL
     }
+
+
+def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
+    """Return the GPUs of each replica that a decision bids for, in order of need; None where it says nothing about that."""
+    bids = bids_in(decision)
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
 
 

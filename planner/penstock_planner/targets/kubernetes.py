@@ -1,4 +1,4 @@
-"""The planner's way to a cluster: pools from watched pods, wishes through ScalingAdapters' /scale.
+"""The planner's way to a cluster: pools from watched pods, a GPU pool's grant from the graph, wishes through ScalingAdapters' /scale.
 
 It creates and deletes nothing: the operator makes a desired number true, drains what leaves and keeps the GPU budget.
 Reads come from the informers' copies; only a change is a call to the API server.
@@ -144,6 +144,7 @@ class KubernetesTarget:
                 if (adapter := self._adapter(service)) and adapter.get("owner")
             },
             failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
+            grant=self._view.grant(),
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:

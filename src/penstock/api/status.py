@@ -72,6 +72,10 @@ class PlannerStatus(SpecModel):
     )
     gpus: Integer = entry(0, "GPUs in use, prefill plus decode.")
     budget: Integer | None = entry(None, "GPUs allowed; null: no ceiling.")
+    wants: dict[str, Integer] = entry(
+        {},
+        "Replicas by role that the planner would have of a GpuPool; empty: what the ScalingAdapters ask for.",
+    )
 
 
 class Address(SpecModel):

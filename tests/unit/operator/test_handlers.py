@@ -281,3 +281,11 @@ async def test_the_end_leaves_no_task_of_kopf_and_none_of_others_ended(harness):
     other.cancel()
     await asyncio.wait({other})
     assert {each for each in left if "kopf" in repr(each)} == set()
+
+
+async def test_a_status_that_the_planner_writes_is_reported(running):
+    """Kopf takes it for no change, and nothing but its wants comes that way."""
+    written = dict(running.server.objects["graphdeployments"]["first"])
+    written["status"] = {"planner": {"wants": {"decode": 3}}}
+    running.server.tell("graphdeployments", "MODIFIED", written)
+    assert await running.change() == ("there", "first", [DRAIN])

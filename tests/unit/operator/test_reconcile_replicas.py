@@ -10,6 +10,7 @@ from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, s
 from penstock.core.errors import UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_operator.plan.drain import Load
+from penstock_operator.pools import GpuPools
 
 
 async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
@@ -41,6 +42,22 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     }
     assert sum(not each for each in gated.values()) == 2
     assert not gated["p-1"]
+
+
+async def test_a_graph_bids_for_what_its_planner_wants_and_starts_none_of_that(api, monkeypatch):
+    """One GPU for each of one prefill and three decode workers; the adapters still ask for one each."""
+    bids = []
+    monkeypatch.setattr(GpuPools, "report", lambda *said: bids.append(said[-1]))
+    async with operator(api) as made:
+        edit(api, "GraphDeployment", "g", planner={"maxGpuBudget": 8})
+        await to_rest(api, made)
+        live = api.at("GraphDeployment", "g")
+        live["status"]["planner"] = {"wants": {"decode": 3, "prefill": 0}, "gpus": 2}
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    assert (bids[0], bids[-1]) == ((1, 1), (1, 1, 1, 1))
+    assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 1
 
 
 async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, monkeypatch):

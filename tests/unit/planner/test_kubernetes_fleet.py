@@ -445,3 +445,14 @@ def test_the_owner_of_a_number_is_whoever_set_it_last():
     metadata = {"name": "a-decode", "namespace": "serving", "managedFields": fields}
     _feed(watch, "adapters", "ADDED", {"metadata": metadata, "spec": {"replicas": 2}})
     assert watch.of(A).adapter("decode")["owner"] == "hpa"
+
+
+@pytest.mark.parametrize(("status", "grant"), [({}, None), ({"pool": {"name": "h", "grantedGpus": 0}}, 0)])
+def test_what_a_gpu_pool_grants_is_in_the_graph_s_status(status, grant):
+    """Where the operator has said nothing, and where there is no graph, nothing is known of a pool."""
+    watch, _ = _watch()
+    assert watch.of(A).grant() is None
+    graph = _graph("a")
+    graph["status"] |= status
+    _feed(watch, "graphs", "ADDED", graph)
+    assert watch.of(A).grant() == grant

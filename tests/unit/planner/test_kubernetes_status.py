@@ -410,6 +410,43 @@ async def test_the_status_has_the_share_served_and_the_one_predicted_and_writes_
     assert (kept["servedInTime"], kept["predictedInTime"]) == ("100.0%", "50.0%")
 
 
+def _bidding(prefill, decode, **changes):
+    roles = [
+        RoleDecision(role, 1, 1, Action.HOLD, Reason.WITHIN_CAPACITY, "held", (step,))
+        for role, step in (
+            (role, Step("pool", {"replicas_wanted": n, "floor": 1, "gpus_per_engine": 2}, 4, "pass"))
+            for role, n in ((Role.PREFILL, prefill), (D, decode))
+        )
+    ]
+    return replace(_shared(0, None, None), roles=tuple(roles), **changes)
+
+
+async def test_the_status_has_what_the_planner_wants_of_a_pool_until_it_wants_something_else(world):
+    """A decision that says nothing of it leaves it, so does another planner; one that carries nothing out bids for nothing."""
+    said = []
+    first = Report(PlannerReason.OBSERVING, "", 1)
+    listener = StatusListener(first, world.config, say=said.append)
+    await world.run_until(2)
+    view = world.watcher.views[-1]
+    shown = []
+    for decision in (
+        _shared(0, None, None),
+        _bidding(3, 2),
+        _shared(0, None, None),
+        _bidding(0, 0),
+        _bidding(4, 1, no_operation=True),
+    ):
+        listener.decided(decision, view)
+        listener.tick(view)
+        shown.append(said[-1].planner.get("wants"))
+    zero = {"prefill": 0, "decode": 0}
+    assert shown == [None, {"prefill": 3, "decode": 2}, {"prefill": 3, "decode": 2}, zero, zero]
+    kept = last_report(_live(said[-1]), PlannerReason.OBSERVING, "")
+    assert kept.planner["wants"] == zero
+    StatusListener(kept, replace(world.config, no_operation=True), say=said.append).tick(view)
+    assert "wants" not in said[-1].planner
+
+
 async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute(
     world,
 ):

@@ -54,6 +54,7 @@ class _Cluster:
         self.failures = []
         self.is_lagging = False
         self.refused = {}
+        self.granted = None
         for service in ("prefill", "decode"):
             self._put(f"llama-{service}", {"replicas": 1}, {}, 1)
 
@@ -94,6 +95,9 @@ class _Cluster:
 
     def pods(self):
         return self.pod_list
+
+    def grant(self):
+        return self.granted
 
     # what the target calls
     async def get(self, kind, name, *, namespace=None):
@@ -145,6 +149,15 @@ def _notes():
 @pytest.fixture(name="target")
 def _target(cluster, clock, notes):
     return KubernetesTarget(cluster, GRAPH, cluster, emit=notes.append, now_s=clock.now_s)
+
+
+async def test_a_pool_s_grant_is_seen_as_the_operator_writes_it(target, cluster):
+    """Also one of no GPU; without a pool there is none."""
+    seen = []
+    for granted in (None, 4, 0):
+        cluster.granted = granted
+        seen.append((await target.observe()).grant)
+    assert seen == [None, 4, 0]
 
 
 async def test_pools_come_from_watched_pods_without_a_call(target, cluster):

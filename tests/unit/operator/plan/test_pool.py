@@ -8,7 +8,7 @@ from penstock.api import GpuPool, GraphDeployment
 from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.grant import bids_of, within_grant
+from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.pool import (
     PoolMember,
@@ -172,3 +172,29 @@ def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected)
     found = within_grant(wanted, bids, gpus=gpus, pool="shared")
     assert {name: found[name].replicas for name in expected} == expected
     assert found["r"] == Bounded(1)
+
+
+@pytest.mark.parametrize(
+    ("wants", "ceiling", "expected"),
+    [
+        ({}, None, {"p": 2, "d": 4}),
+        ({"prefill": 3, "decode": 1}, None, {"p": 3, "d": 4}),
+        ({"prefill": 30}, None, {"p": 9, "d": 4}),
+        ({"decode": 8}, 6, {"p": 2, "d": 6}),
+    ],
+)
+def test_a_bid_is_for_what_adapters_ask_for_or_the_planner_wants_if_that_is_more(wants, ceiling, expected):
+    """A planner may be dead for long: its word shrinks nothing, and counts within today's bounds."""
+    wanted = {"r": Bounded(1), "p": Bounded(2), "d": Bounded(4)}
+    found = with_wants(made("a"), wanted, wants, max_gpu_budget=ceiling)
+    assert {name: found[name].replicas for name in expected} == expected
+    assert found["r"] == Bounded(1)
+
+
+def test_a_graph_is_granted_no_more_than_its_own_budget():
+    """Its gates would hold the rest back."""
+    budget = made("a")
+    planner = budget.spec.planner.model_copy(update={"max_gpu_budget": 3})
+    budget = budget.model_copy(update={"spec": budget.spec.model_copy(update={"planner": planner})})
+    asks = PoolMember(POOL.spec.graphs[0], budget, (1,) * 5, held=2, serial=1)
+    assert share_out(POOL, {"a": asks}, {"a": Share(2, 1, 2)}, 0.0).shares["a"].gpus == 3
