@@ -219,11 +219,6 @@ class KopfOperator:
             except TimeoutError as exc:
                 raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
 
-        @kopf.on.event(*graphs, registry=registry, when=self._is_ours)
-        async def wants(body: kopf.Body, **_: Any) -> None:  # kopf takes a change of the status for none
-            if self._finalizer in body["metadata"].get("finalizers", ()):
-                self._report(self._graphs, body)
-
         @kopf.timer(
             *graphs,
             registry=registry,

@@ -284,7 +284,7 @@ async def test_the_end_leaves_no_task_of_kopf_and_none_of_others_ended(harness):
 
 
 async def test_a_status_that_the_planner_writes_is_reported(running):
-    """Kopf takes it for no change, and nothing but its wants comes that way."""
+    """Its wants of a GPU pool come that way; kopf by itself takes a change of a status for none."""
     written = dict(running.server.objects["graphdeployments"]["first"])
     written["status"] = {"planner": {"wants": {"decode": 3}}}
     running.server.tell("graphdeployments", "MODIFIED", written)
