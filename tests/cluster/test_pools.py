@@ -75,8 +75,10 @@ async def test_a_graph_borrows_and_gives_back_by_draining(kwok, crds, make_node,
                 kind=GPU_POOL,
             )
             await until(rows(client, namespace, held={"batch": 4, "chat": 2}), "given back", timeout_s=90)
-            assert await events(client, namespace, "GpusReclaimed")
-            assert await events(client, namespace, "GpusGranted")
+            await until(
+                lambda: events(client, namespace, "GpusReclaimed"), "Event GpusReclaimed", timeout_s=60
+            )
+            await until(lambda: events(client, namespace, "GpusGranted"), "Event GpusGranted", timeout_s=60)
             live = await client.get(GPU_POOL, "shared", namespace=namespace)
             assert {each["type"]: each["status"] for each in live["status"]["conditions"]} == {
                 "CeilingRespected": "True",

@@ -86,6 +86,19 @@ def test_nothing_is_tried_where_what_is_late_is_within_the_share_allowed():
     assert found is None
 
 
+def test_nothing_is_tried_once_the_late_requests_are_over():
+    """A burst was late while the budget was in use; in the calm after it GPUs come free, and one more would seem to help."""
+    full = replace(CONFIG, max_gpu_budget=3)
+    _, state = decided_after(600, _warm(), start_s=120, config=full, **LATE)
+    nothing = dict.fromkeys(
+        ("rate", "prefilling_workers", "prefilled_tokens", "ttft_sum_s", "in_flight_tokens"), 0.0
+    )
+    none = {**GOOD, **nothing, "in_flight": {P: 0.0, D: 0.0}}
+    _, calm = decided_after(90, state, start_s=720, config=full, **none)
+    assert _grown(120, calm, start_s=810, **none)[0] is None
+    assert _grown(120, state, start_s=720, **LATE)[0] is not None
+
+
 def test_what_waits_in_decode_workers_is_tried_with_decode():
     """The same first tokens, while requests wait in the decode workers: prefill would not help."""
     state = _warm()

@@ -227,14 +227,18 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _served_late(case: Case, trial: Trial) -> RoleFinding:
-    """Grow by one, whatever the model says, where what it does not explain is dearer than a replica; not while one starts."""
+    """Grow by one, whatever the model says, where what it does not explain is dearer than a replica; not while one starts.
+
+    Nor once nothing is late any more: a replica that is tried in calm would seem to help, and keep its GPUs from another role.
+    """
     gpus = case.pool.gpus or 1
     is_dear = trial.late * case.price_gpu_s > gpus * trial.seen_s
-    is_late = trial.is_late(case.allowed) and is_dear
+    is_late = trial.is_late(case.allowed) and is_dear and trial.late_ago_s <= case.hold_s
     inputs: dict[str, float | int | str | None] = {
         "requests": trial.first,
         "late_unexplained": trial.share,
         "late_price_gpu_s": case.price_gpu_s,
+        "late_ago_s": trial.late_ago_s,
         "tried": trial.tried,
         "helped": {None: "unknown", True: "yes", False: "no"}[trial.helped],
     }

@@ -58,6 +58,7 @@ class Trial:
         helped: What was found; None: not yet.
         vain: Trials in a row that did not help.
         age_s: Since the trial began, or since its result.
+        late_ago_s: Since the last window with a late request that the model does not explain.
     """
 
     first: float = 0.0
@@ -70,6 +71,7 @@ class Trial:
     helped: bool | None = None
     vain: int = 0
     age_s: float = 0.0
+    late_ago_s: float = 0.0
 
     @property
     def share(self) -> float:
@@ -100,7 +102,9 @@ class Trial:
         if known.helped is not False and pool.replicas < known.tried:
             known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
         kept = math.exp(-seen.dt_s / LATE_TAU_S)
-        known = replace(known, replicas=pool.replicas, lately=known.lately * kept + seen.first)
+        late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
+        lately = known.lately * kept + seen.first
+        known = replace(known, replicas=pool.replicas, lately=lately, late_ago_s=late_ago_s)
         if known.helped is not False and known.lately < ENOUGH:
             known = replace(known, tried=0, helped=None)  # too few come to tell
         if known.tried and known.helped is None and pool.ready < known.tried:
