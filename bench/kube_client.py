@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+sys.path[:0] = [str(ROOT / "tests" / each) for each in ("cluster", "support")]
 
 import kubernetes  # noqa: E402
 import kubernetes.aio  # noqa: E402

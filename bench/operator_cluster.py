@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+sys.path[:0] = [str(ROOT / "tests" / each) for each in ("cluster", "support")]
 
 from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
 from options import read_options  # noqa: E402

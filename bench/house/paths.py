@@ -201,7 +201,7 @@ def count_local(root: Path) -> dict[str, Walk]:
 
 def count_reconcile(root: Path) -> Walk | None:
     """Return the operator's walk of one changed graph; None without the programs of a real API server."""
-    sys.path.insert(0, str(root / "tests/cluster"))
+    sys.path[:0] = [str(root / "tests" / each) for each in ("cluster", "support")]
     from apiserver import ControlPlane, missing_assets  # noqa: PLC0415
 
     if missing_assets() is not None:
