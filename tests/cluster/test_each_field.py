@@ -111,6 +111,7 @@ LEFT_OUT = {
     "router.auth.apiKeysSecret": "asks clients for a key from then on",
     "router.tiers.keysFile": "names a file, which the pods lack",
     "router.tiers.keysSecret": "names a Secret of keys",
+    "router.gateway.enabled": "needs the kinds of the Gateway API Inference Extension, which this API server lacks",
     "router.tokenizer": "names files of a model",
 }
 

@@ -185,6 +185,15 @@ class ServiceSpec(SpecModel):
             values=("self.gpusPerReplica", "self.nodesPerReplica"),
             remedy="make gpusPerReplica a multiple of nodesPerReplica",
         ),
+        Rule(
+            path="nodesPerReplica",
+            must="a router has one node",
+            cel="self.role != 'router' || self.nodesPerReplica == 1",
+            holds=lambda service: service.role is not Role.ROUTER or service.nodes_per_replica == 1,
+            text="a router does not span %d nodes",
+            values=("self.nodesPerReplica",),
+            remedy="remove it; more routers are more replicas",
+        ),
         POD_TEMPLATE_RULE,
         Rule(
             path="lease",
