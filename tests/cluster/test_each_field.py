@@ -113,6 +113,8 @@ LEFT_OUT = {
     "router.tiers.keysSecret": "names a Secret of keys",
     "router.gateway.enabled": "needs the kinds of the Gateway API Inference Extension, which this API server lacks",
     "router.tokenizer": "names files of a model",
+    "services.decode.nodesPerReplica": "needs LeaderWorkerSets, which this API server lacks",
+    "services.prefill.nodesPerReplica": "needs LeaderWorkerSets, which this API server lacks",
 }
 
 
