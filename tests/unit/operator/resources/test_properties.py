@@ -21,7 +21,7 @@ names = st.from_regex(r"\A[a-z]([-a-z0-9]{0,20}[a-z0-9])?\Z").filter(lambda name
 @st.composite
 def services(draw, role, pools):
     """One service of a role."""
-    nodes = draw(st.sampled_from([1, 1, 2, 4]))
+    nodes = 1 if role == "router" else draw(st.sampled_from([1, 1, 2, 4]))
     replicas = draw(st.integers(0, 3))
     spec = {"role": role, "replicas": replicas, "nodesPerReplica": nodes}
     spec["gpusPerReplica"] = nodes * draw(st.integers(1, 8))
