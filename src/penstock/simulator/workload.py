@@ -97,13 +97,6 @@ def kept_trace(source: str, block_tokens: int | None) -> Trace:
     return _loaded(source, block_tokens, file_version(source))
 
 
-@lru_cache(maxsize=4)
-def _read(trace: Trace) -> tuple[str, Spread, tuple[TraceRequest, ...]]:
-    how = Spread.POISSON if trace.is_batched else Spread.NONE
-    left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""
-    return f"{trace.name} (sha256 {trace.sha256[:12]}{left_out})", how, trace.requests
-
-
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
     """Return the requests of one run.
 
@@ -117,7 +110,8 @@ def _version(source: str | Trace) -> tuple[str, int, int] | None:
     if isinstance(source, Trace):
         return None
     synthetic = parse_synthetic(source)
-    return file_version(source if synthetic is None else synthetic.requests)
+    file = source if synthetic is None else synthetic.requests
+    return file_version(file) if file else None
 
 
 @lru_cache(maxsize=KEPT)
@@ -151,9 +145,11 @@ def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Se
     if synthetic is not None:
         return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
     trace = spec.source if isinstance(spec.source, Trace) else kept_trace(spec.source, spec.block_tokens)
-    name, default, requests = _read(trace)
+    default = Spread.POISSON if trace.is_batched else Spread.NONE
     how = default if spec.spread is None else spec.spread
-    return name, how, spread(requests, how, rng=rng)
+    left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""
+    name = f"{trace.name} (sha256 {trace.sha256[:12]}{left_out})"
+    return name, how, spread(trace.requests, how, rng=rng)
 
 
 def _apart(requests: Sequence[TraceRequest], copy: int) -> list[TraceRequest]:

@@ -35,6 +35,14 @@ def test_a_file_that_has_changed_is_read_again(write, source):
     assert len(with_trace(WorkloadSpec("trace.jsonl")).source.requests) == len(named.requests) + 2
 
 
+def test_a_load_of_no_file_is_kept_whatever_happens_in_its_folder(write):
+    """As when a sweep writes its results there."""
+    spec = WorkloadSpec("poisson:rate=2,count=5")
+    first = prepare(spec, seed=0)
+    write(5)
+    assert prepare(spec, seed=0) is first
+
+
 def test_the_folder_that_a_name_is_relative_to_counts(write, tmp_path, monkeypatch):
     """Two folders with a file of one name."""
     write(5)
