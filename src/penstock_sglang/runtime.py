@@ -5,23 +5,24 @@ Written for SGLang 0.5.23. tests/real/test_sglang.py runs it as rendered here, o
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Final
 
 from penstock.api.enums import Environment, KvBufferDevice, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import engine_requests
+from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import PORT, SIDE_CHANNEL_PORT, Runtime, RuntimeContext, WorkerCommand
 from penstock_sglang.bootstrap import Bootstrap
 
 _MODES: Final = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _RENDEZVOUS_PORT: Final = 5000
 """Of the nodes of one replica. Chosen: SGLang has no default for it."""
+
+_PROGRAM: Final = "sglang"
+_HAS: Final = "SGLang, without a GPU .venv-sglang, which `make sglang` makes (docs/sglang.md)"
 
 
 class SGLang(Runtime):
@@ -32,7 +33,7 @@ class SGLang(Runtime):
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one SGLang server."""
-        argv = [program(spec), "serve", "--model-path", spec.model.name]
+        argv = [program_of(spec, _PROGRAM), "serve", "--model-path", spec.model.name]
         argv += ["--served-model-name", spec.served_name, "--host", context.host, "--port", f"{{{PORT}}}"]
         # Without the report usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--enable-metrics", "--enable-cache-report"]
@@ -70,18 +71,7 @@ class SGLang(Runtime):
     def check_installed(self, spec: GraphSpec, context: RuntimeContext) -> None:
         """Refuse a program that is not there: its workers would end at their start."""
         del context
-        if shutil.which(program(spec)) is None:
-            message = (
-                f"{program(spec)} is no program here; give the folder of an environment that has SGLang, without a GPU "
-                ".venv-sglang, which `make sglang` makes (docs/sglang.md)"
-            )
-            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
-
-
-def program(spec: GraphSpec) -> str:
-    """Return SGLang's own program: of the graph's Python environment, or to be found on PATH."""
-    folder = spec.engine.python_environment
-    return "sglang" if folder is None else str(PurePath(folder, "bin", "sglang"))
+        check_program(spec, _PROGRAM, _HAS)
 
 
 def _parallel_flags(service: ServiceSpec) -> list[str]:

