@@ -37,7 +37,7 @@ async def test_a_draining_decode_worker_leaves_before_its_streams_end(world, str
     assert all(world.workers()[name]["inflight_requests"] for name in world.entries("decode"))
 
     await target.scale(Role.DECODE, 1, decision_id="d000001")
-    await until(lambda: len(world.entries("decode")) == 1)
+    await until(lambda: len(world.entries("decode", "ready", "draining")) == 1)
     assert not any(task.done() for task in tasks), "the worker has gone before its streams have ended"
     await asyncio.gather(*tasks)
     await target.close()
