@@ -146,6 +146,11 @@ def test_no_file_or_function_of_the_product_is_too_long():
     assert product.long_files() + product.long_functions() == []
 
 
+def test_no_modules_of_the_product_import_each_other_in_a_circle():
+    """An import inside a function counts, too."""
+    assert Source(ROOT, *PRODUCT).circles() == []
+
+
 def test_the_api_knows_every_profile_that_comes_with_penstock():
     """A profile that is added is added in both places."""
     assert list(PROFILES) == profiles.names()

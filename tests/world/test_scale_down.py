@@ -33,7 +33,9 @@ async def test_a_draining_decode_worker_leaves_before_its_streams_end(world, str
     target = LocalTarget(StateStore(world.statefile))
     streams, tasks = await open_streams(stream, 60, tokens=1500)
     await until(lambda: all(each.text for each in streams) or any(task.done() for task in tasks))
-    assert [each.problem for each, task in zip(streams, tasks, strict=True) if task.done()] == [], world.logs()
+    assert [each.problem for each, task in zip(streams, tasks, strict=True) if task.done()] == [], (
+        world.logs()
+    )
     assert all(world.workers()[name]["inflight_requests"] for name in world.entries("decode"))
 
     await target.scale(Role.DECODE, 1, decision_id="d000001")

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -109,6 +110,15 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
         new = {name: _mapped(each, kind, change) for name, each in old.items()}
         return replace(value, **{name: each for name, each in new.items() if each is not old[name]})
     return value
+
+
+class CellLost(Enum):
+    """Stands for the figures of a cell that was lost with the process that ran it."""
+
+    LOST = "lost"
+
+
+CellOutcome: TypeAlias = Figures | PenstockError | CellLost
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any, Final
 from distributed import Client, Future, LocalCluster, wait
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.simulator.cells import Cell
-from penstock.simulator.executors import Outcome
+from penstock.simulator.cells import Cell, CellOutcome
 
 CONNECT_S: Final = 30.0
 """Chosen: Dask's own time for a connection."""
@@ -20,7 +19,7 @@ IDLE_S: Final = 60.0
 """Chosen: how long a cluster may have no workers, as while a killed one is started again."""
 
 
-def run_same(cell: Cell, key: str) -> Outcome:
+def run_same(cell: Cell, key: str) -> CellOutcome:
     """Run a cell on a worker, unless its code, plug-ins or profiles would give other figures than the sender's."""
     try:
         own = cell.key
@@ -61,7 +60,7 @@ class DaskCluster:
         """Send a cell with its trace."""
         return self._client.submit(run_same, cell.portable(), cell.key, pure=False)
 
-    def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
+    def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Wait for one.
 
         Raises:
@@ -76,9 +75,9 @@ class DaskCluster:
             if done:
                 return {task: self._outcome(task) for task in done}
 
-    def _outcome(self, task: Future) -> Outcome:
+    def _outcome(self, task: Future) -> CellOutcome:
         if task.status == "finished":
-            outcome: Outcome = task.result(timeout=CONNECT_S)
+            outcome: CellOutcome = task.result(timeout=CONNECT_S)
             return outcome
         reason = task.exception(timeout=CONNECT_S) if task.status == "error" else "the scheduler is gone"
         raise PenstockError(

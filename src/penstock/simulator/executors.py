@@ -8,23 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
-from enum import Enum
 from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.simulator.cells import Cell, CellJournal, Figures
-
-
-class Lost(Enum):
-    """Stands for the figures of a cell that was lost with the process that ran it."""
-
-    LOST = "lost"
-
+from penstock.simulator.cells import Cell, CellJournal, CellLost, CellOutcome, Figures
 
 SpecT = TypeVar("SpecT")
-Outcome = Figures | PenstockError | Lost
 MOST_BREAKS: Final = 3
 """Chosen: processes killed so often with no run finished in between are killed again."""
 
@@ -38,7 +29,7 @@ class Executor(Protocol):
     def submit(self, cell: Cell) -> Any:
         """Send a cell, and return its task, which can be hashed."""
 
-    def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
+    def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Wait until at least one of the tasks has ended, and return those that have."""
 
 
@@ -51,11 +42,11 @@ class InProcess:
 
     def submit(self, cell: Cell) -> Any:
         """Return a task that has ended."""
-        done: futures.Future[Outcome] = futures.Future()
+        done: futures.Future[CellOutcome] = futures.Future()
         done.set_result(cell.run())
         return done
 
-    def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
+    def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Return all of them."""
         return {task: task.result() for task in tasks}
 
@@ -99,16 +90,16 @@ class Processes:
         self._pool = self._start()
         return self._pool.submit(cell.run)
 
-    def finished(self, tasks: Collection[Any]) -> Mapping[Any, Outcome]:
+    def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Wait for one; a killed process loses all that were in the pool."""
         done, _ = futures.wait(tasks, return_when=futures.FIRST_COMPLETED)
         return {task: self._outcome(task) for task in done}
 
-    def _outcome(self, task: futures.Future[Outcome]) -> Outcome:
+    def _outcome(self, task: futures.Future[CellOutcome]) -> CellOutcome:
         try:
             outcome = task.result()
         except BrokenProcessPool:
-            return Lost.LOST
+            return CellLost.LOST
         self._breaks = 0
         return outcome
 
@@ -156,7 +147,7 @@ def run_all(
             place = running.pop(task)
             if isinstance(outcome, PenstockError):
                 raise outcome
-            if isinstance(outcome, Lost):
+            if isinstance(outcome, CellLost):
                 left.append(place)
                 continue
             found[place] = outcome if journal is None else journal.keep(keys[place], outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.api.enums import KvBufferDevice, Role
@@ -44,6 +45,13 @@ _DATA_PARALLEL = frozenset({"--data-parallel-size", "--data_parallel_size", "-dp
 
 _MEMORY_SERVICE = "gms"
 """Load format of weights that Dynamo's GPU memory service holds, a container that its operator adds."""
+
+_NAMES = frozenset({"name", "servedName"})
+_SECTIONS = {
+    **dict.fromkeys((*_NAMES, "contextTokens"), "model"),
+    **dict.fromkeys(("blockTokens", "maxRunningRequests", "maxBatchTokens"), "engine"),
+}
+"""Section of a graph with each key that it states once for all workers."""
 
 
 def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
@@ -143,6 +151,24 @@ def share(args: ManifestSource, section: dict[str, Any], key: str, value: object
     """Set what the graph states once for all workers; report a worker that differs."""
     if value is not None and section.setdefault(key, value) != value:
         args.note(f"differs between workers; the graph keeps {section[key]!r}", value)
+
+
+def share_flags(
+    component: Component, command: Command, spec: dict[str, Any], flags: Mapping[str, Sequence[str]]
+) -> None:
+    """Move to the graph what it states once for all workers.
+
+    Args:
+        component: The worker.
+        command: Its command, which loses the flags.
+        spec: The graph's spec so far.
+        flags: By key of a graph's model or engine: the worker's flags for it, the usual one first.
+    """
+    for key, spellings in flags.items():
+        text = command.pop_value(*spellings)
+        if text is not None:
+            value = text if key in _NAMES else number_of(text)
+            share(component.args, spec.setdefault(_SECTIONS[key], {}), key, value)
 
 
 def _keep_parallelism(component: Component, command: Command) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock_dynamo.importer.command import Command
-from penstock_dynamo.importer.component import Component, number_of
-from penstock_dynamo.importer.flags import share
+from penstock_dynamo.importer.component import Component
+from penstock_dynamo.importer.flags import share_flags
 from penstock_dynamo.importer.source import ManifestSource
 
-_SHARED: Final = (
-    ("model", "name", ("--model-path", "--model")),
-    ("model", "servedName", ("--served-model-name",)),
-    ("model", "contextTokens", ("--context-length",)),
-    ("engine", "blockTokens", ("--page-size",)),
-    ("engine", "maxRunningRequests", ("--max-running-requests",)),
-    ("engine", "maxBatchTokens", ("--chunked-prefill-size",)),
-)
-"""Sections and keys of a graph, which states once for all workers what each worker's flag says."""
-_NAMES: Final = frozenset({"name", "servedName"})
+_FLAGS: Final = {
+    "name": ("--model-path", "--model"),
+    "servedName": ("--served-model-name",),
+    "contextTokens": ("--context-length",),
+    "blockTokens": ("--page-size",),
+    "maxRunningRequests": ("--max-running-requests",),
+    "maxBatchTokens": ("--chunked-prefill-size",),
+}
+"""Of the server, by the key of a graph that says the same once for all workers."""
 _OWNED: Final = (
     "--host",
     "--port",
@@ -48,11 +47,7 @@ def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
     command, args = component.command, component.args
     if command is None:
         return
-    for section, key, flags in _SHARED:
-        text = command.pop_value(*flags)
-        if text is not None:
-            value = text if key in _NAMES else number_of(text)
-            share(args, spec.setdefault(section, {}), key, value)
+    share_flags(component, command, spec, _FLAGS)
     _leave_out(args, command)
     backend = command.pop_value("--disaggregation-transfer-backend")
     if backend not in {None, "nixl"}:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock_dynamo.importer.command import Command
-from penstock_dynamo.importer.component import Component, number_of
-from penstock_dynamo.importer.flags import share
+from penstock_dynamo.importer.component import Component
+from penstock_dynamo.importer.flags import share_flags
 from penstock_dynamo.importer.source import ManifestSource
 
 CONFIG_FILE: Final = "TRTLLM_SERVE_CONFIG_FILE"
 """Variable of `penstock_trtllm.runtime` with the file that is added to its own."""
 
-_SHARED: Final = (
-    ("model", "name", ("--model-path", "--model")),
-    ("model", "servedName", ("--served-model-name",)),
-    ("model", "contextTokens", ("--max-seq-len",)),
-    ("engine", "blockTokens", ("--kv-block-size",)),
-    ("engine", "maxRunningRequests", ("--max-batch-size",)),
-    ("engine", "maxBatchTokens", ("--max-num-tokens",)),
-)
-"""Sections and keys of a graph, which states once for all workers what each worker's flag says."""
-_NAMES: Final = frozenset({"name", "servedName"})
+_FLAGS: Final = {
+    "name": ("--model-path", "--model"),
+    "servedName": ("--served-model-name",),
+    "contextTokens": ("--max-seq-len",),
+    "blockTokens": ("--kv-block-size",),
+    "maxRunningRequests": ("--max-batch-size",),
+    "maxBatchTokens": ("--max-num-tokens",),
+}
+"""Of the server, by the key of a graph that says the same once for all workers."""
 _CONFIG: Final = ("--extra-engine-args", "--trtllm.extra_engine_args")
 _KEPT: Final = {
     "--pipeline-parallel-size": "--pipeline_parallel_size",
@@ -43,11 +42,7 @@ def read_worker_flags(component: Component, spec: dict[str, Any]) -> None:
     command, args = component.command, component.args
     if command is None:
         return
-    for section, key, flags in _SHARED:
-        text = command.pop_value(*flags)
-        if text is not None:
-            value = text if key in _NAMES else number_of(text)
-            share(args, spec.setdefault(section, {}), key, value)
+    share_flags(component, command, spec, _FLAGS)
     tensor = command.pop_value("--tensor-parallel-size", "--tp")
     kept = [] if tensor in {None, str(component.gpus)} else ["--tensor_parallel_size", str(tensor)]
     for flag, own in _KEPT.items():

@@ -15,8 +15,8 @@ import pytest
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine import profiles
 from penstock.simulator import cells
-from penstock.simulator.cells import Cell, CellJournal
-from penstock.simulator.executors import MOST_BREAKS, InProcess, Lost, Processes, run_all
+from penstock.simulator.cells import Cell, CellJournal, CellLost
+from penstock.simulator.executors import MOST_BREAKS, InProcess, Processes, run_all
 from penstock.simulator.output import to_json
 from penstock.simulator.plan import SimulateOptions, make_plan, run_plan
 from penstock.simulator.sweep import figures_of
@@ -107,7 +107,7 @@ def test_a_cell_that_always_kills_its_process_ends_the_sweep():
     try:
         for _ in range(MOST_BREAKS):
             task = pool.submit(Cell(die, None))
-            assert pool.finished([task]) == {task: Lost.LOST}
+            assert pool.finished([task]) == {task: CellLost.LOST}
         with pytest.raises(PenstockError, match=r"killed 3 times with no run finished.*fewer --jobs"):
             pool.submit(Cell(die, None))
     finally:
