@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, Role
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
 from penstock.core.errors import ConfigError, Problem
@@ -31,6 +31,14 @@ def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | No
         found += _without_scaling(graph)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
+
+
+def machine_warnings(graph: GraphDeployment, file: Path) -> Iterator[Problem]:
+    """Yield what a cluster does with a graph and one machine does not."""
+    for name, service in graph.spec.services.items():
+        if service.role is Role.ROUTER and service.replicas > 1:
+            message = f"{service.replicas}, but one router runs on a machine; a cluster starts them all"
+            yield Problem(f"spec.services.{name}.replicas", message, file=str(file))
 
 
 def _without_scaling(graph: GraphDeployment) -> Iterator[Problem]:

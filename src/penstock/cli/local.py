@@ -21,7 +21,7 @@ from rich.live import Live
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
-from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
+from penstock.cli.graph_warnings import machine_warnings, option_warnings, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, run_interruptible, tensorboard_hint
 from penstock.core.errors import ConfigError
@@ -133,6 +133,7 @@ def _warn(graph: GraphDeployment, file: Path, overrides: Mapping[str, str]) -> N
     mode = overrides.get("mode")
     print_warnings(warnings_of([graph], file, mode=mode))
     print_warnings(option_warnings(stated(given=overrides, file=None), mode or graph.spec.planner.mode))
+    print_warnings(machine_warnings(graph, file))
     print_warnings(model_warnings(graph.spec))
 
 

@@ -9,6 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from penstock.api.manifests import load_graph
+from penstock.cli.graph_warnings import machine_warnings
 from penstock.cli.local import load_command
 from penstock.cli.main import cli
 from penstock.runtimes import RuntimeContext, filled_argv, process_specs
@@ -34,6 +35,19 @@ def deployment_file(tmp_path):
     file = tmp_path / "dgd.yaml"
     file.write_text(DGD)
     return file
+
+
+def test_up_says_that_one_router_runs_on_a_machine(tmp_path):
+    """Further replicas of the router, which a cluster starts, are named instead of left out in silence."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    file.write_text(yaml.safe_dump(graph))
+    assert list(machine_warnings(load_graph(file), file)) == []
+    graph["spec"]["services"]["frontend"]["replicas"] = 2
+    file.write_text(yaml.safe_dump(graph))
+    (warning,) = machine_warnings(load_graph(file), file)
+    assert warning.path == "spec.services.frontend.replicas"
+    assert warning.message == "2, but one router runs on a machine; a cluster starts them all"
 
 
 def test_keys_of_another_mode_are_reported(run, tmp_path):
