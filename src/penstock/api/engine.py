@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from penstock.api.base import Count, Flag, Integer, Number, ProfileText, Seconds, SpecModel, Text, entry
-from penstock.api.enums import KvBufferDevice, KvConnector
+from penstock.api.enums import KvBufferDevice, KvConnector, KvStore
 from penstock.api.rule import Breach, Rule
 
 PROFILE_SUFFIX: Final = ".yaml"
@@ -140,6 +140,19 @@ class PreemptionConfig(SpecModel):
     )
 
 
+class KvOffloadConfig(SpecModel):
+    """Where a worker's KV goes that its GPUs have no room for, to be found again by a prompt that begins alike."""
+
+    gigabytes: Annotated[Number, Field(gt=0, le=1_000_000)] = entry(
+        ..., "Host memory for it, of one replica, over all its GPUs; gigabytes."
+    )
+    store: KvStore = entry(
+        KvStore.HOST,
+        "host: vLLM's own OffloadingConnector. lmcache: LMCache within the worker, which the image must have; what else it "
+        "takes is set by variables of the service, such as LMCACHE_REMOTE_URL.",
+    )
+
+
 class EngineConfig(SpecModel):
     """The graph's workers."""
 
@@ -158,6 +171,9 @@ class EngineConfig(SpecModel):
     kv_connector: KvConnector = entry(
         KvConnector.NIXL,
         "By which prefill workers hand KV to decode workers: nixl, or mooncake (runtime vllm alone), which knows no lease.",
+    )
+    kv_offload: KvOffloadConfig | None = entry(
+        None, "KV kept beside the GPUs, runtime vllm alone, beside kvConnector; null: none is."
     )
     python_environment: Text | None = entry(
         None,

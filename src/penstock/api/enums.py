@@ -104,6 +104,13 @@ class KvConnector(StrEnum):
     MOONCAKE = "mooncake"
 
 
+class KvStore(StrEnum):
+    """Who keeps the KV that a worker's GPUs have no room for."""
+
+    HOST = "host"
+    LMCACHE = "lmcache"
+
+
 class GraphPhase(StrEnum):
     """One word for a graph's state."""
 

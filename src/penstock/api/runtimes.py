@@ -60,6 +60,7 @@ class RuntimeTraits:
         publishes_kv_events: Its workers publish what their caches hold, as vLLM does, for ``router.kvEventsPort``.
         has_priorities: Its workers take a request's ``priority``, and serve a low one first, for ``router.tiers``.
         connectors: Values of ``engine.kvConnector``.
+        offloads_kv: Its workers follow ``engine.kvOffload``.
         spans_nodes: A replica may have several nodes.
         pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
@@ -84,6 +85,7 @@ class RuntimeTraits:
     publishes_kv_events: bool = True
     has_priorities: bool = True
     connectors: frozenset[KvConnector] = frozenset({KvConnector.NIXL})
+    offloads_kv: bool = False
     spans_nodes: bool = True
     pairs_by_version: bool = False
     metric_source: str = "router"
@@ -107,6 +109,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
     "vllm": RuntimeTraits(
         image="vllm/vllm-openai:v0.32.0",
         connectors=frozenset(KvConnector),
+        offloads_kv=True,
         serves_several_names=True,
         switches_roles=True,
         pairs_by_version=True,
@@ -238,6 +241,7 @@ HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
 HAS_LEASES = RuntimesWith(lambda traits: traits.has_leases)
 HAS_PRIORITIES = RuntimesWith(lambda traits: traits.has_priorities)
 HAS_MOONCAKE = RuntimesWith(lambda traits: KvConnector.MOONCAKE in traits.connectors)
+OFFLOADS_KV = RuntimesWith(lambda traits: traits.offloads_kv)
 SPANS_NODES = RuntimesWith(lambda traits: traits.spans_nodes)
 PUBLISHES_KV_EVENTS = RuntimesWith(lambda traits: traits.publishes_kv_events)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)

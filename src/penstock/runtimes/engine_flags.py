@@ -9,6 +9,7 @@ from typing import Final
 from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
+from penstock.runtimes.kv_stores import store_gib, with_store
 from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
 
 _KV_EVENTS = "--kv-events-config"
@@ -29,8 +30,8 @@ LEADER_RANK = "0"
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
-_CPU_ENGINE: Final = {"cpu": "1", "memory": "4Gi"}
-"""Measured for manifests/samples/vllm-cpu.yaml: two workers run on two cores and 8 GB."""
+_CPU_ENGINE_GIB: Final = 4
+"""With one core; measured for manifests/samples/vllm-cpu.yaml: two workers run on two cores and 8 GB."""
 _MEMORY_GIB: Final = 4
 """Chosen: of host memory for API server and engine core, and again for each GPU's process; weights lie on the GPU."""
 
@@ -41,9 +42,10 @@ def engine_requests(spec: GraphSpec, gpus: int) -> dict[str, str]:
     Source: docs.vllm.ai/en/latest/configuration/optimization, "CPU Resources for GPU Deployments": API server, engine core
     and one process a GPU, so 2 + N cores at least.
     """
+    kept_gib = store_gib(spec.engine.kv_offload)
     if spec.engine.kv_buffer_device is KvBufferDevice.CPU:
-        return dict(_CPU_ENGINE)
-    return {"cpu": str(2 + gpus), "memory": f"{_MEMORY_GIB * (1 + gpus)}Gi"}
+        return {"cpu": "1", "memory": f"{_CPU_ENGINE_GIB + kept_gib}Gi"}
+    return {"cpu": str(2 + gpus), "memory": f"{_MEMORY_GIB * (1 + gpus) + kept_gib}Gi"}
 
 
 def batch_flags(spec: GraphSpec) -> list[str]:
@@ -222,14 +224,19 @@ def _connectors_in(text: str) -> tuple[str, ...] | None:
 
 
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
-    """Return the connector's configuration for prefill and decode workers, else nothing.
+    """Return the configuration of a worker's connectors: between prefill and decode, and to where KV is kept besides.
 
     The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
     overrides what the service's role implies. Workers that can be of either role have one configuration.
     """
+    config = with_store(_handover_config(spec, service, kv_role), spec.engine.kv_offload)
+    return [] if config is None else [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]
+
+
+def _handover_config(spec: GraphSpec, service: ServiceSpec, kv_role: str | None) -> dict[str, object] | None:
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
-        return []
+        return None
     extra = {_LEASE: lease.duration_seconds}
     if spec.engine.switchable:
         kv_role = "kv_both"
@@ -245,14 +252,16 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
         del config["kv_connector_extra_config"]
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
-    return [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]
+    return config
 
 
 def granted_lease_s(argv: Sequence[str]) -> float | None:
     """Return the lease, in seconds, that a command made by `kv_transfer_flags` grants; None: it names none that can be read."""
     given = [argv[at + 1] for at, word in enumerate(argv[:-1]) if word == _KV_TRANSFER]
     try:
-        found = json.loads(given[-1])["kv_connector_extra_config"][_LEASE]
-    except (ValueError, RecursionError, LookupError, TypeError):
+        extra = json.loads(given[-1])["kv_connector_extra_config"]
+        inner = extra.get("connectors")  # the first hands KV over
+        found = (extra if inner is None else inner[0]["kv_connector_extra_config"])[_LEASE]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
     return found if isinstance(found, int | float) else None

@@ -26,6 +26,7 @@ from penstock.runtimes.engine_flags import (
     stream_flags,
 )
 from penstock.runtimes.kv_handover import NIXL, KvHandover
+from penstock.runtimes.kv_stores import store_variables
 from penstock.runtimes.mooncake import MOONCAKE
 from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import (
@@ -75,6 +76,7 @@ class Vllm(Runtime):
             (PORT, KV_EVENTS_PORT) if events and context.environment is Environment.LOCAL else (PORT,)
         )
         env = {**_shared_cores(spec, context), **cache_variables(context)}
+        env |= store_variables(spec.engine.kv_offload, service.gpus_per_replica)
         if service.role is not Role.AGGREGATED:
             env |= _side_channel(spec, context)
             ports = (*ports, SIDE_CHANNEL_PORT)

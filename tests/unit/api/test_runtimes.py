@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock.api import Environment, GraphDeployment
+from penstock.api import Environment, GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.runtimes import RuntimeContext, filled_argv, masked_argv, masked_env, process_specs, runtime_of
 from penstock.runtimes import build as building
@@ -448,6 +448,64 @@ def test_mooncakes_workers_get_its_connector(build, context):
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in specs["prefill"].env
 
 
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+def test_kv_that_gpus_have_no_room_for_is_kept_beside_the_way_from_prefill_to_decode(
+    build, context, connector
+):
+    """One MultiConnector, whose first hands over as without it, and whose lease is still read back; no warning."""
+    engine = {"kvConnector": connector}
+    kept = build(runtime="vllm", engine={**engine, "kvOffload": {"gigabytes": 16}})
+    plain = by_service(build(runtime="vllm", engine=engine), context)
+    for name, spec in by_service(kept, context).items():
+        if name not in {"prefill", "decode"}:
+            continue
+        config, alone = (json.loads(after(each.argv, "--kv-transfer-config")) for each in (spec, plain[name]))
+        assert (config["kv_connector"], config["kv_role"]) == ("MultiConnector", "kv_both")
+        first, second = config["kv_connector_extra_config"]["connectors"]
+        assert first == alone
+        assert second == {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 16_000_000_000},
+        }
+        assert granted_lease_s(spec.argv) == granted_lease_s(plain[name].argv)
+        assert spec.env == plain[name].env
+    assert list(building.connector_warnings(kept)) == []
+
+
+def test_lmcache_gets_its_share_of_host_memory_in_each_process_of_a_replica(build, context):
+    """Of an aggregated worker it is the one connector; a variable of the manifest wins, as of any."""
+    remote = [{"name": "LMCACHE_REMOTE_URL", "value": "lm://x:1"}]
+    graph = GraphDeployment.model_validate(
+        {
+            "metadata": {"name": "llama"},
+            "spec": {
+                "runtime": "vllm",
+                "model": {"name": "meta/llama"},
+                "engine": {"kvOffload": {"gigabytes": 8.589934592, "store": "lmcache"}},
+                "services": {"both": {"role": "aggregated", "gpusPerReplica": 4, "env": remote}},
+            },
+        }
+    )
+    worker = by_service(graph, context)["both"]
+    config = json.loads(after(worker.argv, "--kv-transfer-config"))
+    assert config == {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    given = {name: value for name, value in worker.env.items() if name.startswith("LMCACHE")}
+    assert given == {
+        "LMCACHE_LOCAL_CPU": "True",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": "2",
+        "LMCACHE_REMOTE_URL": "lm://x:1",
+    }
+
+
+@pytest.mark.parametrize(("device", "memory"), [(None, "23Gi"), ("cpu", "19Gi")])
+def test_a_pod_requests_the_memory_of_the_kv_that_it_keeps(build, device, memory):
+    """Beside its processes' own: 8 GiB with one GPU, 4 without."""
+    engine = {"kvOffload": {"gigabytes": 16}, "kvBufferDevice": device}
+    spec = build(runtime="vllm", engine=engine).spec
+    assert runtime_of("vllm").pod_requests(spec, Role.DECODE, 1)["memory"] == memory
+
+
 def test_secrets_are_masked_by_name():
     """Values of variables and flags whose name says secret are hidden, token counts are not."""
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}
@@ -532,6 +590,8 @@ def test_settings_whose_package_is_missing_are_named_with_the_command_that_insta
     [
         (["--kv-transfer-config", '{"kv_connector_extra_config": {"kv_lease_duration": 40}}'], 40),
         (["--kv-transfer-config", '{"kv_connector_extra_config": {"kv_lease_duration": "40"}}'], None),
+        (["--kv-transfer-config", '{"kv_connector_extra_config": {"connectors": []}}'], None),
+        (["--kv-transfer-config", '{"kv_connector_extra_config": []}'], None),
         (["--kv-transfer-config", "{"], None),
         (["--kv-transfer-config", "[]"], None),
         (["--kv-transfer-config"], None),
