@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.core.errors import InvalidSpecError
 from penstock.core.lru_cache import LruCache
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.drift import stamped
 from penstock_operator.plan.replicas import ReplicasPlan
 from penstock_operator.queue import Key
 from penstock_operator.resources.children import adapter, children
+from penstock_operator.resources.files import absent_files
 from penstock_operator.trim import Object
 from penstock_operator.workloads import marked
 
@@ -27,7 +29,8 @@ class WantedObjects:
         """Return the graph's ScalingAdapters and its other objects, `stamped`.
 
         Raises:
-            InvalidSpecError: the operator does not allow what the graph's podTemplates say.
+            InvalidSpecError: the operator does not allow what the graph's podTemplates say, or pods lack files that the
+                graph names.
         """
         replicas = {name: each.number for name, each in plan.services.items()}
         away = plan.unavailable(graph.budget)
@@ -37,6 +40,8 @@ class WantedObjects:
             scaled = [name for name, each in plan.services.items() if each.spec.scaling is not None]
             adapters = [adapter(graph.model, name, graph.context, replicas=None) for name in scaled]
             others = children(graph.model, graph.context, replicas=replicas, unavailable=away)
+            if problems := list(absent_files(graph.model, others)):
+                raise InvalidSpecError(problems)
             built = known, [stamped(each) for each in (*adapters, *map(marked, others))]
             self._built.put(graph.key, built)
         return built[1]

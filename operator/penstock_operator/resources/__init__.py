@@ -2,6 +2,15 @@
 
 from penstock_operator.resources.allowances import Allowances, allowances_of
 from penstock_operator.resources.children import BuildContext, adapter, children
+from penstock_operator.resources.files import absent_files
 from penstock_operator.resources.pod import gpu_ceiling
 
-__all__ = ["Allowances", "BuildContext", "adapter", "allowances_of", "children", "gpu_ceiling"]
+__all__ = [
+    "Allowances",
+    "BuildContext",
+    "absent_files",
+    "adapter",
+    "allowances_of",
+    "children",
+    "gpu_ceiling",
+]

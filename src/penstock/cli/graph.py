@@ -29,7 +29,7 @@ from penstock.core.printable import printable_json
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
-from penstock_operator.resources import BuildContext, adapter, allowances_of, children
+from penstock_operator.resources import BuildContext, absent_files, adapter, allowances_of, children
 from penstock_operator.resources.accelerators import GPU_RESOURCES, uncounted_devices
 from penstock_operator.resources.profile import profile_objects
 
@@ -70,14 +70,15 @@ def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json:
     warned: list[Problem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
-        found, manifests = _check(file, context)
+        local: list[Problem] = []
+        found, manifests = _check(file, context, local)
         found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
         warned += warnings_of(manifests.graphs, file)
         devices = (
             each for graph in manifests.graphs for each in uncounted_devices(graph, context.gpu_resources)
         )
-        warned += (replace(each, file=str(file)) for each in devices)
+        warned += (replace(each, file=str(file)) for each in (*devices, *local))
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
@@ -96,7 +97,8 @@ def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json:
         sys.exit(_EXIT_INVALID)
 
 
-def _check(file: Path, context: BuildContext) -> tuple[list[Problem], Manifests]:
+def _check(file: Path, context: BuildContext, local: list[Problem]) -> tuple[list[Problem], Manifests]:
+    """Return what is wrong with a file, and what it holds; `local` gets what only a graph outside a cluster may say."""
     try:
         text = read_text(file)
     except InvalidSpecError as exc:
@@ -106,7 +108,7 @@ def _check(file: Path, context: BuildContext) -> tuple[list[Problem], Manifests]
         """Yield what the operator would refuse of an object."""
         try:
             if isinstance(model, GraphDeployment):
-                objects_of(model, context, service=None)
+                local.extend(absent_files(model, objects_of(model, context, service=None)))
             elif isinstance(model, ProfileRequest) and (graph := template_of(model)[1]) is not None:
                 profile_objects(model, graph, context)
         except InvalidSpecError as exc:
@@ -169,6 +171,8 @@ def render(file: Path, *, as_json: bool, **given: Any) -> None:
         place = said.namespace or graph.metadata.namespace or "default"
         context = context_of(said.allow_pod_templates, said.gpu_resources, namespace=place)
         objects = objects_of(graph, context, service=service)
+        if problems := list(absent_files(graph, objects)):
+            raise InvalidSpecError(problems)
         if as_json:
             say_json(objects)
         else:

@@ -313,3 +313,17 @@ async def test_pods_start_though_no_edit_can_be_built_any_more(api):
         await looks(api, made)
     assert not api.at("Pod", "decode-1")["spec"]["schedulingGates"]
     assert conditions(api)["Degraded"]["reason"] == "InvalidSpec"
+
+
+async def test_a_file_that_routers_lack_is_refused_before_one_starts_with_it(api):
+    """It would end at every start; the routers that serve stay as they are, and the word names the Secret's key."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        before = copy.deepcopy(api.at("Deployment", "g-frontend"))
+        edit(api, "GraphDeployment", "g", router={"tiers": {"enabled": True, "keysFile": "/keys"}})
+        await looks(api, made)
+    degraded = conditions(api)["Degraded"]
+    assert degraded["reason"] == "InvalidSpec"
+    assert "spec.router.tiers.keysFile: /keys is not in the pods" in degraded["message"]
+    assert "name a Secret in keysSecret" in degraded["message"]
+    assert api.at("Deployment", "g-frontend") == before
