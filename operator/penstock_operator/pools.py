@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock.api import GpuPool, GraphDeployment
 from penstock.core.errors import ClusterError, ConflictError, UnavailableError
 from penstock.core.logs import get_logger
+from penstock.gpu_pool.waiting import DrainTimes
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import Informer, key_of
@@ -26,7 +27,9 @@ from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
 from penstock_operator.plan.pool import (
     PoolMember,
+    drains_after,
     entry_of,
+    lacking_in,
     leaving_gpus,
     moved,
     pool_status,
@@ -60,7 +63,7 @@ class Standing:
         pool: Name of the GpuPool.
         gpus: Most GPUs of its existing workers.
         most: GPUs of the entire pool; the budget of a graph that states none.
-        message: What keeps that from changing; empty: nothing.
+        message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
     """
 
     pool: str
@@ -117,6 +120,7 @@ class GpuPools:
         self._standings: dict[Key, Standing] = {}
         self._acting: dict[Key, _Acting] = {}
         self._reports: dict[Key, _Report] = {}
+        self._drains: dict[Key, DrainTimes] = {}
         self._wake = asyncio.Event()
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -172,7 +176,7 @@ class GpuPools:
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
-        for each in (self._standings, self._acting, self._reports):
+        for each in (self._standings, self._acting, self._reports, self._drains):
             each.pop(key, None)
         self._wake.set()
 
@@ -190,7 +194,8 @@ class GpuPools:
         elif acting is None or acting.pool_uid != metadata["uid"] or acting.serial:
             acting = _Acting(metadata["uid"], 0, self._held(key))
         self._acting[key] = acting
-        return Standing(metadata["name"], acting.gpus, acting.gpus if model is None else model.spec.gpus)
+        most = acting.gpus if model is None else model.spec.gpus
+        return Standing(metadata["name"], acting.gpus, most, lacking_in(pool.get("status"), key[1]))
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
@@ -283,7 +288,8 @@ class GpuPools:
         await self._write(key, pool, status)
         for name, share in found.shares.items():
             was = before.get(name)
-            if was is None or (was.gpus, was.serial) != (share.gpus, share.serial):
+            is_new = was is None or (was.gpus, was.serial) != (share.gpus, share.serial)
+            if is_new or lacking_in(old, name) != lacking_in(status, name):
                 self._enqueue((key[0], name), True)
         for name, (lowered, text) in moved(before, found, model.name).items():
             graph = self._cluster.snapshot((key[0], name)).graph
@@ -318,11 +324,18 @@ class GpuPools:
             if first is not None and first["metadata"]["uid"] != uid:
                 elsewhere[key[1]] = first["metadata"]["name"]
                 continue
-            members[key[1]] = self._member(key, raw, model, uid, held)
+            members[key[1]] = self._member(key, raw, model, pool, held)
         return members, elsewhere, unbounded
 
-    def _member(self, key: Key, raw: Object, model: GpuPool, uid: str, held: int) -> PoolMember:
-        metadata = raw["metadata"]
+    def _member(self, key: Key, raw: Object, model: GpuPool, pool: Object, held: int) -> PoolMember:
+        metadata, uid, workers = (
+            raw["metadata"],
+            pool["metadata"]["uid"],
+            self._cluster.snapshot(key).workers(),
+        )
+        rows = {row["name"]: row for row in (pool.get("status") or {}).get("graphs") or ()}
+        drains = drains_after(self._drains.get(key), rows.get(key[1], {}), workers, time.time())
+        self._drains[key] = drains
         acting, report = self._acting.get(key), self._reports.get(key)
         is_acting = acting is not None and acting.pool_uid == uid
         if report is not None and report.graph_uid != metadata["uid"]:
@@ -335,9 +348,10 @@ class GpuPools:
             graph=None if report is None else report.graph,
             bid=bid,
             held=held,
-            leaving=leaving_gpus(self._cluster.snapshot(key).workers()),
+            leaving=leaving_gpus(workers),
             serial=acting.serial if acting is not None and is_acting else None,
             arrived_with=acting.gpus if acting is not None and is_acting else None,
+            drains=drains,
         )
 
     async def _write(self, key: Key, pool: Object, status: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def in_words(record: Record) -> str:
     pulls = f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
     gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
     lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
-    lines += [f"  {line}" for line in (_demand(record), _supply(record)) if line]
+    lines += [f"  {line}" for line in (_grant(record), _demand(record), _supply(record)) if line]
     if not decision["roles"]:
         lines.append("  nothing could be observed")
     for role in decision["roles"]:
@@ -102,6 +102,15 @@ def in_words(record: Record) -> str:
         error = f": {actuation['error']}" if actuation["error"] else ""
         lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
     return "\n".join(lines)
+
+
+def _grant(record: Record) -> str:
+    """Return what a GPU pool lets the graph hold, and who holds what it lacks there; empty for a graph in none."""
+    config = record.get("config", {})
+    if config.get("grant") is None:
+        return ""
+    note = config.get("grant_note")
+    return f"grant {config['grant']} GPUs" + (f", {note}" if note else "")
 
 
 def _demand(record: Record) -> str:

@@ -6,7 +6,7 @@ Pure. `pools` brings what the watches show and writes the status before any grap
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import GpuPool, GraphDeployment
@@ -14,6 +14,7 @@ from penstock.api.gpu_pool import PoolEntry, pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import seconds, stamp
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate
+from penstock.gpu_pool.waiting import DrainTimes, Holding, lacking
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.status import ConditionResult, conditions
 
@@ -34,6 +35,7 @@ class PoolMember:
         leaving: Of those, of workers that drain or end.
         serial: Of the grant that it acts under; None: unknown.
         arrived_with: GPUs that it may hold while it has no share yet; None: it does not act under the pool yet.
+        drains: Of its workers.
     """
 
     entry: PoolEntry | None
@@ -43,6 +45,7 @@ class PoolMember:
     leaving: int = 0
     serial: int | None = None
     arrived_with: int | None = None
+    drains: DrainTimes = field(default_factory=DrainTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,45 @@ def entry_of(pool: GpuPool, name: str, labels: Mapping[str, str]) -> PoolEntry |
 
 def leaving_gpus(pods: Iterable[PodView]) -> int:
     """Return the GPUs of workers that are marked to leave or end."""
+    return sum(each.gpus for each in _leaving(pods))
+
+
+def drains_after(
+    before: DrainTimes | None, row: Mapping[str, Any], pods: Iterable[PodView], now_s: float
+) -> DrainTimes:
+    """Return how long a graph's workers take to drain.
+
+    Args:
+        before: What is known; None: nothing but ``row``, as after a restart.
+        row: Of the graph, of the pool's status.
+        pods: The graph's workers.
+        now_s: Seconds since the epoch.
+    """
+    known = DrainTimes(took_s=row.get("drainSeconds")) if before is None else before
+    begun = {each.uid: each.drain_since_s for each in _leaving(pods)}
+    return known.after({uid: at_s for uid, at_s in begun.items() if at_s is not None}, now_s)
+
+
+def lacking_in(status: Mapping[str, Any] | None, name: str) -> str:
+    """Return who holds what a graph lacks, by its pool's status; empty: it lacks nothing."""
+    rows = {row["name"]: row for row in (status or {}).get("graphs") or ()}
+    if name not in rows:
+        return ""
+    holdings = {
+        each: Holding(
+            row.get("guaranteed", 0),
+            row.get("held", 0),
+            Grant(row["granted"], row["serial"], row.get("target", row["granted"]), row.get("wanted", 0)),
+            seconds(row.get("returnTime")),
+        )
+        for each, row in rows.items()
+    }
+    return lacking(name, holdings, lambda at_s: f"at {stamp(at_s)}")
+
+
+def _leaving(pods: Iterable[PodView]) -> Iterable[PodView]:
     present = (each for each in pods if not each.gated and not each.finished)
-    return sum(each.gpus for each in present if each.terminating or each.drain_since_s is not None)
+    return (each for each in present if each.terminating or each.drain_since_s is not None)
 
 
 def shares_of(status: Mapping[str, Any] | None) -> dict[str, Share]:
@@ -236,12 +276,15 @@ def _row(name: str, member: PoolMember, share: Share, grant: Grant | None) -> di
         "held": member.held,
         "granted": share.gpus,
         "wanted": wanted,
+        "target": share.gpus if grant is None else grant.target,
         "borrowed": max(0, member.held - guaranteed),
         "owed": 0 if grant is None else max(0, min(guaranteed, grant.target) - share.gpus),
         "serial": share.serial,
         "exposed": share.exposed,
     }
-    times = {"gainedTime": share.gained_s, "lostTime": share.lost_s}
+    if member.drains.took_s is not None:
+        row["drainSeconds"] = round(member.drains.took_s, 1)
+    times = {"gainedTime": share.gained_s, "lostTime": share.lost_s, "returnTime": member.drains.ends_s}
     return {**row, **{key: stamp(at_s) for key, at_s in times.items() if at_s is not None}}
 
 

@@ -164,6 +164,14 @@ class GraphWatch:
         pool = None if graph is None else graph["status"]["pool"]
         return None if pool is None else int(pool["grantedGpus"])
 
+    def grant_note(self) -> str:
+        """Return which pool grants that, and what the operator says of it; empty: the graph is in none."""
+        graph = self._watch.live(self._key)
+        pool = None if graph is None else graph["status"]["pool"]
+        if pool is None:
+            return ""
+        return ": ".join(filter(None, (f"GpuPool {pool['name']}", pool.get("message") or "")))
+
     def pods(self) -> Mapping[str, PodFacts]:
         """Return the graph's pods by name, routers included."""
         return self._watch.pods(self._key)

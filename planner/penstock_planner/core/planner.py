@@ -213,8 +213,9 @@ class PlannerCore:
                 self._pools, self.phase = {}, PlannerPhase.TARGET_UNAVAILABLE
             else:
                 self._pools, self.phase = seen.pools, PlannerPhase.ADJUSTING
-                if seen.grant != self._config.grant:
-                    self.settings = replace(self.settings, config=replace(self._config, grant=seen.grant))
+                granted = replace(self._config, grant=seen.grant, grant_note=seen.grant_note)
+                if granted != self._config:
+                    self.settings = replace(self.settings, config=granted)
                 yield from self._tick(seen)
             self.schedule, due_s = self.schedule.after(self._now_s)
 

@@ -73,6 +73,7 @@ class DecideConfig:
         switches_roles: Workers can change between prefill and decode without a start.
         parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
         grant: GPUs that a pool lets the graph hold now, in place of ``max_gpu_budget``; None: it is in no pool.
+        grant_note: Which pool that is, and who holds what the graph lacks; words.
     """
 
     adjustment_interval_s: float = 30.0
@@ -111,6 +112,7 @@ class DecideConfig:
     switches_roles: bool = False
     parameters: Any = None
     grant: int | None = None
+    grant_note: str = ""
 
     @property
     def policy(self) -> PlannerPolicy:

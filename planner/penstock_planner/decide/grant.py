@@ -45,7 +45,7 @@ def within_grant(
     grant = config.grant or 0
     fits = granted(bids, grant)
     stay = _staying(proposals, fits, grant)
-    return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], grant) for each in proposals]
+    return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals]
 
 
 def _staying(proposals: Sequence[RoleProposal], fits: Mapping[Role, int], grant: int) -> dict[Role, int]:
@@ -87,11 +87,13 @@ def _bid(role: Role, step: Step) -> RoleBid:
 _KEYS: Final = ("replicas_wanted", "floor", "gpus_per_engine")
 
 
-def _fitted(proposal: RoleProposal, bid: RoleBid, fit: int, stay: int, grant: int) -> RoleProposal:
+def _fitted(proposal: RoleProposal, bid: RoleBid, fit: int, stay: int, config: DecideConfig) -> RoleProposal:
+    grant = config.grant or 0
+    note = f" ({config.grant_note})" if config.grant_note else ""
     inputs = dict(zip(_KEYS, (bid.replicas, bid.floor, bid.gpus), strict=True))
     replicas = proposal.pool.replicas
     desired = replicas + proposal.change
-    detail = f"{bid.replicas} replicas wanted, {fit} fit into the {grant} GPUs that the pool grants"
+    detail = f"{bid.replicas} replicas wanted, {fit} fit into the {grant} GPUs that the pool grants{note}"
     if stay < min(replicas, desired):
         step = Step(POOL, inputs, grant, "give back")
         return proposal.changed(Action.DOWN, Reason.ABOVE_BUDGET, detail, step, amount=replicas - stay)

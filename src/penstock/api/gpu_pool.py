@@ -125,12 +125,17 @@ class PoolGraphStatus(SpecModel):
     held: Integer = entry(0, "Of its existing workers.")
     granted: Integer = entry(0, "That it may hold.")
     wanted: Integer = entry(0, "That its desired replicas need.")
+    target: Integer = entry(0, "That it is to have once others have given back.")
     borrowed: Integer = entry(0, "Held above its guarantee.")
     owed: Integer = entry(0, "Of its guarantee that it wants and does not have yet.")
     serial: Integer = entry(0, "Number of the grant.")
     exposed: Integer = entry(0, "That count for it until it acts under that grant.")
     gained_time: str | None = entry(None, "When the grant was raised last; RFC 3339.")
     lost_time: str | None = entry(None, "When it was lowered below what was wanted last; RFC 3339.")
+    drain_seconds: float | None = entry(
+        None, "How long its workers took to drain; null: none has drained yet."
+    )
+    return_time: str | None = entry(None, "When what drains is expected to have ended; RFC 3339.")
 
 
 class GpuPoolStatus(SpecModel):

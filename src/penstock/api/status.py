@@ -99,7 +99,10 @@ class PoolShareStatus(SpecModel):
 
     name: str = Field(description="Of the GpuPool.")
     granted_gpus: Integer = entry(0, "GPUs that the graph's workers may hold now.")
-    message: str = entry("", "What keeps the grant from changing; empty: nothing.")
+    message: str = entry(
+        "",
+        "Who holds what the graph lacks and when it comes, or what keeps the grant from changing; empty: nothing.",
+    )
 
 
 class GraphStatus(SpecModel):

@@ -19,8 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, NotFoundError
-from penstock.core.local_state import state_dir
+from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
+from penstock.gpu_pool.waiting import DrainTimes, Holding, lacking, waits_for
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, read_own, replace_file
 
@@ -56,6 +57,15 @@ class PoolFile:
     members: Mapping[str, PoolMember]
     shares: Mapping[str, Share] = field(default_factory=dict)
     grants: Mapping[str, Grant] = field(default_factory=dict)
+    drains: Mapping[str, DrainTimes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a pool lets a graph hold, GPUs, and in words which pool and who holds what the graph lacks."""
+
+    gpus: int
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +158,8 @@ class PoolStore:
                 for gpu in _known_ids(name, member, states[name])
             )
 
-    def claim(self, namespace: str, bid: tuple[int, ...] | None) -> int:
-        """Bring a bid, share the pool out, and return the GPUs that the graph may hold, which its statefile says from now on.
+    def claim(self, namespace: str, bid: tuple[int, ...] | None) -> Claim:
+        """Bring a bid, share the pool out, and return what the graph may hold, which its statefile says from now on.
 
         Args:
             namespace: Of the graph.
@@ -171,36 +181,44 @@ class PoolStore:
             own = states[namespace]
             speed = 1.0 if own is None else own.arbiter.speed
             shares = {name: share for name, share in pool.shares.items() if name in members}
-            terms = PoolTerms(pool.gpus, pool.hold_s)
-            grants, after = allocate(terms, bids, shares, SimulatedClock(speed).now_s())
+            terms, now_s = PoolTerms(pool.gpus, pool.hold_s), SimulatedClock(speed).now_s()
+            grants, after = allocate(terms, bids, shares, now_s)
             kept = {name: grant for name, grant in pool.grants.items() if name in members}
-            changed = replace(pool, members=members, shares=after, grants={**kept, **grants})
+            drains = _drains(pool.drains, states, now_s)
+            changed = replace(pool, members=members, shares=after, grants={**kept, **grants}, drains=drains)
             if changed != pool:
                 self._write(changed)
             grant = grants[namespace]
             store.update(lambda state: (_under(state, grant), None))
-            return grant.gpus
+            return Claim(grant.gpus, _note(changed, states, namespace, now_s))
 
     def rows(self) -> list[PoolRow]:
         """Return what each graph holds, may hold, wants, and whom it waits for."""
         pool = self.read()
         members, states = self._seen(pool)
-        held = {name: len(_ids(member, states[name])) for name, member in members.items()}
-        nothing = Grant(0, 0, 0, 0)
-        grants = {name: pool.grants.get(name, nothing) for name in members}
-        giving = tuple(name for name in members if held[name] > grants[name].target)
+        holdings = _holdings(replace(pool, members=members), states)
         return [
             PoolRow(
                 name,
-                member.guaranteed,
-                held[name],
-                grants[name].gpus,
-                grants[name].wanted,
-                grants[name].target,
-                giving if grants[name].target > grants[name].gpus else (),
+                each.guaranteed,
+                each.held,
+                each.grant.gpus,
+                each.grant.wanted,
+                each.grant.target,
+                waits_for(name, holdings),
             )
-            for name, member in members.items()
+            for name, each in holdings.items()
         ]
+
+    def note(self, namespace: str, speed: float) -> str:
+        """Return in words what the pool says to a graph; empty where there is no such pool any more."""
+        with contextlib.suppress(ConfigError, NotFoundError):
+            pool = self.read()
+            members, states = self._seen(pool)
+            if namespace in members:
+                now_s = SimulatedClock(speed).now_s()
+                return _note(replace(pool, members=members), states, namespace, now_s)
+        return ""
 
     def _seen(self, pool: PoolFile) -> tuple[dict[str, PoolMember], dict[str, StateFile | None]]:
         """Return the graphs that exist or will, and their statefiles, None where one is not there yet or cannot be read."""
@@ -236,6 +254,43 @@ def _bid(member: PoolMember, state: StateFile | None, share: Share | None) -> Gr
     serial = (0 if share is None else share.serial) if state is None else state.arbiter.grant_serial
     held = len(_ids(member, state))
     return GraphBid(member.guaranteed, member.priority, member.most, member.bid, held, serial)
+
+
+def _drains(
+    before: Mapping[str, DrainTimes], states: Mapping[str, StateFile | None], now_s: float
+) -> dict[str, DrainTimes]:
+    """Return the drain times of each graph; of one whose statefile says nothing now, those before."""
+    found = {}
+    for name, state in states.items():
+        known = before.get(name) or DrainTimes()
+        entries = {} if state is None else state.entries
+        leaving = (
+            key for key, each in entries.items() if each.state is EntryState.DRAINING and not each.takes
+        )
+        begun = {key: known.begun.get(key, now_s) for key in leaving}
+        found[name] = known if state is None else known.after(begun, now_s)
+    return found
+
+
+def _holdings(pool: PoolFile, states: Mapping[str, StateFile | None]) -> dict[str, Holding]:
+    nothing = Grant(0, 0, 0, 0)
+    return {
+        name: Holding(
+            member.guaranteed,
+            len(_ids(member, states[name])),
+            pool.grants.get(name, nothing),
+            pool.drains[name].ends_s if name in pool.drains else None,
+        )
+        for name, member in pool.members.items()
+    }
+
+
+def _note(pool: PoolFile, states: Mapping[str, StateFile | None], namespace: str, now_s: float) -> str:
+    def when(at_s: float) -> str:
+        return f"in {max(0.0, at_s - now_s):.0f} s"
+
+    lacks = lacking(namespace, _holdings(pool, states), when)
+    return f"GpuPool {pool.name}" + (f": {lacks}" if lacks else "")
 
 
 def _under(state: StateFile, grant: Grant) -> StateFile:

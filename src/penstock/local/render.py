@@ -28,6 +28,8 @@ _LATE_S = 1.0
 def render(status: LocalGraphStatus) -> RenderableType:
     """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
     parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
+    if status.pool:
+        parts.append(Text(status.pool))
     if (traffic := status.traffic) is not None:
         style = "bold red" if traffic.rejected else ""
         parts.append(Text(f"last {traffic.period_s:.0f} s: {traffic}", style=style))

@@ -21,6 +21,7 @@ from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState, full_disk
 from penstock.core.printable import printable
 from penstock.local import liveness
+from penstock.local.pool import PoolStore
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
@@ -180,6 +181,7 @@ class LocalGraphStatus:
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
         full_disks: Of the folders that the graph writes to, in words.
+        pool: Which GPU pool it draws from, and who holds what it lacks there, in words; empty: none.
     """
 
     namespace: str
@@ -201,6 +203,7 @@ class LocalGraphStatus:
     lag_p99_s: Mapping[str, float]
     decisions: tuple[DecisionStatus, ...]
     full_disks: tuple[str, ...] = ()
+    pool: str = ""
 
 
 _STALE_REAL_S: Final = 10.0
@@ -268,6 +271,9 @@ class StatusReader:
             planner=read_planner(state.arbiter.planner_log_dir, planner_pid, state.arbiter.speed),
             decisions=self._ledger.newest(),
             full_disks=self._full_disks(state),
+            pool=PoolStore.of(state.arbiter.pool).note(state.arbiter.namespace, state.arbiter.speed)
+            if state.arbiter.pool
+            else "",
         )
 
     def _full_disks(self, state: StateFile) -> tuple[str, ...]:
@@ -284,6 +290,7 @@ def summarise(
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
     full_disks: tuple[str, ...] = (),
+    pool: str = "",
 ) -> LocalGraphStatus:
     """Combine the readings; pure."""
     arbiter = state.arbiter
@@ -316,6 +323,7 @@ def summarise(
         lag_p99_s=lags,
         decisions=decisions,
         full_disks=full_disks,
+        pool=pool,
     )
 
 

@@ -115,10 +115,10 @@ class LocalTarget:
         if not state.arbiter.pool:
             return target_state(state)
         try:
-            grant = PoolStore.of(state.arbiter.pool).claim(state.arbiter.namespace, self._bid)
+            claim = PoolStore.of(state.arbiter.pool).claim(state.arbiter.namespace, self._bid)
         except (ConfigError, ConflictError, NotFoundError) as exc:
             raise ClusterError(str(exc)) from exc
-        return replace(target_state(self._read()), grant=grant)
+        return replace(target_state(self._read()), grant=claim.gpus, grant_note=claim.note)
 
     def tick(self, view: View) -> None:
         """Do nothing: a bid changes with a decision."""

@@ -110,8 +110,13 @@ class VirtualPlanner:
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run the due actions."""
+        config = self._settings.config
         answer: Answer = TargetState(
-            seen.pools, seen.is_adjusting, never_ready=seen.never_ready, grant=self._settings.config.grant
+            seen.pools,
+            seen.is_adjusting,
+            never_ready=seen.never_ready,
+            grant=config.grant,
+            grant_note=config.grant_note,
         )
         while True:
             match self._follow(self._core.answer(answer, now_s)):
@@ -143,9 +148,9 @@ class VirtualPlanner:
         config = replace(self._settings.config, max_gpu_budget=gpus)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
-    def set_grant(self, gpus: int) -> None:
-        """Plan with another grant of a pool from now on."""
-        config = replace(self._settings.config, grant=gpus)
+    def set_grant(self, gpus: int, note: str) -> None:
+        """Plan with another grant of a pool from now on, and with who holds what the graph lacks there."""
+        config = replace(self._settings.config, grant=gpus, grant_note=note)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
     def _start(self, now_s: float, *, first_sequence: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, PoolTerms, allocate
+from penstock.gpu_pool.waiting import Holding, lacking
 from penstock.simulator.fleet import BudgetExceededError
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording
@@ -73,7 +74,7 @@ class _Member:
     graph: PooledGraph
     simulation: Simulation
     bid: tuple[int, ...]
-    serial: int = 0
+    acts_on: tuple[int, str] = (0, "")
     decisions: int = field(default=0)
 
     def take_bid(self) -> GraphBid:
@@ -85,14 +86,14 @@ class _Member:
         self.decisions = len(decisions)
         held = self.simulation.fleet.gpus
         return GraphBid(
-            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.serial
+            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.acts_on[0]
         )
 
-    def act_on(self, grant: Grant) -> None:
-        """Go by a grant from now on."""
-        if grant.serial != self.serial:
-            self.serial = grant.serial
-            self.simulation.set_grant(grant.gpus)
+    def act_on(self, grant: Grant, note: str) -> None:
+        """Go by a grant from now on; ``note`` says who holds what the graph lacks."""
+        if (grant.serial, note) != self.acts_on:
+            self.acts_on = (grant.serial, note)
+            self.simulation.set_grant(grant.gpus, note)
 
 
 class PoolSimulation:
@@ -125,7 +126,7 @@ class PoolSimulation:
         simulations = [each.simulation for each in self._members.values()]
         for member in self._members.values():
             member.simulation.schedule_start()
-            member.simulation.set_grant(member.graph.starts_with)
+            member.simulation.set_grant(member.graph.starts_with, "")
         self._kernel.at(0.0, Order.POOL, self._tick)
         for change in self._changes:
             self._kernel.at(change.at_s, Order.FLEET, self._resize, change.gpus)
@@ -151,8 +152,9 @@ class PoolSimulation:
         now_s = self._kernel.now_s
         bids = {name: member.take_bid() for name, member in self._members.items()}
         grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
+        holdings = {name: Holding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
         for name, member in self._members.items():
-            member.act_on(grants[name])
+            member.act_on(grants[name], lacking(name, holdings, "at {:.0f} s".format))
         return PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants)
 
     @property

@@ -99,11 +99,16 @@ class Simulation:
         decisions = [] if self.control is None else self.control.planner.decisions
         return recorded(self._state, self._samples, decisions)
 
-    def set_grant(self, gpus: int) -> None:
-        """Hold no more GPUs from now on than a pool grants; what is there above them is drained."""
+    def set_grant(self, gpus: int, note: str) -> None:
+        """Hold no more GPUs from now on than a pool grants; what is there above them is drained.
+
+        Args:
+            gpus: The grant.
+            note: Who holds what the graph lacks, for the planner to say.
+        """
         self.fleet.set_limit(gpus)
         if self.control is not None:
-            self.control.planner.set_grant(gpus)
+            self.control.planner.set_grant(gpus, note)
 
     def schedule_start(self) -> None:
         """Put the workers of time 0 in place, and the first events on the heap."""

@@ -87,26 +87,58 @@ async def scaled(name, prefill, decode):
 
 async def test_a_graph_borrows_and_gives_back_and_never_shares_an_id(pool):
     """B takes the six that a leaves; when a wants its four, b's grant falls to four and a grows as b's workers end."""
-    assert pool.claim("b", (1,) * 6) == 6
+    assert pool.claim("b", (1,) * 6).gpus == 6
     await scaled("b", 3, 3)
     assert ids("b") == {2, 3, 4, 5, 6, 7}
     started("b")
 
-    assert pool.claim("a", (1,) * 4) == 2, "nothing is free yet"
+    assert pool.claim("a", (1,) * 4).gpus == 2, "nothing is free yet"
     assert [row.waits_for for row in pool.rows()] == [("b",), ()]
-    assert pool.claim("b", (1,) * 6) == 4
+    assert pool.claim("b", (1,) * 6).gpus == 4
     await scaled("b", 2, 2)
-    assert pool.claim("a", None) == 2, "b's workers still drain"
+    assert pool.claim("a", None).gpus == 2, "b's workers still drain"
     drained("b")
-    assert pool.claim("a", None) == 4
+    assert pool.claim("a", None).gpus == 4
     await scaled("a", 2, 2)
     assert len(ids("a")) == len(ids("b")) == 4
     assert not ids("a") & ids("b")
 
 
+async def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes(pool, monkeypatch):
+    """Who gives back, expected after what a drain took before; and who keeps the rest."""
+    now = [100.0]
+    monkeypatch.setattr("penstock.core.clock.time.monotonic", lambda: now[0])
+    pool.claim("b", (1,) * 6)
+    await scaled("b", 3, 3)
+    started("b")
+    assert pool.claim("a", (1,) * 3).note == "GpuPool p: 1 more on their way, b gives back 1"
+    pool.claim("b", None)
+    await scaled("b", 2, 3)
+    pool.claim("b", None)
+    now[0] = 140.0
+    drained("b")
+    assert pool.claim("a", (1,) * 4).gpus == 3, "and a drain took 40 s"
+    pool.claim("b", None)
+    await scaled("b", 2, 2)
+    pool.claim("b", None)
+    now[0] = 150.0
+    claim = pool.claim("a", (1,) * 6)
+    assert (claim.gpus, claim.note) == (
+        3,
+        (
+            "GpuPool p: 2 more on their way, b gives back 2, expected in 30 s; "
+            "no 1 more until another wants less: b holds 5, is to have 3 (guaranteed 2)"
+        ),
+    )
+    assert (await LocalTarget(StateStore.of("a")).observe()).grant_note == claim.note
+    assert pool.note("a", 1.0) == claim.note
+    assert pool.note("x", 1.0) == ""
+    assert PoolStore.of("gone").note("a", 1.0) == ""
+
+
 async def test_a_graph_does_not_grow_above_its_grant(pool):
     """Its budget is the grant, though ids are free."""
-    assert pool.claim("a", (1, 1, 1)) == 3
+    assert pool.claim("a", (1, 1, 1)).gpus == 3
     await scaled("a", 3, 3)
     assert len(ids("a")) == 3
 
@@ -115,7 +147,7 @@ def test_a_graph_that_has_ended_leaves_the_pool(pool):
     """Without its statefile, which was there, none of its workers exists."""
     pool.claim("a", None)
     StateStore.of("b").path.unlink()
-    assert pool.claim("a", (1,) * 8) == 8
+    assert pool.claim("a", (1,) * 8).gpus == 8
     assert [row.graph for row in pool.rows()] == ["a"]
 
 
@@ -124,7 +156,7 @@ def test_a_graph_that_has_not_come_yet_keeps_what_it_starts_on(pool):
     StateStore.of("b").path.unlink()
     members = {**pool.read().members, "b": PoolMember(2, GPUS, 0, (1, 1), (6, 7))}
     pool._write(PoolFile("p", GPUS, 0.0, members))
-    assert pool.claim("a", (1,) * 8) == 6
+    assert pool.claim("a", (1,) * 8).gpus == 6
     with pool.ids_of_others("a") as others:
         assert others == {6, 7}
 
@@ -133,7 +165,7 @@ def test_a_statefile_that_cannot_be_read_frees_nothing(pool):
     """Its grant stays with it, and no worker starts where its ids are not known."""
     pool.claim("b", (1,) * 4)
     StateStore.of("b").path.write_text("{")
-    assert pool.claim("a", (1,) * 8) == 4
+    assert pool.claim("a", (1,) * 8).gpus == 4
     with pytest.raises(ConfigError, match="the GPUs of b are not known"), pool.ids_of_others("a"):
         pass
 

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid, by_need, granted
+from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
 from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.explain import in_words
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -86,6 +88,25 @@ def test_a_bid_is_made_without_budget_step_and_grant(monkeypatch):
     assert bid_sizes(decision) == (1,) * 12
     assert desired(decision) == {P: 2, D: 2}
     assert decision.max_gpu_budget == 4
+
+
+def test_a_decision_says_which_pool_it_is_and_who_holds_what_it_lacks(monkeypatch):
+    """In the words of whoever shares out; `explain` repeats them beside the grant."""
+    note = "GpuPool shared: 1 more on their way, batch gives back 1"
+    decision, _ = decided(monkeypatch, {P: 3, D: 0}, counts={P: 2, D: 1}, grant=3, grant_note=note)
+    assert f"2 fit into the 3 GPUs that the pool grants ({note})" in " ".join(
+        each.sentence for each in decision.roles
+    )
+    config = {"grant": 3, "grant_note": note}
+    record = {
+        "kind": "adjustment",
+        "at_s": 30.0,
+        "origin_s": 0.0,
+        "config": config,
+        "decision": to_plain(decision),
+    }
+    assert f"\n  grant 3 GPUs, {note}\n" in in_words(record)
+    assert "grant" not in in_words({**record, "config": {}, "decision": {**record["decision"], "roles": []}})
 
 
 def test_a_lowered_grant_is_given_back_at_once_and_in_ratio(monkeypatch):

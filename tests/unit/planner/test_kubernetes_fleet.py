@@ -447,12 +447,23 @@ def test_the_owner_of_a_number_is_whoever_set_it_last():
     assert watch.of(A).adapter("decode")["owner"] == "hpa"
 
 
-@pytest.mark.parametrize(("status", "grant"), [({}, None), ({"pool": {"name": "h", "grantedGpus": 0}}, 0)])
-def test_what_a_gpu_pool_grants_is_in_the_graph_s_status(status, grant):
+@pytest.mark.parametrize(
+    ("status", "grant", "note"),
+    [
+        ({}, None, ""),
+        ({"pool": {"name": "h", "grantedGpus": 0}}, 0, "GpuPool h"),
+        (
+            {"pool": {"name": "h", "grantedGpus": 2, "message": "b gives back 1"}},
+            2,
+            "GpuPool h: b gives back 1",
+        ),
+    ],
+)
+def test_what_a_gpu_pool_grants_is_in_the_graph_s_status(status, grant, note):
     """Where the operator has said nothing, and where there is no graph, nothing is known of a pool."""
     watch, _ = _watch()
-    assert watch.of(A).grant() is None
+    assert (watch.of(A).grant(), watch.of(A).grant_note()) == (None, "")
     graph = _graph("a")
     graph["status"] |= status
     _feed(watch, "graphs", "ADDED", graph)
-    assert watch.of(A).grant() == grant
+    assert (watch.of(A).grant(), watch.of(A).grant_note()) == (grant, note)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.api import GpuPool, GraphDeployment
 from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
+from penstock.gpu_pool.waiting import DrainTimes
 from penstock_operator.plan.drain import Bounded
 from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.pool import (
     PoolMember,
+    drains_after,
     entry_of,
+    lacking_in,
     leaving_gpus,
     moved,
     pool_status,
@@ -130,6 +135,37 @@ def test_a_guarantee_that_waits_names_who_gives_back():
         False,
         "GpuPool shared grants 2 GPUs in place of 0; b gave back",
     )
+
+
+def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes():
+    """By the pool's status alone: the graph's own status and its planner say the same."""
+    shares = {"a": Share(0, 1, 0), "b": Share(6, 1, 6)}
+    drains = DrainTimes({"u1": 480.0, "u2": 490.0}, 30.0)
+    giving = replace(member("b", 6, 6, serial=1, leaving=2), drains=drains)
+    members = {"a": member("a", 3, 0, serial=1), "b": giving}
+    found = share_out(POOL, members, shares, 500.0)
+    status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0)
+    assert lacking_in(status, "a") == (
+        "3 more on their way, b gives back 3, expected at 1970-01-01T00:08:40Z"
+    )
+    assert (
+        lacking_in(status, "b")
+        == "no 3 more until another wants less: a holds 0, is to have 3 (guaranteed 2)"
+    )
+    assert status["graphs"][1]["drainSeconds"] == 30.0
+    assert lacking_in(status, "x") == lacking_in(None, "a") == ""
+
+
+def test_drain_times_go_on_from_the_status_after_a_restart():
+    """A drain counts from its mark, for a pod that exists and was released."""
+    pods = [
+        PodView("p", uid="1", gpus=1, drain_since_s=100.0),
+        PodView("q", uid="2", gpus=1, terminating=True),
+        PodView("r", uid="3", gpus=1, drain_since_s=100.0, gates=("penstock.dev/gpu-budget",)),
+    ]
+    first = drains_after(None, {"drainSeconds": 30.0}, pods, 110.0)
+    assert first == DrainTimes({"1": 100.0}, 30.0)
+    assert drains_after(first, {}, [], 150.0) == DrainTimes({}, 40.0)
 
 
 def test_a_wrong_pool_keeps_what_its_graphs_may_hold():
