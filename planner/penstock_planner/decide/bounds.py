@@ -316,6 +316,27 @@ def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RolePropos
     return proposal.held(Reason.AT_TOTAL_FLOOR, detail, Step(TOTAL_FLOOR, inputs, floor, "hold"))
 
 
+def yielded(
+    proposals: Sequence[RoleProposal], gpus: int, config: DecideConfig, *, seen: Mapping[Role, RoleState]
+) -> list[RoleProposal]:
+    """Return the proposals; a role gives up a replica that is only on trial where the budget alone keeps another from growing.
+
+    What the other one asks for must itself be more than a trial, and ``gpus``, which all workers hold, fall by enough for it.
+    """
+    for taker in proposals:
+        is_pressed = taker.action is Action.UP and taker.reason is not Reason.SERVED_LATE
+        if not is_pressed or _has_room(taker, gpus, config) or any(each.pool.draining for each in proposals):
+            continue
+        for giver in proposals:
+            is_free = bool(giver.yields) and not is_left(giver.role, seen[giver.role], config)
+            if is_free and _has_room(taker, gpus - giver.engine_gpus, config):
+                detail = f"{giver.yields}; {taker.role.value} lacks GPUs, and one was only tried"
+                step = Step("yield", {"gpus_existing": gpus}, config.max_gpu_budget, f"to {taker.role.value}")
+                given = giver.changed(Action.DOWN, Reason.SPARE_CAPACITY, detail, step)
+                return [given if each is giver else each for each in proposals]
+    return list(proposals)
+
+
 _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
 
 

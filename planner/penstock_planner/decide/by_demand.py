@@ -224,7 +224,7 @@ def _draft(
         if found.applies:
             amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
             return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
-    made = _spared(blank, case, window, memory)
+    made = replace(_spared(blank, case, window, memory), yields=_yields(blank, case, window, memory))
     return replace(made, gives=_gives(case, window, memory)) if config.switches_roles else made
 
 
@@ -258,6 +258,14 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         return proposal
     step = Step("starting", {"starting": pool.starting}, 0, "withdraw: what does not serve goes first")
     return replace(proposal.passed(step), detail=f"{proposal.detail}; one that only starts goes first")
+
+
+def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
+    """Return why one replica fewer would do but for the trial that keeps it; empty: more keeps it, or none is on trial."""
+    if case.trial is None or case.pool.replicas > case.trial.floor:
+        return ""
+    untried = _spared(blank, replace(case, trial=None), window, memory)
+    return untried.detail if untried.action is Action.DOWN else ""
 
 
 def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:

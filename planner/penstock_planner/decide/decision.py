@@ -191,6 +191,7 @@ class RoleProposal:
         detail: That rule in words and numbers, without the role.
         amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
         gives: Why the other role could have one of its workers now, in words; empty: it keeps all that it does not remove.
+        yields: Why nothing but a trial keeps one of its replicas, in words; empty: more does, or none is on trial.
     """
 
     role: Role
@@ -202,6 +203,7 @@ class RoleProposal:
     steps: tuple[Step, ...]
     amount: int = 1
     gives: str = ""
+    yields: str = ""
 
     @property
     def change(self) -> int:

@@ -20,6 +20,7 @@ from penstock_planner.decide.bounds import (
     reserve,
     rolled_back,
     within_bounds,
+    yielded,
 )
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
@@ -99,6 +100,7 @@ def _bounded(
     raised_all = release(raised(stepped, gpus, config, seen=seen), owed)
     if config.grant is not None:
         raised_all = within_grant(raised_all, bids_of(proposed.proposals, config), config)
+    raised_all = yielded(raised_all, gpus, config, seen=seen)
     bounded = within_bounds(raised_all, gpus, config, owed=owed)
     kept_all = kept(bounded, config, freeable=_freeable(bounded, gpus, config))
     return *reserve(kept_all, owed, pools, freeable=_freeable(kept_all, gpus, config)), 0

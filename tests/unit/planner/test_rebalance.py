@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
+from penstock_planner.decide.bounds import yielded
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.ledger import read_ledger
@@ -145,3 +146,38 @@ async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every
         assert [(role, n) for role, n, _ in world.backend.calls] == [(P, 1), (D, 3)]
         assert max(world.backend.seen_gpus) == 4
         assert replay(read_ledger(world.folder)).differences == ()
+
+
+_PRESSED = RoleProposal(D, _pool(1), 1, Action.UP, Reason.KV_ABOVE_CAPACITY, "full", ())
+_TRIED = RoleProposal(
+    P, _pool(3), 1, Action.HOLD, Reason.WITHIN_CAPACITY, "fits", (), yields="2 would have been enough"
+)
+
+
+@pytest.mark.parametrize(
+    ("pressed", "tried", "other", "gives"),
+    [
+        ({}, {}, {}, True),
+        ({}, {"yields": ""}, {}, False),
+        ({"action": Action.HOLD}, {}, {}, False),
+        ({"reason": Reason.SERVED_LATE}, {}, {}, False),
+        ({"pool": _pool(1, draining=1)}, {}, {}, False),
+        ({"engine_gpus": 2}, {}, {}, False),
+        ({}, {}, {"max_gpu_budget": 5}, False),
+        ({}, {}, {"max_gpu_budget": None}, False),
+        ({}, {}, {"max_replicas": {D: 1}}, False),
+    ],
+    ids=["yields", "kept", "content", "only-tried", "draining", "too-few", "room", "no-budget", "ceiling"],
+)
+def test_what_is_only_on_trial_is_given_to_what_the_budget_alone_holds_back(pressed, tried, other, gives):
+    """A replica that more keeps stays; so does one where the other role cannot, or need not, grow by its GPUs."""
+    proposals = [replace(_TRIED, **tried), replace(_PRESSED, **pressed)]
+    found = yielded(proposals, 4, replace(FULL, **other), seen=dict.fromkeys((P, D), RoleState()))
+    assert [each.action is Action.DOWN for each in found] == [gives, False]
+
+
+def test_a_role_that_another_client_scales_yields_nothing():
+    """Its writer decides."""
+    seen = dict.fromkeys((P, D), RoleState())
+    left = replace(FULL, external=frozenset({P}))
+    assert yielded([_TRIED, _PRESSED], 4, left, seen=seen) == [_TRIED, _PRESSED]

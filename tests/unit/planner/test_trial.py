@@ -153,6 +153,25 @@ def test_a_replica_that_helps_is_kept_for_an_hour_though_the_model_has_no_use_fo
     assert 1800 < min(downs) < 7200
 
 
+def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
+    """Three prefill workers, of which one was tried and kept; decode, one of one, needs a second and no GPU is free."""
+    full = replace(CONFIG, max_gpu_budget=4)
+    _, state, at_s = _grown(24 * 60, _warm(), start_s=120, config=full, **LATE)
+    good = {**GOOD, "prefill": 3}
+    calm, state = decided_after(600, state, start_s=at_s, config=full, **good)
+    assert (calm[P].desired, AdaptiveMemory.read(state.memory).trials[P].helped) == (3, True)
+    for start_s in range(at_s + 600, at_s + 700, 5):
+        found, state = decided_after(5, state, start_s=start_s, config=full, **good, kv=0.95)
+        if found[P].action is Action.DOWN:
+            break
+    assert found[P].desired == 2
+    assert found[P].sentence.endswith("; decode lacks GPUs, and one was only tried")
+    assert (found[D].reason, step_of(found[D], "rebalance").outcome) == (
+        Reason.GPU_BUDGET,
+        "waits: prefill gives up one for it",
+    )
+
+
 def _watched(trial, seconds, *, ready, starting=0, late=0.0):
     for _ in range(int(seconds / 10)):
         trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, 10.0, late), 0.01)
