@@ -35,7 +35,7 @@ from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
 from penstock_planner.cluster.fleet import last_report, plan_of
 from penstock_planner.cluster.status import PlannerReason, StatusListener, StatusWriter
-from penstock_planner.core.state import PlannerSettings
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.figures import Observer, Observers
 from penstock_planner.files import SnapshotWriter

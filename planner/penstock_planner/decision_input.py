@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.performance.profile import PerformanceProfile, read_profile
-from penstock_planner.core.state import MALFORMED
+from penstock_planner.core.records import MALFORMED
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import PlannerState

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from penstock.core.errors import ConfigError
 from penstock.core.printable import printable
-from penstock_planner.core.state import Record
+from penstock_planner.core.records import Record
 from penstock_planner.decision_steps import forecast_of
 from penstock_planner.ledger import LedgerFile
 

@@ -11,7 +11,8 @@ from typing import Protocol
 from penstock.api import Role
 from penstock.core.histogram import quantile, share_within
 from penstock.core.logs import get_logger
-from penstock_planner.core.state import PlannerPhase, Remembered
+from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull

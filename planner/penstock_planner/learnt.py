@@ -18,7 +18,8 @@ from penstock.core.errors import ConfigError, LedgerError, LedgerFileError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock_planner.core.following import restore
-from penstock_planner.core.state import MALFORMED, Record, Remembered
+from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.records import MALFORMED, Record
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory

@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError, LedgerError, LedgerFileError, Pens
 from penstock.core.files import open_file
 from penstock.core.logs import get_logger
 from penstock_planner.core.following import LedgerFollower
-from penstock_planner.core.state import ANCHORS, MALFORMED, SCHEMA, Record
+from penstock_planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
 from penstock_planner.decide.config import DecideConfig
 
 FILE_NAME: Final = "ledger.jsonl"

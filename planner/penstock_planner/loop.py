@@ -12,25 +12,24 @@ from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import LedgerError, PenstockError
 from penstock.core.logs import get_logger
-from penstock_planner.core.following import restore
-from penstock_planner.core.planner import Answer, PlannerCore
-from penstock_planner.core.state import (
+from penstock_planner.core.effects import (
     Append,
     BeginLedger,
     Checkpoint,
-    DecisionKind,
     Effect,
-    History,
     Log,
     Notify,
     ObserveAt,
-    PlannerSettings,
     ReadMetrics,
-    Record,
     RecordDecision,
     Scale,
     Switch,
 )
+from penstock_planner.core.following import restore
+from penstock_planner.core.ledger_history import LedgerHistory
+from penstock_planner.core.planner import Answer, PlannerCore
+from penstock_planner.core.planner_settings import PlannerSettings
+from penstock_planner.core.records import DecisionKind, Record
 from penstock_planner.decide.bounds import existing_gpus, owner
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
@@ -188,7 +187,7 @@ class PlannerLoop:
 
     # -- ledger ---------------------------------------------------------------------------------------
 
-    def _read_history(self) -> History | None:
+    def _read_history(self) -> LedgerHistory | None:
         try:
             return restore(self._ledger.tail(), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
@@ -196,7 +195,7 @@ class PlannerLoop:
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
             return None
 
-    def _gone_s(self, history: History | None) -> float:
+    def _gone_s(self, history: LedgerHistory | None) -> float:
         """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
         if history is None or history.wall_s is None:
             return 0.0

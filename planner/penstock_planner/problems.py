@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.api import MetricsSource
 from penstock.core.worker_metrics import NOT_ON_PAGE
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.figures import View
 
 MISSING_S: Final = 10.0

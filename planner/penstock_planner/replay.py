@@ -12,14 +12,8 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock_planner.core.state import (
-    MALFORMED,
-    DecisionKind,
-    Outcome,
-    Record,
-    recorded_changes,
-    without_asked,
-)
+from penstock_planner.core.changes import ChangeOutcome, recorded_changes, without_asked
+from penstock_planner.core.records import MALFORMED, DecisionKind, Record
 from penstock_planner.decide.by_demand import MEMORIES
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
@@ -177,7 +171,11 @@ class _Chain:
         expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))
-            if record["outcome"] != Outcome.APPLIED and change in self._waiting and self._state is not None:
+            if (
+                record["outcome"] != ChangeOutcome.APPLIED
+                and change in self._waiting
+                and self._state is not None
+            ):
                 self._state = without_asked(self._state, change[1])
             self._waiting.discard(change)
         elif "state" in record:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from penstock.api import Role
 from penstock.core import metric_names as names
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.schedule import in_force, lowered_ceilings, raised_floors
 from penstock_planner.figures import Figures

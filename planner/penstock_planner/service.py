@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
-from penstock_planner.core.state import PlannerSettings
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory

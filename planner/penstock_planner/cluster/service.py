@@ -35,7 +35,7 @@ from penstock_planner.cluster.status import (
     StatusWriter,
 )
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
-from penstock_planner.core.state import PlannerSettings
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.decision import Memory
 from penstock_planner.figures import Observer, Observers
 from penstock_planner.files import FileThread

@@ -22,7 +22,7 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.objects.names import PLANNER
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.decide.grant import bids_in

@@ -9,22 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.core.state import (
-    ANCHORS,
-    Change,
-    DecisionKind,
-    History,
-    Outcome,
-    Record,
-    Schedule,
-    Starts,
-    anchor_position,
-    decision_record,
-    recorded_changes,
-    starts_after,
-    without_asked,
-    without_oldest,
-)
+from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, recorded_changes, without_asked
+from penstock_planner.core.ledger_history import LedgerHistory
+from penstock_planner.core.records import ANCHORS, DecisionKind, Record, anchor_position, decision_record
+from penstock_planner.core.starts import Starts, starts_after, without_oldest
+from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
 from penstock_planner.decide.decision import PlannerState
@@ -38,10 +27,10 @@ class LedgerFollower:
     def __init__(self, config: DecideConfig) -> None:
         """Begin; the configuration is for what the records lack."""
         self._config = config
-        self._schedule = Schedule.of(config, 0.0)
+        self._schedule = TickSchedule.of(config, 0.0)
         self._state = PlannerState()
         self._starts: Starts = {}
-        self._waiting: dict[Role, Change] = {}
+        self._waiting: dict[Role, ReplicaChange] = {}
         self._anchor: Record = {}
         self._is_applied = False
 
@@ -61,10 +50,10 @@ class LedgerFollower:
                 self._stand(record)
         return None
 
-    def history(self, newest: Record) -> History:
+    def history(self, newest: Record) -> LedgerHistory:
         """Return where the planner stood when it wrote the newest record; an anchor has been taken in."""
         anchor = self._anchor
-        return History(
+        return LedgerHistory(
             state=self._state,
             timeline=anchor["timeline"],
             origin_s=anchor["origin_s"],
@@ -98,10 +87,10 @@ class LedgerFollower:
     def _begin(self, start_s: float) -> None:
         asked_s = self._state.interval_s
         interval_s = self._config.interval_s if asked_s is None else asked_s
-        self._schedule = Schedule.of(self._config, start_s).begun(start_s, interval_s)
+        self._schedule = TickSchedule.of(self._config, start_s).begun(start_s, interval_s)
 
     def _actuated(self, record: Record) -> None:
-        is_applied = record["outcome"] == Outcome.APPLIED
+        is_applied = record["outcome"] == ChangeOutcome.APPLIED
         self._is_applied = self._is_applied or is_applied
         change = self._waiting.pop(Role(record["role"]), None)
         if change is not None and is_applied:
@@ -134,7 +123,7 @@ class LedgerFollower:
         return {**held, "wall_s": record.get("wall_s", 0.0)}
 
 
-def restore(records: Sequence[Record], config: DecideConfig) -> History | None:
+def restore(records: Sequence[Record], config: DecideConfig) -> LedgerHistory | None:
     """Return where the planner stood by `Ledger.tail`, or None without an anchor; ``config`` is for what the records lack.
 
     Raises `KeyError`, `TypeError` or `ValueError` where a record lacks what its type promises.

@@ -12,40 +12,34 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api import Role
-from penstock_planner.core.state import (
+from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, changes_of, without_asked
+from penstock_planner.core.effects import (
     Append,
     BeginLedger,
-    Change,
     Checkpoint,
-    DecisionKind,
     Effect,
-    History,
     Log,
     Notify,
     ObserveAt,
-    Outcome,
-    PlannerPhase,
-    PlannerSettings,
     ReadMetrics,
-    Record,
     RecordDecision,
-    Remembered,
     Scale,
-    Schedule,
-    Starts,
     Switch,
+)
+from penstock_planner.core.ledger_history import LedgerHistory, Remembered
+from penstock_planner.core.phase import PlannerPhase
+from penstock_planner.core.planner_settings import PlannerSettings
+from penstock_planner.core.records import (
+    DecisionKind,
+    Record,
     actuation_record,
-    added,
     anchor_position,
-    changes_of,
     decision_record,
-    finished,
     header_record,
     pull_record,
-    starts_after,
-    without_asked,
-    without_oldest,
 )
+from penstock_planner.core.starts import Starts, added, finished, starts_after, without_oldest
+from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.bounds import existing_gpus, is_heard, written
 from penstock_planner.decide.by_demand import resumed
@@ -82,7 +76,7 @@ class PlannerCore:
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:
         self.settings = settings
         self.origin_s = now_s
-        self.schedule = Schedule.of(settings.config, now_s)
+        self.schedule = TickSchedule.of(settings.config, now_s)
         self.decided = PlannerState()
         self.phase = PlannerPhase.OBSERVING
         self.startup_s: Mapping[Role, float] = {}
@@ -93,7 +87,7 @@ class PlannerCore:
         self._calendar_s: float | None = None
         self._now_s = now_s
         self._starts: Starts = {}
-        self._pending: Sequence[Change] = ()
+        self._pending: Sequence[ReplicaChange] = ()
         self._pools: Mapping[Role, PoolCounts] = {}
         # After a roll-back that could not be recorded, the next waits until then.
         self._roll_back_after_s = now_s
@@ -101,7 +95,12 @@ class PlannerCore:
         self._ticks: Generator[Effect, Any, None] = self._tick_by_tick(now_s)
 
     def start(
-        self, now_s: float, history: History | None = None, *, first_sequence: int = 0, gone_s: float = 0.0
+        self,
+        now_s: float,
+        history: LedgerHistory | None = None,
+        *,
+        first_sequence: int = 0,
+        gone_s: float = 0.0,
     ) -> tuple[Effect, ...]:
         """Return the first effects of a process; `answer` has the later ones.
 
@@ -141,7 +140,7 @@ class PlannerCore:
 
     # -- start ----------------------------------------------------------------------------------------
 
-    def _begin(self, history: History | None, first_sequence: int, gone_s: float) -> float:
+    def _begin(self, history: LedgerHistory | None, first_sequence: int, gone_s: float) -> float:
         """Resume from the ledger; return when the first tick is due."""
         is_resumed = history is not None and self._resume(history, gone_s)
         said = [] if history is None else self._remember(history)
@@ -159,7 +158,7 @@ class PlannerCore:
         self.schedule, due_s = self.schedule.advanced(self._now_s)
         return due_s
 
-    def _remember(self, history: History) -> list[Effect]:
+    def _remember(self, history: LedgerHistory) -> list[Effect]:
         """Record what a former run left, forget it where it was learnt from something else, and return what to log."""
         known = AdaptiveMemory.read(self.decided.memory)
         if not known.seen_s:
@@ -172,7 +171,7 @@ class PlannerCore:
         origins = {"learnt_from": known.learnt_from, "this": self._config.learns_from}
         return [Log("what was learnt is of something else: not taken", origins, is_warning=True)]
 
-    def _resume(self, history: History, gone_s: float) -> bool:
+    def _resume(self, history: LedgerHistory, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.
 
         Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
@@ -190,7 +189,7 @@ class PlannerCore:
         self.decided = resumed(self.decided, by_s, self._now_s)
         return False
 
-    def _continue(self, history: History) -> bool:
+    def _continue(self, history: LedgerHistory) -> bool:
         """Resume the current interval; False if it is long over and nothing is outstanding."""
         self.origin_s, self._pending, self._starts = history.origin_s, history.pending, history.starts
         if history.blocked_s is not None:
@@ -393,7 +392,9 @@ class PlannerCore:
         self._emit(Notify(decision))
         return True
 
-    def _carry_out(self, changes: Sequence[Change], *, is_left: bool = False) -> Generator[Effect, Any, bool]:
+    def _carry_out(
+        self, changes: Sequence[ReplicaChange], *, is_left: bool = False
+    ) -> Generator[Effect, Any, bool]:
         """Ask the backend for changes; return whether it took one.
 
         Of those that a killed process left, only what still fits is asked for.
@@ -403,36 +404,36 @@ class PlannerCore:
             together = asked.changes
             if is_left and not all(self._is_still_desired(each) for each in together):
                 for each in together:
-                    self._not_applied(each, Outcome.ABANDONED, "too old, or the pool has changed since")
+                    self._not_applied(each, ChangeOutcome.ABANDONED, "too old, or the pool has changed since")
                 continue
             error: str | None = yield asked
             if error is not None:
                 keys = {"decision_id": together[0].decision_id, "error": error}
                 self._emit(Log("decision not carried out", keys, is_warning=True))
                 for each in together:
-                    self._not_applied(each, Outcome.FAILED, error)
+                    self._not_applied(each, ChangeOutcome.FAILED, error)
                 continue
             is_any_applied = True
             for each in together:
                 self._starts = starts_after(self._starts, each)
-                self._append_actuation(each, Outcome.APPLIED)
+                self._append_actuation(each, ChangeOutcome.APPLIED)
                 self._count_in(each)
         return is_any_applied
 
-    def _count_in(self, change: Change) -> None:
+    def _count_in(self, change: ReplicaChange) -> None:
         """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
         pool, added = self._pools.get(change.role), change.desired - change.current
         if pool is not None and added > 0 and pool.replicas != change.desired:
             self._pools = {**self._pools, change.role: replace(pool, starting=pool.starting + added)}
 
-    def _not_applied(self, change: Change, outcome: Outcome, error: str) -> None:
+    def _not_applied(self, change: ReplicaChange, outcome: ChangeOutcome, error: str) -> None:
         self._forget_asked(change.role)
         self._append_actuation(change, outcome, error)
 
-    def _append_actuation(self, change: Change, outcome: Outcome, error: str = "") -> None:
+    def _append_actuation(self, change: ReplicaChange, outcome: ChangeOutcome, error: str = "") -> None:
         self._emit(Append(actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
 
-    def _is_still_desired(self, change: Change) -> bool:
+    def _is_still_desired(self, change: ReplicaChange) -> bool:
         """Return whether a change that a killed process left is still to be carried out."""
         config, pool = self._config, self._pools.get(change.role)
         age_s = self._now_s - change.decided_s
@@ -465,7 +466,7 @@ class PlannerCore:
         ) | {"remembered": self.remembered}
 
 
-def _requests(changes: Sequence[Change]) -> list[Scale | Switch]:
+def _requests(changes: Sequence[ReplicaChange]) -> list[Scale | Switch]:
     """Return what to ask the backend for, in order: both sides of a switch at once."""
     sides = sorted((each for each in changes if each.is_switch), key=lambda each: each.desired - each.current)
     if len(sides) == 2:

@@ -32,7 +32,8 @@ from penstock.performance.profile import PerformanceProfile
 from penstock_planner import decision_input, learnt
 from penstock_planner import explain as explaining
 from penstock_planner import replay as replaying
-from penstock_planner.core.state import MALFORMED, Remembered
+from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.records import MALFORMED
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.learnt import LEARNING, start_from

@@ -26,7 +26,7 @@ from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Tra
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
 from penstock.runtimes import PLANNER_ROLE
-from penstock_planner.core.state import Remembered
+from penstock_planner.core.ledger_history import Remembered
 from penstock_planner.learnt import former_run_in_words
 from penstock_planner.ledger import FILE_NAME
 

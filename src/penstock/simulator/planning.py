@@ -13,17 +13,17 @@ from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.scenario import Fault, PlannerPatience
 from penstock.simulator.state import SimulationState
-from penstock_planner.core.planner import Answer, PlannerCore
-from penstock_planner.core.state import (
+from penstock_planner.core.effects import (
     Effect,
     Notify,
     ObserveAt,
-    PlannerSettings,
     ReadMetrics,
     RecordDecision,
     Scale,
     Switch,
 )
+from penstock_planner.core.planner import Answer, PlannerCore
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.by_demand import carried, resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
-from penstock_planner.core.state import PlannerSettings
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import Mode
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay

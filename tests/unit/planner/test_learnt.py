@@ -18,7 +18,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
 from penstock_planner.cluster.profiles import memory_of
-from penstock_planner.core.state import Remembered
+from penstock_planner.core.ledger_history import Remembered
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay

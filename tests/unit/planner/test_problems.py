@@ -9,7 +9,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from penstock_planner.core.state import PlannerPhase
+from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.observation import summarise
 from penstock_planner.decide.reading import missing
 from penstock_planner.figures import View

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from sla_load import FEW_POINTS
 
 from penstock.api import Role
+from penstock_planner.core.effects import BeginLedger
+from penstock_planner.core.ledger_history import LedgerHistory
 from penstock_planner.core.planner import PlannerCore
-from penstock_planner.core.state import BeginLedger, History, PlannerSettings, Schedule
+from penstock_planner.core.planner_settings import PlannerSettings
+from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig, Mode
@@ -108,7 +111,9 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     pools = {P: PoolCounts(1, starting, gpus=1), D: PoolCounts(1, starting, gpus=1)}
     pull = replace(_pull(left_s + 2, before[-1]), pools=pools)
     _, state = decide(Window(left_s, pull.at_s, (pull,)), state, config)
-    history = History(state, "boot@20", 0.0, pull.at_s, None, Schedule.of(config, pull.at_s), None, {}, ())
+    history = LedgerHistory(
+        state, "boot@20", 0.0, pull.at_s, None, TickSchedule.of(config, pull.at_s), None, {}, ()
+    )
     settings = PlannerSettings(config, 600.0, timeline)
     core = PlannerCore(settings, now_s)
     effects = core.start(now_s, history, gone_s=gone_s)

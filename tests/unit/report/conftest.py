@@ -10,8 +10,9 @@ from penstock.api import Role
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
-from penstock_planner.core import state as records
-from penstock_planner.core.state import Change, DecisionKind, Outcome
+from penstock_planner.core import records
+from penstock_planner.core.changes import ChangeOutcome, ReplicaChange
+from penstock_planner.core.records import DecisionKind
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
@@ -133,8 +134,8 @@ def _ledger_records(config):
         decision, state = made
         start_s = end_s
         for role in decision.changes:
-            change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
-            yield records.actuation_record(change, at_s=decision.at_s, outcome=Outcome.APPLIED)
+            change = ReplicaChange(decision.id, role.role, role.current, role.desired, decision.at_s)
+            yield records.actuation_record(change, at_s=decision.at_s, outcome=ChangeOutcome.APPLIED)
             ready[role.role] = role.desired
         if decision.changes:
             start_s += SETTLE_S

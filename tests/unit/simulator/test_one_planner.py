@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
-from penstock_planner.core.state import PlannerSettings
+from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Reason

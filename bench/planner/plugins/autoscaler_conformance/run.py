@@ -10,7 +10,7 @@ from autoscaler_conformance.plant import Plant, Situation, performance_of
 from penstock.api import Role
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.scenario import Fault
-from penstock_planner.core.state import Scale, Switch
+from penstock_planner.core.effects import Scale, Switch
 from penstock_planner.decide.config import DecideConfig, Mode
 
 
