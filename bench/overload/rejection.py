@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig
-from penstock.api.router import PrefillQueueConfig
+from penstock.api.router_queues import PrefillQueueConfig
 from penstock.simulator.observer import Requests
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation

@@ -20,7 +20,7 @@ from typing import Final
 
 from penstock.api.enums import AdmissionMode, Environment, Role
 from penstock.api.graph import GraphSpec
-from penstock.api.router import AdmissionConfig
+from penstock.api.router_queues import AdmissionConfig
 from penstock.api.runtimes import DYNAMO_FRONTEND, SHIPPED
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import InvalidSpecError, Problem

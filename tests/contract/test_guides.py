@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_a_new_field_reaches_the_crd_and_validate(tmp_path: Path) -> None:
     """With its description and bounds; no other file is touched."""
-    model = tmp_path / "penstock" / "api" / "router.py"
+    model = tmp_path / "penstock" / "api" / "router_workers.py"
     shutil.copytree(
         ROOT / "src" / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__")
     )

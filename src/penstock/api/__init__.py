@@ -24,15 +24,10 @@ from penstock.api.gpu_pool import GpuPool, PoolEntry, entries_of
 from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
 from penstock.api.planner import PlannerConfig
 from penstock.api.profile_request import ProfileRequest
-from penstock.api.router import (
-    AdmissionConfig,
-    BreakerConfig,
-    HealthConfig,
-    PrefillQueueConfig,
-    RouterConfig,
-    SheddingConfig,
-    TiersConfig,
-)
+from penstock.api.router import RouterConfig
+from penstock.api.router_queues import AdmissionConfig, PrefillQueueConfig
+from penstock.api.router_tiers import SheddingConfig, TiersConfig
+from penstock.api.router_workers import BreakerConfig, HealthConfig
 from penstock.api.rule import Violation, dotted
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ScalingConfig, ServiceSpec, Toleration
 from penstock.api.status import AdapterStatus, Condition, GraphStatus

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import BreakerConfig
-from penstock.api.router import RetriesConfig
+from penstock.api.router_workers import RetriesConfig
 from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
 from penstock.router.core.retries import RetryBudget
 from penstock.router.proxy.prefix import TokenEstimator

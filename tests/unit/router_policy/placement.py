@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from penstock.api import Role, RouterConfig, Tier, TiersConfig
-from penstock.api.router import TierShares
+from penstock.api.router_tiers import TierShares
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Refuse

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.api import Tier, TiersConfig
-from penstock.api.router import TierShares
+from penstock.api.router_tiers import TierShares
 from penstock.router.policy.arrival import Arrival, QueuedRequest
 from penstock.router.policy.tiers import PRIORITIES, SHARED, TierQueue, effective_priority, quantum
 

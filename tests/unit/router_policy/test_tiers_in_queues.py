@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from placement import EVENTS, Script, Stage, placement
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
-from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
+from penstock.api.router_tiers import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import RefusalReason
 from penstock.router.core.tiers import QueueRoom

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from penstock.api import Role
-from penstock.api.router import PrefillDeflectionConfig
+from penstock.api.router_queues import PrefillDeflectionConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Effects
 from penstock.router.core.worker import Worker

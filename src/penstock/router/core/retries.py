@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from penstock.api import Role
 from penstock.api.lease_rules import HAND_OVER_FRACTION
-from penstock.api.router import RetriesConfig
+from penstock.api.router_workers import RetriesConfig
 from penstock.router.core.worker import Worker, WorkerPool
 
 T = TypeVar("T")

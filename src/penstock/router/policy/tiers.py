@@ -23,7 +23,7 @@ from math import floor
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from penstock.api import Tier, TiersConfig
-from penstock.api.router import BackgroundSlo, PremiumSlo, StandardSlo
+from penstock.api.router_tiers import BackgroundSlo, PremiumSlo, StandardSlo
 from penstock.core.tiers import priority_of
 from penstock.router.policy.arrival import IsLate, Lane, QueuedRequest
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock.api import GraphSpec
-from penstock.api.router import RetriesConfig
+from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.moves import StreamLeft

@@ -1,0 +1,155 @@
+"""Settings of priority tiers: their shares, what each is promised, and when the lower ones are shed. Seconds are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from penstock.api.base import Flag, Integer, Number, Seconds, ServedName, Share, SpecModel, Text, entry
+from penstock.api.enums import Tier
+from penstock.api.rule import Breach, Rule
+
+_TTFT = "p99 of the time from arrival to first token; seconds. null: no target."
+
+
+_TPOT = "p99 of the mean time between a request's further tokens; seconds. null: no target."
+
+
+_E2E = "Time from arrival to last token, after which a request that still waits is refused; seconds. null: no target."
+
+
+class TierShares(SpecModel):
+    """Fair share of capacity for each tier while all tiers want it."""
+
+    premium: Share = entry(0.5, "Share of tier premium, above 0, at most 1.")
+    standard: Share = entry(0.35, "Share of tier standard, above 0, at most 1.")
+    background: Share = entry(0.15, "Share of tier background, above 0, at most 1.")
+
+
+class PremiumSlo(SpecModel):
+    """What tier premium is promised."""
+
+    ttft_seconds: Seconds | None = entry(0.2, _TTFT)
+    tpot_seconds: Seconds | None = entry(0.03, _TPOT)
+    end_to_end_seconds: Seconds | None = entry(5, _E2E)
+
+
+class StandardSlo(SpecModel):
+    """What tier standard is promised."""
+
+    ttft_seconds: Seconds | None = entry(0.5, _TTFT)
+    tpot_seconds: Seconds | None = entry(0.08, _TPOT)
+    end_to_end_seconds: Seconds | None = entry(15, _E2E)
+
+
+class BackgroundSlo(SpecModel):
+    """What tier background is promised."""
+
+    ttft_seconds: Seconds | None = entry(None, _TTFT)
+    tpot_seconds: Seconds | None = entry(None, _TPOT)
+    end_to_end_seconds: Seconds | None = entry(60, _E2E)
+
+
+class TierSlos(SpecModel):
+    """What each tier is promised."""
+
+    premium: PremiumSlo = entry(PremiumSlo(), "Targets of tier premium.")
+    standard: StandardSlo = entry(StandardSlo(), "Targets of tier standard.")
+    background: BackgroundSlo = entry(BackgroundSlo(), "Targets of tier background.")
+
+
+class SheddingConfig(SpecModel):
+    """When arrivals of background, then of standard, are refused so that the tiers above keep their targets."""
+
+    enabled: Flag = entry(True, "Shed; compliance is measured in either case.")
+    percentile: Annotated[Number, Field(ge=50, le=100)] = entry(
+        99, "Percentile, by nearest rank, of TTFT and TPOT that is compared with the targets."
+    )
+    window_seconds: Seconds = entry(60, "Length of the sliding windows; seconds.")
+    min_samples: Annotated[Integer, Field(ge=1, le=8192)] = entry(
+        20, "Fewer measurements since the last step are no proof of a missed target."
+    )
+    step_seconds: Seconds = entry(5, "Least time before one more step up; seconds.")
+    recover_seconds: Seconds = entry(15, "Time well within the targets before one step down; seconds.")
+    recover_fraction: Share = entry(0.8, "Well within: at most this fraction of the target.")
+
+
+_ROUNDING = 1e-9
+"""Above the error of adding three fractions."""
+
+
+def _incomplete_shares(tiers: Any) -> Iterator[Breach]:
+    total = tiers.shares.premium + tiers.shares.standard + tiers.shares.background
+    if abs(total - 1) > _ROUNDING:
+        yield Breach(values=(total,))
+
+
+_SHARES = "self.shares.premium + self.shares.standard + self.shares.background"
+
+
+class TiersConfig(SpecModel):
+    """Priority tiers of requests."""
+
+    enabled: Flag = entry(
+        False,
+        "Order requests by tier, in the router and in the workers, which then run with "
+        "--scheduling-policy priority.",
+    )
+    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] = entry(
+        "x-penstock-tier", "Request header that names the tier."
+    )
+    default: Tier = entry(
+        Tier.STANDARD, "Tier of a request that names none and has no key of one; not system."
+    )
+    models: dict[ServedName, Tier] = entry(
+        {}, "Further names of the model, each with the tier that asking by this name asks for."
+    )
+    keys_secret: Text | None = entry(
+        None,
+        "Secret whose values hold lines 'KEY TIER [TENANT]': bearer tokens with the tier that they allow "
+        "and whose they are; on Kubernetes.",
+    )
+    keys_file: Text | None = entry(
+        None,
+        "File of such lines; for local processes. Without keys every client may name any tier but system.",
+    )
+    shares: TierShares = entry(TierShares(), "Fair shares; their sum is 1.")
+    round_tokens: Annotated[Integer, Field(ge=1, le=10_000_000)] = entry(
+        8192, "Prompt tokens that all tiers together are given before each has its next share."
+    )
+    aging_per_second: Annotated[Number, Field(ge=0, le=10)] = entry(
+        0.1, "Priority levels that a waiting request gains each second, never to premium's."
+    )
+    max_aging: Annotated[Number, Field(ge=0, le=10)] = entry(
+        1.5, "Most priority levels that a waiting request gains."
+    )
+    max_tenant_share: Share = entry(
+        0.5,
+        "Most that one tenant, known by its key, may have of what it has waiting and what is free for its "
+        "tier in prefillQueue.maxRequests.",
+    )
+    slo: TierSlos = entry(TierSlos(), "What each tier is promised.")
+    shedding: SheddingConfig = entry(SheddingConfig(), "Refusal of lower tiers by SLO.")
+
+    rules = (
+        Rule(
+            path="shares",
+            must="the tiers' shares add up to 1",
+            cel=f"{_SHARES} <= {1 + _ROUNDING} && {_SHARES} >= {1 - _ROUNDING}",
+            find=_incomplete_shares,
+            text="sum %s is not 1",
+            values=(_SHARES,),
+            remedy="change one of the shares",
+        ),
+        Rule(
+            path="default",
+            must="the default tier is not system",
+            cel=f"self.default != '{Tier.SYSTEM}'",
+            holds=lambda tiers: tiers.default is not Tier.SYSTEM,
+            text="%s goes before all others and is for keys alone",
+            values=("self.default",),
+            remedy="choose premium, standard or background",
+        ),
+    )
