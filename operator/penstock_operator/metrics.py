@@ -68,6 +68,35 @@ class _GraphCollector(Collector):
         yield from (ready, target, planned, phases)
 
 
+class _PoolCollector(Collector):
+    """Series of the GPU pools by their statuses; those of a deleted one end with it."""
+
+    def __init__(self) -> None:
+        self.pools: Callable[[], Iterable[Object]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both families."""
+        gpus = GaugeMetricFamily(
+            names.OPERATOR_POOL_GPUS,
+            "GPUs of a GPU pool: total, held, leaving, free, borrowed.",
+            labels=["namespace", "pool", "state"],
+        )
+        of_graphs = GaugeMetricFamily(
+            names.OPERATOR_POOL_GRAPH_GPUS,
+            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, owed.",
+            labels=["namespace", "pool", "graph", "state"],
+        )
+        for pool in self.pools():
+            metadata, status = pool["metadata"], pool.get("status") or {}
+            of_pool = [metadata["namespace"], metadata["name"]]
+            for state, number in sorted((status.get("gpus") or {}).items()):
+                gpus.add_metric([*of_pool, state], number)
+            for row in status.get("graphs") or ():
+                for state in ("guaranteed", "held", "granted", "wanted", "owed"):
+                    of_graphs.add_metric([*of_pool, row["name"], state], row.get(state, 0))
+        yield from (gpus, of_graphs)
+
+
 def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
     """Return the ready and the wanted replicas of every declared role; None: the status does not say."""
     found: dict[str, tuple[int, int | None]] = {}
@@ -118,11 +147,19 @@ class OperatorMetrics:
         self._depth.set_function(lambda: 0)
         self._by_graph = _GraphCollector()
         registry.register(self._by_graph)
+        self._by_pool = _PoolCollector()
+        registry.register(self._by_pool)
 
-    def watch(self, *, depth: Callable[[], float], graphs: Callable[[], Iterable[Object]]) -> None:
-        """Read the queue's depth and the GraphDeployments, trimmed, at every scrape."""
+    def watch(
+        self,
+        *,
+        depth: Callable[[], float],
+        graphs: Callable[[], Iterable[Object]],
+        pools: Callable[[], Iterable[Object]],
+    ) -> None:
+        """Read the queue's depth, the GraphDeployments, trimmed, and the GpuPools at every scrape."""
         self._depth.set_function(depth)
-        self._by_graph.graphs = graphs
+        self._by_graph.graphs, self._by_pool.pools = graphs, pools
 
     def page(self) -> bytes:
         """Return the exposition."""

@@ -151,6 +151,10 @@ class GpuPools:
                 log.warning("kind not looked up", kind=GPU_POOL.kind, error=str(exc), retry_s=TICK_S)
                 await asyncio.sleep(TICK_S)
 
+    def all(self) -> list[Object]:
+        """Return the pools as they are known now."""
+        return [self._newest(key) for key in self._informer.objects]
+
     def standing(self, raw: Object) -> Standing | None:
         """Return what a graph may hold by its pool, and remember that it acts under that from now on; None: it is in none."""
         key = key_of(raw)

@@ -185,7 +185,7 @@ class OperatorService:
         log.info("operator options", **settings.model_dump(mode="json"))
         kubeconfig = None if settings.kubeconfig is None else Path(settings.kubeconfig)
         client = await KubeClient.connect(kubeconfig=kubeconfig, context=settings.context)
-        self._metrics.watch(depth=self._depth, graphs=self._graphs)
+        self._metrics.watch(depth=self._depth, graphs=self._graphs, pools=self._pools)
         try:
             async with self._status_server():
                 await run_until(stop, self._elect(client), grace_s=STOP_S)
@@ -259,6 +259,9 @@ class OperatorService:
 
     def _graphs(self) -> Iterable[Object]:
         return () if self._operator is None else self._operator.graphs()
+
+    def _pools(self) -> Iterable[Object]:
+        return () if self._operator is None else self._operator.pools.all()
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:

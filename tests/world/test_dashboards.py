@@ -55,7 +55,11 @@ def operator():
         "spec": {"services": {}},
         "status": {"phase": "Ready"},
     }
-    metrics.watch(depth=lambda: 0, graphs=lambda: [graph])
+    pool = {
+        "metadata": {"namespace": "local", "name": "shared"},
+        "status": {"gpus": {"total": 6, "held": 2}, "graphs": [{"name": "world", "held": 2, "granted": 4}]},
+    }
+    metrics.watch(depth=lambda: 0, graphs=lambda: [graph], pools=lambda: [pool])
     metrics.leader.set(1)
     metrics.reconciles.labels("unchanged").inc()
     metrics.durations.observe(0.01)

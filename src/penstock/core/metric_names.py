@@ -166,6 +166,8 @@ OPERATOR_TARGET_REPLICAS: Final = "penstock_operator_target_replicas"
 OPERATOR_PLANNED: Final = "penstock_operator_planner_expected"
 OPERATOR_QUEUE_DEPTH: Final = "penstock_operator_queue_depth"
 OPERATOR_LEADER: Final = "penstock_operator_leader"
+OPERATOR_POOL_GPUS: Final = "penstock_operator_pool_gpus"
+OPERATOR_POOL_GRAPH_GPUS: Final = "penstock_operator_pool_graph_gpus"
 
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"

@@ -74,7 +74,7 @@ async def test_every_declared_role_has_a_series_also_without_a_pod(api):
     async with operator(api) as made:
         await to_rest(api, made)
         metrics = OperatorMetrics()
-        metrics.watch(depth=lambda: 0, graphs=made.graphs)
+        metrics.watch(depth=lambda: 0, graphs=made.graphs, pools=made.pools.all)
         page = metrics.page().decode()
         for role in ("router", "prefill", "decode"):
             assert f'penstock_operator_ready_replicas{{graph="g",namespace="ns",role="{role}"}} 0.0' in page

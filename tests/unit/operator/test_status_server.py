@@ -35,3 +35,20 @@ async def test_liveness_fails_when_only_a_restart_helps(ask, path, fault, expect
     assert answer.status == expected
     if expected == 503:
         assert fault.encode() in answer.body
+
+
+def test_pools_have_series_by_their_statuses():
+    """One that has no status yet has none."""
+    metrics = OperatorMetrics()
+    row = {"name": "chat", "guaranteed": 2, "held": 3, "granted": 4, "wanted": 5, "owed": 0}
+    pools = [
+        {"metadata": {"namespace": "ns", "name": "p"}, "status": {"gpus": {"total": 6}, "graphs": [row]}},
+        {"metadata": {"namespace": "ns", "name": "new"}},
+    ]
+    metrics.watch(depth=lambda: 0, graphs=tuple, pools=lambda: pools)
+    page = metrics.page().decode()
+    assert 'penstock_operator_pool_gpus{namespace="ns",pool="p",state="total"} 6.0' in page
+    assert (
+        'penstock_operator_pool_graph_gpus{graph="chat",namespace="ns",pool="p",state="wanted"} 5.0' in page
+    )
+    assert 'pool="new"' not in page
