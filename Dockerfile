@@ -25,6 +25,7 @@ COPY src ./src
 COPY operator ./operator
 COPY planner ./planner
 COPY manifests/samples ./manifests/samples
+COPY charts/penstock ./charts/penstock
 RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /dist/*.whl \
     && /opt/penstock/bin/pip uninstall --yes --quiet pip $(case "${VARIANT}" in tensorboard) ;; *) echo setuptools ;; esac)

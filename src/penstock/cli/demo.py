@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 import tempfile
@@ -19,16 +18,27 @@ from typing import Any, Self
 import click
 import orjson
 import yaml
+from click.core import ParameterSource
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
+from penstock.cli.demo_kubernetes import CLUSTER_DAY, ClusterDemo, ClusterOptions, run_cluster_demo
+from penstock.cli.demo_steps import (
+    COUNTERFACTUAL_CPU_S,
+    clear,
+    conclude,
+    end_load,
+    has_results,
+    refuse_failed,
+    start_load,
+)
 from penstock.cli.report import with_counterfactual
-from penstock.cli.say import say_json
+from penstock.cli.samples import sample_files
 from penstock.cli.terminal import Terminal, tensorboard_hint
-from penstock.core.errors import ConfigError, PenstockError, unwritable
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import ended_or_stopped, run
 from penstock.local.build import UpOptions
@@ -38,12 +48,8 @@ from penstock.local.relay_rate import affordable_speed, machine_rate, needed_rat
 from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
-from penstock.report.findings import analyse, has_plots, with_graph
-from penstock.report.page import write_report
-from penstock.report.plain import as_json as plain_report
-from penstock.report.text import report_text
+from penstock.report.findings import analyse, with_graph
 from penstock.router.policy.registry import policy_names
-from penstock.workload.results import read_run
 
 _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
@@ -51,12 +57,6 @@ _PLAIN_PERIOD_REAL_S = 5.0
 _SETTLE_S = 45.0
 """Simulated seconds that the planner gets after the last request to shrink. Chosen: five real seconds; it may well hold
 more than it began with, having learnt what a slow start costs."""
-_END_REAL_S = 15.0
-"""Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
-_NO_PICTURES = "the report has no pictures, because matplotlib is not installed: pip install 'penstock[demo]'"
-_PARTS = ("run", "log", "report")
-_COUNTERFACTUAL_CPU_S = 30.0
-"""Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 DAYS = (
     "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=200,"
     "max_tokens=22000"
@@ -117,7 +117,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     async with _graph(options, console, stop) as started:
         if started is not None:
             await _load_and_watch(options, started, console, stop)
-    if stop.is_set() and not _has_results(options.output_dir / "run"):
+    if stop.is_set() and not has_results(options.output_dir / "run"):
         console.print("stopped before any request had ended; there is nothing to report")
         return False
     ledger = options.output_dir / "log" / "planner"
@@ -125,15 +125,8 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     found = with_graph(analyse(options.output_dir / "run", ledger=ledger), graph)
     if not stop.is_set():
         # Only now: while the graph runs it would take processor time from the measurement.
-        found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL_CPU_S, console)
-    if not has_plots():
-        found = replace(found, remarks=(*found.remarks, _NO_PICTURES))
-    files = write_report(found, options.output_dir / "report", with_pictures=has_plots())
-    if options.as_json:
-        say_json(plain_report(found, files))
-    else:
-        console.print(report_text(found))
-    console.print(f"\nreport       {files[-1]}", soft_wrap=True)
+        found = await asyncio.to_thread(with_counterfactual, found, graph, COUNTERFACTUAL_CPU_S, console)
+    conclude(found, options.output_dir / "report", console, as_json=options.as_json)
     console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
     console.print(f"took {time.monotonic() - began_s:.0f} s")
@@ -157,24 +150,6 @@ async def _at_affordable_speed(options: DemoOptions, console: Terminal) -> DemoO
             soft_wrap=True,
         )
     return replace(options, speed=speed)
-
-
-def _has_results(run_dir: Path) -> bool:
-    """Return whether a load run that was stopped has written its summary, of at least one request."""
-    try:
-        return bool(read_run(run_dir).results)
-    except ConfigError:
-        return False
-
-
-def clear(output_dir: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run."""
-    for part in _PARTS:
-        shutil.rmtree(output_dir / part, ignore_errors=True)
-    try:
-        (output_dir / "run").mkdir(parents=True)
-    except OSError as exc:
-        raise ConfigError(unwritable(f"--output-dir {output_dir}", exc)) from exc
 
 
 @asynccontextmanager
@@ -212,7 +187,8 @@ async def _load_and_watch(
     options: DemoOptions, started: StartedGraph, console: Terminal, stop: asyncio.Event
 ) -> None:
     run_dir = options.output_dir / "run"
-    replay = await _start_load(options, started)
+    url = started.state.arbiter.router_url
+    replay = await start_load(run_dir, url, options.trace, speed=options.speed, rate_rps=options.rate_rps)
     try:
         async with StatusReader(started.state.arbiter.namespace) as reader:
             with _Display(console, run_dir / "results.jsonl") as display:
@@ -227,39 +203,8 @@ async def _load_and_watch(
                 display.show(await reader.read(), "stopped" if stop.is_set() else "done")
     finally:
         await end_load(replay)
-    if replay.returncode and not stop.is_set():
-        words = (run_dir / "load.log").read_text().strip().splitlines()
-        raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
-
-
-async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
-    """Start the load generator as a separate process, so that drawing never delays a request."""
-    run_dir = options.output_dir / "run"
-    argv = [sys.executable, "-m", "penstock.cli", "load", "--trace", options.trace, "--json"]
-    argv += ["--url", started.state.arbiter.router_url, "--speed", f"{options.speed:g}"]
-    argv += ["--output-dir", str(run_dir)]
-    argv += [] if options.rate_rps is None else ["--rate", f"{options.rate_rps:g}"]
-    with (run_dir / "load.log").open("wb") as log:
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=log,
-            # A terminal's Ctrl-C goes to its entire group; this one is stopped once, and writes its summary.
-            start_new_session=True,
-        )
-
-
-async def end_load(replay: asyncio.subprocess.Process) -> None:
-    """Let a running load cut off its requests and write its summary; kill it if it does not."""
-    if replay.returncode is None:
-        replay.terminate()
-        try:
-            async with asyncio.timeout(_END_REAL_S):
-                await replay.wait()
-        except TimeoutError:
-            replay.kill()
-            await replay.wait()
+    if not stop.is_set():
+        refuse_failed(replay, run_dir)
 
 
 class _Display:
@@ -311,21 +256,59 @@ def _line(status: LocalGraphStatus) -> str:
     help="How the router chooses a worker.  [default: the manifest's]",
 )
 @fields.options(DemoOptions)
-def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
+@click.option(
+    "--kubernetes",
+    is_flag=True,
+    help="Install, load and remove the README's sample on a cluster, in real time; needs kubectl and helm.",
+)
+@fields.options(ClusterOptions)
+@click.pass_context
+def demo(
+    called: click.Context, /, manifest: Path | None, policy: str | None, *, kubernetes: bool, **options: Any
+) -> None:
     """Start a graph, replay real requests over two short days, let the planner scale it, stop it, and report.
 
     Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
     graph and reports what was measured so far; a second one leaves the report out.
+
+    With --kubernetes the same on a cluster, a kind cluster say: one day of four real minutes, in a namespace of its own.
     """
-    own_manifest = resources.files("penstock.cli") / "data" / "demo.yaml"
+    where = fields.take(ClusterOptions, options)
+    if kubernetes:
+        own_manifest: Any = sample_files()["disaggregated"]
+        if _is_given(called, "speed"):
+            raise ConfigError("--speed: a cluster's workers run in real time; leave it out")
+    else:
+        fields.refuse_given(where, needs="--kubernetes")
+        own_manifest = resources.files("penstock.cli") / "data" / "demo.yaml"
     with resources.as_file(own_manifest) as packaged, tempfile.TemporaryDirectory() as folder:
         chosen = manifest or packaged
         if policy is not None:
             chosen = with_policy(chosen, policy, Path(folder))
-        demo_options = fields.take(DemoOptions, options, manifest=chosen)
-        is_complete = run(lambda stop: run_demo(demo_options, stop))
+        said = fields.take(DemoOptions, options, manifest=chosen)
+        if kubernetes:
+            trace = said.trace if _is_given(called, "trace") else CLUSTER_DAY
+            is_complete = run(lambda stop: run_cluster_demo(_on_cluster(said, trace, where), stop))
+        else:
+            is_complete = run(lambda stop: run_demo(said, stop))
     if not is_complete:
         sys.exit(128 + signal.SIGINT)
+
+
+def _is_given(called: click.Context, parameter: str) -> bool:
+    return called.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def _on_cluster(said: DemoOptions, trace: str, where: ClusterOptions) -> ClusterDemo:
+    return ClusterDemo(
+        manifest=said.manifest,
+        output_dir=said.output_dir,
+        port=said.port,
+        trace=trace,
+        rate_rps=said.rate_rps,
+        as_json=said.as_json,
+        where=where,
+    )
 
 
 def with_policy(manifest: Path, policy: str, folder: Path) -> Path:

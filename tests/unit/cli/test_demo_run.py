@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.api.manifests import load_graph
-from penstock.cli.demo import clear, end_load, with_policy
+from penstock.cli.demo import with_policy
+from penstock.cli.demo_steps import clear, end_load
 from penstock.core.errors import ConfigError
 from penstock.router.policy.registry import policy_names
 
