@@ -38,7 +38,8 @@ from penstock.kube.kinds import (
     kind_of,
 )
 from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from penstock_operator.plan.pods import PodView
+from penstock_operator.nodes import DeletedNodes
+from penstock_operator.plan.pods import PodView, on_deleted_node
 from penstock_operator.queue import Key
 from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
 
@@ -111,6 +112,7 @@ class GraphSnapshot:
         """Return a value that changes whenever any object of the graph does."""
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
         graph = None if self.graph is None else self.graph[VERSION]
+        versions += [1 for each in self.views() if each.node_is_deleted]
         return (graph, len(self.children), len(self.pods), *sorted(versions))
 
 
@@ -143,6 +145,7 @@ class Cluster:
             POD: trim_pod,
         }
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
+        self._deleted_nodes = DeletedNodes(client, self._node_changed)
         self._group = asyncio.TaskGroup()
         self._optional_lock = asyncio.Lock()
 
@@ -159,6 +162,8 @@ class Cluster:
             if await self._has_any(kind):
                 self._watch(kind)
         await self._listed()
+        named = {each.node for held in self._snapshots.values() for each in held.views() if each.bound}
+        self._group.create_task(self._deleted_nodes.run(named))
 
     async def _listed(self) -> None:
         for informer in tuple(self._informers.values()):
@@ -195,7 +200,24 @@ class Cluster:
     def snapshot(self, key: Key) -> GraphSnapshot:
         """Return the current state of a graph, which later changes leave as it is."""
         held = self._snapshots.get(key, GraphSnapshot())
-        return GraphSnapshot(dict(held.graphs), dict(held.children), dict(held.pods))
+        return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
+
+    def _pods(self, held: GraphSnapshot) -> dict[tuple[str, str], Object]:
+        """Return a graph's pods; those of deleted nodes serve no more, whatever their last kubelet said."""
+        if not self._deleted_nodes:
+            return dict(held.pods)
+        return {
+            key: {**pod, "view": on_deleted_node(pod["view"])}
+            if pod["view"].node in self._deleted_nodes
+            else pod
+            for key, pod in held.pods.items()
+        }
+
+    def _node_changed(self, node: str) -> None:
+        """Enqueue the graphs with pods on a node that was deleted, or is back."""
+        for key, held in self._snapshots.items():
+            if any(each.node == node for each in held.views()):
+                self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
         """Return whether the cluster knows a kind of another's; objects of `OPTIONAL_KINDS` are watched from then on."""

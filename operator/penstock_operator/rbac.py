@@ -20,6 +20,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "events"): frozenset({"create", "patch"}),
     # The label by which a profile of podTemplates is chosen.
     ("", "namespaces"): frozenset({"get"}),
+    # A node that is deleted is told at once.
+    ("", "nodes"): frozenset({"list", "watch"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
@@ -48,8 +50,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
 """Groups that the chart grants only where the cluster knows them."""
 
-_OF_SETTINGS: Final = (("", "namespaces"),)
-"""Granted only with the value that needs them: the chart's podTemplates.profiles."""
+_OF_SETTINGS: Final = (("", "namespaces"), ("", "nodes"))
+"""Granted only with the value that needs them: the chart's podTemplates.profiles, and rbac.nodes."""
 
 
 @dataclass(frozen=True, slots=True)

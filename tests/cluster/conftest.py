@@ -101,7 +101,7 @@ def make_node(kwok: ControlPlane) -> Iterator[Callable[..., str]]:
 
     yield make
     if made:
-        kwok.kubectl("delete", "node", *made, "--wait=false")
+        kwok.kubectl("delete", "node", *made, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")

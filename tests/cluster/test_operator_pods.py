@@ -41,6 +41,29 @@ def replicas_are(client, namespace, service, number):
     return check
 
 
+async def test_a_deleted_node_is_told_before_kubernetes_misses_it(crds, kwok, make_node, client, namespace):
+    """Its pods are still Ready in the API: the graph is not, and Degraded names the node; once replaced all is well."""
+    first = make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
+        make_node(gpus=8)
+        kwok.kubectl("delete", "node", first)
+
+        async def told():
+            said = await condition(client, namespace, "Degraded")
+            return said if said.get("reason") == "NodeLost" else None
+
+        degraded = await until(told, "the loss is told")
+        pods = await pods_of(client, namespace, "decode")
+        assert f"node {first} was deleted" in degraded["message"]
+        assert (await condition(client, namespace, "Ready"))["status"] == "False"
+        assert [each.ready and each.alive for each in pods] == [True]
+        # As the garbage collector does in the end.
+        kwok.kubectl("delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force")
+        await until(is_ready(client, namespace), "pods on the other node", timeout_s=90)
+
+
 async def test_a_graph_becomes_ready_and_rests(crds, kwok, make_node, client, namespace):
     """Gates are lifted, pods run, Ready is true; then nothing is written, however often the graph is reconciled."""
     make_node(gpus=8)

@@ -85,6 +85,7 @@ SETTINGS = {
             "inferencePools": False,
             "dynamo": False,
             "profileRequests": False,
+            "nodes": False,
             "profiles": ["llama-profile"],
         }
     },
@@ -191,16 +192,21 @@ def test_every_pod_keeps_to_restricted_pod_security(name):
             assert "memory" in container["resources"]["limits"]
 
 
-def test_the_default_grants_nothing_beyond_the_namespace():
-    """Only CRDs and what admits their objects are cluster-scoped; all else lies in the release's namespace."""
-    objects = rendered("default")
+@pytest.mark.parametrize(("setting", "reads_nodes"), [("default", True), ("fewest rights", False)])
+def test_nothing_is_granted_beyond_the_namespace_but_to_read_nodes(setting, reads_nodes):
+    """CRDs, what admits their objects, and the names of nodes are cluster-scoped; all else lies in the release's namespace."""
+    objects = rendered(setting)
     wide = [each for each in objects if "namespace" not in each["metadata"]]
+    reader = {"ClusterRole", "ClusterRoleBinding"} if reads_nodes else set()
 
-    assert {each["kind"] for each in wide} == {
+    assert {each["kind"] for each in wide} == reader | {
         "CustomResourceDefinition",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
     }
+    assert [each["rules"] for each in wide if each["kind"] == "ClusterRole"] == [
+        [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
+    ] * reads_nodes
     assert {each["metadata"]["namespace"] for each in objects if each not in wide} == {"serving"}
 
 

@@ -158,6 +158,9 @@ _TAKEN: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
 def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
+    if pod.node_is_deleted and not pod.finished:
+        remedy = "its pods are replaced once Kubernetes misses their node, after about 40 s"
+        return _Trouble(Category.NODE_LOST, f"node {pod.node} was deleted", remedy)
     target = pod.condition("DisruptionTarget")
     taken = target is not None and target.status == "True" and target.reason in _TAKEN
     if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):

@@ -6,7 +6,7 @@ Pure. Tolerant of missing fields: a pod may be seen a moment after its creation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import Role
@@ -98,6 +98,7 @@ class PodView:
         group_index: Group's ordinal; None for a pod of a Deployment.
         worker_index: Ordinal within the group; 0 is the leader.
         group_size: Pods of one group; 1 for a pod of a Deployment.
+        node_is_deleted: Its node is no more; Kubernetes deletes the pod some 40 s later.
     """
 
     name: str
@@ -130,6 +131,7 @@ class PodView:
     group_index: int | None = None
     worker_index: int = 0
     group_size: int = 1
+    node_is_deleted: bool = False
 
     @property
     def bound(self) -> bool:
@@ -174,6 +176,11 @@ class PodView:
     def condition(self, kind: str) -> PodCondition | None:
         """Return the condition of type ``kind``, or None."""
         return next((each for each in self.conditions if each.type == kind), None)
+
+
+def on_deleted_node(view: PodView) -> PodView:
+    """Return the view of a pod whose node is no more: it is not ready, though its condition still says so."""
+    return replace(view, ready=False, node_is_deleted=True)
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:

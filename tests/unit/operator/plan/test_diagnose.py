@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.stamps import stamp
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, refusal, worst
-from penstock_operator.plan.pods import pod_view
+from penstock_operator.plan.pods import on_deleted_node, pod_view
 
 NOW = 10_000.0
 
@@ -114,6 +114,8 @@ CASES = [
     (pod(status=TAINTED), Category.NODE_LOST, SILENT_NODE, CHECK_NODE),
     (pod(status=CUT_OFF), Category.NODE_LOST, "node n1 is not ready",
      "check the node; its pods are replaced after five minutes"),
+    (on_deleted_node(pod(status=conditions(("Ready", "True", {})))), Category.NODE_LOST, "node n1 was deleted",
+     "its pods are replaced once Kubernetes misses their node, after about 40 s"),
     (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "was deleted on node n1 and does not go", FORCE),
     (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "was deleted and does not go", FORCE),
     (pod(spec=BUDGET), Category.WAITING_FOR_BUDGET, "waits for GPUs of the budget",

@@ -1,0 +1,86 @@
+"""Which nodes were deleted: pods on them stay Ready until the garbage collector misses their node, 40 s or more later.
+
+Only what was there before is ever missed: a watch that lags must not take a new node's pods for lost. Nodes belong to no
+namespace, so the right to watch them is apart (the chart's ``rbac.nodes``); without it nothing is known to be deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.core.lru_cache import LruCache
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import NODE
+from penstock_operator.trim import Object
+
+MAX_DELETED: Final = 10_000
+"""Names of deleted nodes that are remembered. Chosen: about one megabyte; their pods are gone within minutes."""
+
+RETRY_S: Final = 10.0
+"""Pause where the API server did not say whether nodes may be watched; real seconds, chosen."""
+
+log = get_logger(__name__)
+
+
+class DeletedNodes:
+    """The names of nodes that were deleted and not made again."""
+
+    def __init__(self, client: KubeClient, on_change: Callable[[str], None]) -> None:
+        """Prepare; ``on_change`` is called with the name of a node that was deleted, or is back."""
+        self._client = client
+        self._on_change = on_change
+        self._deleted: LruCache[str, bool] = LruCache(MAX_DELETED)
+
+    def __contains__(self, node: str) -> bool:
+        """Return whether a node was deleted."""
+        return self._deleted.get(node) is not None
+
+    def __len__(self) -> int:
+        """Return how many are known to be deleted."""
+        return len(self._deleted)
+
+    async def run(self, named: set[str]) -> None:
+        """Watch until cancelled, or return where that is not allowed; ``named`` are the nodes of pods that were listed before."""
+        if not await self._may_watch():
+            log.info("nodes not watched: a deleted node is noticed once its pods go; see rbac.nodes")
+            return
+        informer = Informer(self._client, NODE, namespace=None, trim=_name, on_change=self._changed)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(informer.run())
+            await informer.synced.wait()
+            for name in named - {name for _, name in informer.objects}:
+                self._forget_or_add(name, is_deleted=True)
+
+    async def _may_watch(self) -> bool:
+        while True:
+            try:
+                await self._client.raw_get("/api/v1/nodes?limit=1")
+            except (ForbiddenError, NotFoundError):
+                return False
+            except ClusterError as exc:
+                log.warning("nodes not listed", error=str(exc), retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return True
+
+    def _changed(self, change: str, node: Object) -> None:
+        if change != "MODIFIED":
+            self._forget_or_add(node["metadata"]["name"], is_deleted=change == "DELETED")
+
+    def _forget_or_add(self, name: str, *, is_deleted: bool) -> None:
+        if is_deleted:
+            self._deleted.put(name, True)
+        elif name in self:
+            self._deleted.forget(name)
+        else:
+            return
+        self._on_change(name)
+
+
+def _name(node: Object) -> Object:
+    return {"metadata": {"name": node["metadata"]["name"]}}
