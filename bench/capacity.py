@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from penstock.api import Role
-from penstock.performance.capacity import Load, figures
+from penstock.performance.capacity import OfferedLoad, figures
 from penstock.performance.recommend import Targets
 from penstock.profiler.files import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
@@ -30,7 +30,7 @@ SIMULATED_RPS = (2, 5, 8, 10, 12, 13, 14)
 
 def predicted_s(rps: float, quantile: float) -> float:
     """The percentile of TTFT by docs/capacity.md."""
-    load = Load(rps, quantile=quantile, transfer_s=TRANSFER_S)
+    load = OfferedLoad(rps, quantile=quantile, transfer_s=TRANSFER_S)
     (engine,) = figures(engine_sweep(PROFILE), TARGETS, load)
     return engine.wait_s(PREFILL) + engine.ttft_s + engine.first_token_s(DECODE)
 

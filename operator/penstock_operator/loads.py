@@ -27,7 +27,7 @@ from penstock.core.metric_names import (
 )
 from penstock.core.ports import WORKER_PORT
 from penstock.core.worker_metrics import worker_samples
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import PodView
 
 PARALLEL: Final = 32
@@ -52,14 +52,14 @@ class MetricsReader:
         self._slots = asyncio.Semaphore(PARALLEL)
         self._idle_since: dict[str, tuple[float, float]] = {}
 
-    async def read(self, pods: Sequence[PodView]) -> dict[str, Load | None]:
+    async def read(self, pods: Sequence[PodView]) -> dict[str, PodLoad | None]:
         """Return the load of each pod by its name, None where it is unknown; never raises for a pod that is away."""
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
         return {pod.name: load for pod, load in zip(pods, loads, strict=True)}
 
-    async def _load(self, pod: PodView) -> Load | None:
+    async def _load(self, pod: PodView) -> PodLoad | None:
         uid = pod.uid
         page = await self._page(pod.ip, pod.metrics_path) if pod.ip else None
         found = None if page is None else load_of(page, is_router=pod.role == Role.ROUTER)
@@ -86,7 +86,7 @@ class MetricsReader:
         return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else None
 
 
-def load_of(page: str, *, is_router: bool = False) -> Load | None:
+def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
     """Return the load on a pod's page, summed over engines, and the fullest KV cache; None where absent.
 
     Some runtimes' workers count their requests themselves, including those that the engine has not seen yet. Where one
@@ -105,7 +105,7 @@ def load_of(page: str, *, is_router: bool = False) -> Load | None:
     if is_router:
         waiting = int(sum(found[ROUTER_QUEUE_REQUESTS]) + sum(found[ROUTER_DECODE_QUEUE_REQUESTS]))
         running = int(sum(found[ROUTER_WORKER_INFLIGHT_REQUESTS]))
-        return Load(running, waiting, None) if found[ROUTER_QUEUE_REQUESTS] else None
+        return PodLoad(running, waiting, None) if found[ROUTER_QUEUE_REQUESTS] else None
     running, waiting = int(sum(found[VLLM_RUNNING])), int(sum(found[VLLM_WAITING]))
     kv_usage_fraction = max(found[VLLM_KV_USAGE], default=None)
     counted = [value for gauge in request_gauges() for value in found[gauge]]
@@ -113,4 +113,4 @@ def load_of(page: str, *, is_router: bool = False) -> Load | None:
         running = max(running, int(sum(counted)) - waiting)
     elif not (found[VLLM_RUNNING] and found[VLLM_WAITING] and found[VLLM_KV_USAGE]):
         return None
-    return Load(running=running, waiting=waiting, kv_usage_fraction=kv_usage_fraction)
+    return PodLoad(running=running, waiting=waiting, kv_usage_fraction=kv_usage_fraction)

@@ -21,7 +21,7 @@ from penstock_planner.dashboard_picture import DAY_S, HOUR_S, PICTURE_S, History
 from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.figures import Figures, View
+from penstock_planner.figures import PlannerFigures, View
 from penstock_planner.series import EXPECTED, points
 
 POINTS_PER_INTERVAL = 15
@@ -42,7 +42,7 @@ class Dashboard:
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
         self._drawn_s = self._pictured_s = float("-inf")
-        self._figures = Figures(config, is_held=False)
+        self._figures = PlannerFigures(config, is_held=False)
         self._runs = Runs(folder)
         self._history = History()
         self._newest: deque[str] = deque(maxlen=NEWEST)

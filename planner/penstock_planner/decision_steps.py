@@ -21,7 +21,7 @@ _EDGES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class DemandForecast:
     """Prompt tokens that a role's workers were expected to be given, and what they could compute.
 
     Attributes:
@@ -44,13 +44,15 @@ class Forecast:
         )
 
 
-def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Forecast | None:
+def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecast | None:
     """Return the forecast among a role's steps; None where the rule did not run or lacked data."""
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
         workers, speed = inputs.get("workers"), inputs.get("worker_tokens_per_s")
         if name == _DEMAND and horizon_s is not None and ahead is not None and workers is not None:
-            return Forecast(horizon_s, max(0.0, ahead), workers, None if speed is None else workers * speed)
+            return DemandForecast(
+                horizon_s, max(0.0, ahead), workers, None if speed is None else workers * speed
+            )
     return None
 
 

@@ -16,7 +16,7 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
-from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
+from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
@@ -109,7 +109,7 @@ FORECAST_MOST_S = 60.0
 
 
 @dataclass(slots=True)
-class Figures:
+class PlannerFigures:
     """An `Observer` that keeps the newest numbers.
 
     Attributes:
@@ -137,7 +137,7 @@ class Figures:
     ledger_errors: int = 0
     dropped_updates: int = 0
     gpu_seconds: float = 0.0
-    forecast: Forecast | None = None
+    forecast: DemandForecast | None = None
     shares: ServedShares | None = None
     readings: Mapping[str, ProfileReading] = field(default_factory=dict)
     quantiles_s: Mapping[tuple[str, str], float] = field(default_factory=dict)

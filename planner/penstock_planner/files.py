@@ -20,7 +20,7 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.figures import Figures, Observers, View
+from penstock_planner.figures import Observers, PlannerFigures, View
 from penstock_planner.problems import ProblemTracker
 from penstock_planner.served_shares import shares_of
 
@@ -80,7 +80,7 @@ class FileObservers:
         config: DecideConfig,
         dashboard: Dashboard | None,
         thread: FileThread,
-        figures: Figures,
+        figures: PlannerFigures,
     ) -> None:
         self._dashboard = dashboard
         written = [] if dashboard is None else [dashboard]

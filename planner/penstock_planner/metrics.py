@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
-from penstock_planner.figures import Figures
+from penstock_planner.figures import PlannerFigures
 from penstock_planner.series import SERIES, samples
 
 _GRAPH = ("namespace", "graph")
@@ -21,15 +21,15 @@ class PlannerMetrics(Collector):
     """All graphs of one process, and the handler that prints them."""
 
     def __init__(self) -> None:
-        self._graphs: dict[tuple[str, str], Figures] = {}
+        self._graphs: dict[tuple[str, str], PlannerFigures] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def of(self, namespace: str, graph: str) -> Figures:
+    def of(self, namespace: str, graph: str) -> PlannerFigures:
         """Return a graph's listener; the same one for the same graph."""
-        return self._graphs.setdefault((namespace, graph), Figures())
+        return self._graphs.setdefault((namespace, graph), PlannerFigures())
 
-    def all(self) -> list[Figures]:
+    def all(self) -> list[PlannerFigures]:
         """Return every graph's listener."""
         return list(self._graphs.values())
 

@@ -15,7 +15,7 @@ from penstock.core import metric_names as names
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.schedule import in_force, lowered_ceilings, raised_floors
-from penstock_planner.figures import Figures
+from penstock_planner.figures import PlannerFigures
 
 Sample = tuple[str, tuple[str, ...], float | None]
 """Key in `SERIES`, values of the labels, and the number; None: unknown."""
@@ -211,7 +211,7 @@ EXPECTED: Final = ("expected", "prefill/tokens_per_second")
 """Curve and chart of what an earlier decision expected for a time; drawn when that time comes."""
 
 
-def points(figures: Figures, *, is_decided: bool) -> dict[tuple[str, str], float]:
+def points(figures: PlannerFigures, *, is_decided: bool) -> dict[tuple[str, str], float]:
     """Return the dashboard's known and finite numbers by curve and chart."""
     found = {}
     for key, labels, value in samples(figures):
@@ -223,7 +223,7 @@ def points(figures: Figures, *, is_decided: bool) -> dict[tuple[str, str], float
     return found
 
 
-def samples(figures: Figures) -> Iterator[Sample]:
+def samples(figures: PlannerFigures) -> Iterator[Sample]:
     """Return every series' samples."""
     return chain(
         _counts(figures),
@@ -235,7 +235,7 @@ def samples(figures: Figures) -> Iterator[Sample]:
     )
 
 
-def _counts(figures: Figures) -> Iterator[Sample]:
+def _counts(figures: PlannerFigures) -> Iterator[Sample]:
     for labels, count in figures.decisions.items():
         yield "decisions", labels, count
     for role, replicas in figures.desired.items():
@@ -246,7 +246,7 @@ def _counts(figures: Figures) -> Iterator[Sample]:
     yield "gpu_hours", (), figures.gpu_seconds / 3600
 
 
-def _of_view(figures: Figures) -> Iterator[Sample]:
+def _of_view(figures: PlannerFigures) -> Iterator[Sample]:
     view = figures.view
     if view is None:
         return
@@ -264,7 +264,7 @@ def _of_view(figures: Figures) -> Iterator[Sample]:
     yield "lag", (), view.lag_p99_s
 
 
-def _of_pull(figures: Figures) -> Iterator[Sample]:
+def _of_pull(figures: PlannerFigures) -> Iterator[Sample]:
     pull = figures.pull
     if pull is None:
         return
@@ -282,7 +282,7 @@ def _of_pull(figures: Figures) -> Iterator[Sample]:
         yield "queue_compared", (), pull.queue_per_worker if is_per_worker else queue.value
 
 
-def _of_demand(figures: Figures) -> Iterator[Sample]:
+def _of_demand(figures: PlannerFigures) -> Iterator[Sample]:
     """Yield requests or tokens over seconds, not means of rates."""
     demands = figures.demands
     if not demands:
@@ -306,7 +306,7 @@ def _of_demand(figures: Figures) -> Iterator[Sample]:
         yield "mean_itl", (), sum(each.itl_sum_s for each in demands) / gaps
 
 
-def _of_config(figures: Figures) -> Iterator[Sample]:
+def _of_config(figures: PlannerFigures) -> Iterator[Sample]:
     config = figures.config
     if config is None:
         return
@@ -328,7 +328,7 @@ def _of_config(figures: Figures) -> Iterator[Sample]:
         yield "goal", (), config.attainment
 
 
-def _of_decision(figures: Figures) -> Iterator[Sample]:
+def _of_decision(figures: PlannerFigures) -> Iterator[Sample]:
     yield "forecast", (), figures.expected_now()
     if figures.forecast is not None:
         yield "supply", (), figures.forecast.supply_tokens_per_s

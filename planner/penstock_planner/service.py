@@ -19,7 +19,7 @@ from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
-from penstock_planner.figures import Figures, Observer, Observers
+from penstock_planner.figures import Observer, Observers, PlannerFigures
 from penstock_planner.files import FileObservers, FileThread
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import ModelTime, PlannerLoop
@@ -149,7 +149,7 @@ def _sources(
 def recording(
     folder: Path,
     config: DecideConfig,
-    figures: Figures,
+    figures: PlannerFigures,
     thread: FileThread,
     *,
     is_chosen: bool,

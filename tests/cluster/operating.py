@@ -17,7 +17,7 @@ from penstock.core.errors import ClusterError
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, KINDS, POD, SCALING_ADAPTER
 from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.queue import RateLimits
 from penstock_operator.service import Operator, OperatorService
@@ -53,7 +53,7 @@ def graph(namespace, name="g", **changes):
     return GRAPH_DEPLOYMENT.of({"name": name, "namespace": namespace}, spec=spec)
 
 
-IDLE = Load(0, 0, 0.0, idle_s=60.0)
+IDLE = PodLoad(0, 0, 0.0, idle_s=60.0)
 
 
 class Loads:

@@ -15,7 +15,7 @@ from apiserver import own_address
 from operating import BudgetWatch, Loads, graph, running, until
 
 from penstock.kube.kinds import DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -175,7 +175,7 @@ async def test_an_hpa_scales_its_role_up_and_down_within_the_budget(
         await asyncio.to_thread(kwok.apply, autoscaler(namespace))
         await decode.becomes(6, 3)
         assert budget.most == 4
-        loads.busy = {each.name: Load(1, 0, 0.2) for each in await decode.pods()}
+        loads.busy = {each.name: PodLoad(1, 0, 0.2) for each in await decode.pods()}
         metrics.value = TARGET
         await until(lambda: _is(decode.desired(), 1), "the HPA lowers the number", timeout_s=60)
         await asyncio.sleep(5)

@@ -26,7 +26,7 @@ from operating import (
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -104,7 +104,7 @@ async def test_a_scale_down_waits_for_the_victims_requests(crds, kwok, make_node
         await scale(client, namespace, "decode", 2)
         await until(replicas_are(client, namespace, "decode", 2), "two decode pods", timeout_s=60)
         first, second = sorted(await pods_of(client, namespace, "decode"), key=lambda each: each.name)
-        loads.busy = {first.name: Load(3, 1, 0.5), second.name: Load(1, 0, 0.2)}
+        loads.busy = {first.name: PodLoad(3, 1, 0.5), second.name: PodLoad(1, 0, 0.2)}
         await scale(client, namespace, "decode", 1)
 
         async def marked():

@@ -9,7 +9,7 @@ import pytest
 from operating import BudgetWatch, Loads, graph, is_ready, pods_of, running, scale, settled, until
 
 from penstock.kube.kinds import ENDPOINT_SLICE, EVENT, POD
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -53,7 +53,7 @@ async def test_a_drained_prefill_worker_becomes_a_decode_worker(crds, kwok, make
     async with budget.on(), running(client, namespace, loads=loads) as operator:
         await until(is_ready(client, namespace), "readiness", timeout_s=90)
         before = await until(has_ready(client, namespace, prefill=2, decode=1), "the workers", timeout_s=60)
-        loads.busy = {each.name: Load(1, 0, 0.2) for each in await pods_of(client, namespace, "prefill")}
+        loads.busy = {each.name: PodLoad(1, 0, 0.2) for each in await pods_of(client, namespace, "prefill")}
         await scale(client, namespace, "decode", 2)
         await scale(client, namespace, "prefill", 1)
 

@@ -98,7 +98,7 @@ def held(asked: Bounded, running: int | None) -> Bounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PodLoad:
     """What a pod does now, by its own metrics.
 
     Attributes:
@@ -129,7 +129,7 @@ class Load:
         return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
 
 
-def is_idle(load: Load | None) -> bool:
+def is_idle(load: PodLoad | None) -> bool:
     """Return whether two looks far enough apart found nothing to do; an unknown load is not idle."""
     return load is not None and load.is_idle and load.idle_s >= IDLE_S
 
@@ -193,7 +193,7 @@ def pods_to_ask(pool: WorkerPool) -> list[PodView]:
     return marked if len(marked) >= surplus else able
 
 
-def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
+def plan_scale(pool: WorkerPool, *, loads: Mapping[str, PodLoad | None], now_s: float) -> ScalePlan:
     """Return the next step towards the desired number of replicas; ``now_s`` in seconds since the epoch.
 
     Loads are by pod name; None or absent: unknown, which is not idle.
@@ -233,7 +233,7 @@ def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: flo
     )
 
 
-def _may_go(pod: PodView, pool: WorkerPool, load: Load | None, now_s: float) -> bool:
+def _may_go(pod: PodView, pool: WorkerPool, load: PodLoad | None, now_s: float) -> bool:
     """Return whether a victim may go at once."""
     if pod.serving != DRAINING or pod.drain_since_s is None:
         return False
@@ -269,7 +269,7 @@ def _replica_set_order(pod: PodView) -> tuple[bool, int, bool]:
     return (pod.bound, _PHASES.get(pod.phase, 1), pod.ready)
 
 
-def _victim_order(pod: PodView, load: Load | None) -> tuple[bool | float | str, ...]:
+def _victim_order(pod: PodView, load: PodLoad | None) -> tuple[bool | float | str, ...]:
     if not pod.may_hold_requests:
         requests, kv = 0.0, 0.0
     elif load is None:

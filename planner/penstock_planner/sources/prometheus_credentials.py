@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FLAG = "--prometheus-credentials"
 
 
-class Credentials(BaseModel):
+class OriginCredentials(BaseModel):
     """Files of one origin, each absolute or below the planner's working directory."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
@@ -57,7 +57,7 @@ class _BearerToken:
         return request
 
 
-def credentials_for(url: str, file: str | None) -> Credentials | None:
+def credentials_for(url: str, file: str | None) -> OriginCredentials | None:
     """Return what the file gives to the server of a URL; None: nothing.
 
     Raises:
@@ -71,12 +71,14 @@ def credentials_for(url: str, file: str | None) -> Credentials | None:
     return found
 
 
-def _read(file: str) -> dict[str, Credentials]:
+def _read(file: str) -> dict[str, OriginCredentials]:
     try:
         given: Any = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         if not isinstance(given, dict):
             raise ConfigError(f"{_FLAG}: {file}: must map origins, such as https://HOST:PORT, to files")
-        return {_origin(str(url)): Credentials.model_validate(each or {}) for url, each in given.items()}
+        return {
+            _origin(str(url)): OriginCredentials.model_validate(each or {}) for url, each in given.items()
+        }
     except (OSError, ValueError, yaml.YAMLError) as exc:
         shown = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else exc
         raise ConfigError(f"{_FLAG}: {file}: {shown}; see docs/planner.md") from exc

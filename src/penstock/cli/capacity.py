@@ -15,7 +15,7 @@ from penstock.cli.terminal import Terminal, table
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import (
     CapacityPlan,
-    Load,
+    OfferedLoad,
     UnreachableError,
     plan_capacity,
     router_cores,
@@ -37,7 +37,7 @@ from penstock.profiler.files import read_sweep
     "profiles`; several are sizes of one model.",
 )
 @fields.options(Targets)
-@fields.options(Load)
+@fields.options(OfferedLoad)
 @click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
 @click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
 @click.option(
@@ -52,7 +52,7 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
     """
     sweep = _sweep(sources, is_aggregated=options["aggregated"])
-    targets, load = fields.take(Targets, options), fields.take(Load, options)
+    targets, load = fields.take(Targets, options), fields.take(OfferedLoad, options)
     plan: CapacityPlan | None = None
     try:
         plan = plan_capacity(sweep, targets, load)

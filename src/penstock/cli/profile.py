@@ -35,7 +35,7 @@ from penstock.profiler.files import (
     write_result,
 )
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
-from penstock.profiler.session import Measured, Step, run_profile
+from penstock.profiler.session import Measured, ProfileProgress, run_profile
 from penstock.profiler.workers import detect_gpus
 
 if TYPE_CHECKING:
@@ -119,14 +119,14 @@ async def apply_result(client: KubeClient, name: str, namespace: str, data: Mapp
 
 
 @contextmanager
-def _shown_steps() -> Iterator[Callable[[Step], None]]:
+def _shown_steps() -> Iterator[Callable[[ProfileProgress], None]]:
     """Give what shows a step: a bar on a terminal, elsewhere a line each."""
     console = Terminal(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
 
-        def show(step: Step) -> None:
+        def show(step: ProfileProgress) -> None:
             progress.update(task, completed=step.finished, total=step.planned, description=step.doing)
             if not console.is_terminal:
                 console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)

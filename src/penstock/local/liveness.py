@@ -117,18 +117,18 @@ def family_pids(leaders: Iterable[ProcessId]) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ProcessorTime:
     """The processor time of a process' children so far, seconds, and when it was read."""
 
     at_s: float
     cpu_s: float
 
-    def is_work_since(self, before: Computed) -> bool:
+    def is_work_since(self, before: ProcessorTime) -> bool:
         """Return whether it has risen as that of programs at work, for which a busy machine has little time."""
         return self.cpu_s - before.cpu_s >= _WORKING_FRACTION * (self.at_s - before.at_s) > 0
 
 
-def computed_by_children(leader: ProcessId) -> Computed:
+def computed_by_children(leader: ProcessId) -> ProcessorTime:
     """Return what the children of a process have computed, those that have ended included; its own time is left out."""
     total_s = 0.0
     for process in _family(leader):
@@ -136,7 +136,7 @@ def computed_by_children(leader: ProcessId) -> Computed:
             times = process.cpu_times()
             total_s += times.children_user + times.children_system
             total_s += times.user + times.system if process.pid != leader.pid else 0.0
-    return Computed(time.monotonic(), total_s)
+    return ProcessorTime(time.monotonic(), total_s)
 
 
 def marked(statefile: str) -> list[ProcessId]:

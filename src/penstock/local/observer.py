@@ -11,8 +11,14 @@ from typing import Self
 from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, running, says_hangs
-from penstock.local.liveness import Computed, computed_by_children, holds_port, identify, stopped_in_group
-from penstock.local.plan import QUIET_START_S, Fault, ObservedProcess, startup_s
+from penstock.local.liveness import (
+    ProcessorTime,
+    computed_by_children,
+    holds_port,
+    identify,
+    stopped_in_group,
+)
+from penstock.local.plan import QUIET_START_S, ObservedProcess, ProcessFault, startup_s
 from penstock.local.probes import Frontend, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.status import read_planner
@@ -37,7 +43,7 @@ class ProcessObserver:
         self._probes = Probes()
         self._due_s: dict[str, float] = {}
         self._progress: dict[str, EngineProgress] = {}
-        self._computed: dict[str, Computed] = {}
+        self._computed: dict[str, ProcessorTime] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -105,7 +111,7 @@ class ProcessObserver:
             return False
         return is_healthy
 
-    async def _stall(self, name: str, entry: ProcessEntry, url: str, state: StateFile) -> Fault | None:
+    async def _stall(self, name: str, entry: ProcessEntry, url: str, state: StateFile) -> ProcessFault | None:
         """Return the fault of a worker whose engine makes no token of the requests that it has.
 
         What the frontend has sent there counts, too: a core that hung before it saw a request reports none. So does its
@@ -130,7 +136,7 @@ class ProcessObserver:
             is_working=self._computes(name, is_doubted=before.stood_s(now_s) >= entry.stall_s / 2),
         )
         problem = progress.problem(entry.stall_s)
-        return None if problem is None else Fault(problem, 0.0)
+        return None if problem is None else ProcessFault(problem, 0.0)
 
     def _computes(self, name: str, *, is_doubted: bool) -> bool:
         """Return whether the children of a process have computed since the last call.
@@ -190,14 +196,14 @@ class ProcessObserver:
             self._observed[name] = replace(known, **fields)  # type: ignore[arg-type]  # names are ObservedProcess's own
 
 
-def _stopped(known: ObservedProcess, entry: ProcessEntry) -> Fault | None:
+def _stopped(known: ObservedProcess, entry: ProcessEntry) -> ProcessFault | None:
     """Return the fault of a process that has served and is stopped, itself or one of its group.
 
     It does not go on by itself, so it gets no longer than Penstock's own processes, however patient an engine's limit.
     """
     leader = None if known.pid is None or known.healthy_s is None else identify(known.pid)
     problem = None if leader is None else stopped_in_group(leader)
-    return None if problem is None else Fault(problem, min(entry.liveness_s, LIVENESS_S))
+    return None if problem is None else ProcessFault(problem, min(entry.liveness_s, LIVENESS_S))
 
 
 def _is_own(known: ObservedProcess, entry: ProcessEntry) -> bool:

@@ -17,7 +17,7 @@ from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.runtimes import PLANNER_ROLE
 
 
-class Step(Enum):
+class ProcessStep(Enum):
     """What may be done for an entry or with its process."""
 
     START = "start a process"
@@ -33,10 +33,10 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ProcessAction:
     """One step for the entry or process ``name``; ``state`` is MARK's, ``at_s`` and ``failures`` RESTART_LATER's."""
 
-    step: Step
+    step: ProcessStep
     name: str
     reason: str | None = None
     state: EntryState | None = None
@@ -96,7 +96,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ProcessFault:
     """Why a process that may well answer its health check does not serve.
 
     Attributes:
@@ -123,14 +123,16 @@ class ObservedProcess:
     failures: int = 0
     restart_at_s: float | None = None
     healthy_s: float | None = None
-    fault: Fault | None = None
+    fault: ProcessFault | None = None
     port_taken: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
     verdict: str | None = None
 
 
-def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float) -> tuple[Action, ...]:
+def plan(
+    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float
+) -> tuple[ProcessAction, ...]:
     """Return at most one action per name, in the file's order, strangers last."""
     speed = state.arbiter.speed
     actions = [
@@ -138,7 +140,9 @@ def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float
         for name, entry in state.entries.items()
     ]
     actions += [
-        Action(Step.FORGET, name) if known.pid is None else _wind_up(name, known, now_s, GRACE_FLOOR_S)
+        ProcessAction(ProcessStep.FORGET, name)
+        if known.pid is None
+        else _wind_up(name, known, now_s, GRACE_FLOOR_S)
         for name, known in observed.items()
         if name not in state.entries
     ]
@@ -147,10 +151,10 @@ def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float
 
 def _next(
     name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
-) -> Action | None:
+) -> ProcessAction | None:
     match entry.state:
         case EntryState.REQUESTED if known.pid is None:
-            return Action(Step.START, name)
+            return ProcessAction(ProcessStep.START, name)
         case EntryState.STARTING | EntryState.READY if known.pid is None:
             return _bring_back(name, known, now_s)
         case EntryState.STARTING | EntryState.READY:
@@ -161,96 +165,112 @@ def _next(
             return _wind_up(name, known, now_s, grace_s(entry, speed))
 
 
-def _bring_back(name: str, known: ObservedProcess, now_s: float) -> Action | None:
+def _bring_back(name: str, known: ObservedProcess, now_s: float) -> ProcessAction | None:
     if known.exited is not None:
         return _after_exit(name, known, known.exited)
     if known.restart_at_s is not None and now_s < known.restart_at_s:
         return None
-    return Action(Step.START, name)
+    return ProcessAction(ProcessStep.START, name)
 
 
 def _watch(
     name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
-) -> Action | None:
+) -> ProcessAction | None:
     if known.verdict is not None:
         return None
     if known.healthy_s is not None:
         return _watch_served(name, entry, known, now_s - known.healthy_s)
     if known.port_taken:
-        return Action(
-            Step.KILL, name, f"its port {entry.port} is in use: another process answers there; stop that one"
+        return ProcessAction(
+            ProcessStep.KILL,
+            name,
+            f"its port {entry.port} is in use: another process answers there; stop that one",
         )
     started_s = now_s if known.started_s is None else known.started_s
     allowed_s = startup_s(entry, speed)
     if now_s - started_s > allowed_s:
-        return Action(
-            Step.KILL, name, f"did not answer its health check within {allowed_s:g} s (real) of its start"
+        return ProcessAction(
+            ProcessStep.KILL,
+            name,
+            f"did not answer its health check within {allowed_s:g} s (real) of its start",
         )
     return None
 
 
 def _watch_served(
     name: str, entry: ProcessEntry, known: ObservedProcess, unhealthy_s: float
-) -> Action | None:
+) -> ProcessAction | None:
     """Return what follows for a process that has served, by how long ago that was."""
     fault = known.fault
     if fault is not None and unhealthy_s > fault.allowed_s:
-        return Action(Step.KILL, name, fault.reason)
+        return ProcessAction(ProcessStep.KILL, name, fault.reason)
     if unhealthy_s > entry.liveness_s:
-        return Action(Step.KILL, name, f"answered no health check for {entry.liveness_s:g} s (real)")
+        return ProcessAction(
+            ProcessStep.KILL, name, f"answered no health check for {entry.liveness_s:g} s (real)"
+        )
     if fault is not None:
         return (
-            Action(Step.MARK, name, fault.reason, EntryState.STARTING)
+            ProcessAction(ProcessStep.MARK, name, fault.reason, EntryState.STARTING)
             if entry.state is EntryState.READY
             else None
         )
-    return Action(Step.MARK, name, state=EntryState.READY) if entry.state is EntryState.STARTING else None
+    return (
+        ProcessAction(ProcessStep.MARK, name, state=EntryState.READY)
+        if entry.state is EntryState.STARTING
+        else None
+    )
 
 
-def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Action:
+def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> ProcessAction:
     ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
     is_stable = known.healthy_s is not None and ran_s >= STABLE_AFTER_S
     failures = 1 if is_stable else known.failures + 1
     if failures >= GIVE_UP_AFTER:
-        return Action(
-            Step.ABANDON, name, f"gave up after {failures} failures in a row; the last: {exited.reason}"
+        return ProcessAction(
+            ProcessStep.ABANDON,
+            name,
+            f"gave up after {failures} failures in a row; the last: {exited.reason}",
         )
     delay_s = RESTARTS.pause_s(failures)
-    return Action(Step.RESTART_LATER, name, exited.reason, at_s=exited.at_s + delay_s, failures=failures)
+    return ProcessAction(
+        ProcessStep.RESTART_LATER, name, exited.reason, at_s=exited.at_s + delay_s, failures=failures
+    )
 
 
 def _drain(
     name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
-) -> Action | None:
+) -> ProcessAction | None:
     if known.pid is None:
-        return Action(Step.RETIRE if entry.takes is None else Step.SWITCH, name)
+        return ProcessAction(ProcessStep.RETIRE if entry.takes is None else ProcessStep.SWITCH, name)
     allowed_s = grace_s(entry, speed)
     if not entry.served or known.terminated_s is not None:
         return _wind_up(name, known, now_s, allowed_s)
     if known.drain is None:
-        return Action(Step.BEGIN_DRAIN, name)
+        return ProcessAction(ProcessStep.BEGIN_DRAIN, name)
     waited_s = now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
     unwatched = known.drain.router_away and waited_s >= SETTLE_S
     if entry.takes is not None and (is_idle or waited_s < allowed_s):
-        return Action(Step.SWITCH, name) if is_idle else None
-    return Action(Step.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
+        return ProcessAction(ProcessStep.SWITCH, name) if is_idle else None
+    return (
+        ProcessAction(ProcessStep.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
+    )
 
 
-def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) -> Action | None:
+def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) -> ProcessAction | None:
     """Return the next step to end a process that is no longer desired: SIGTERM, then SIGKILL, then nothing."""
     if known.pid is None or known.verdict is not None:
         return None
     if known.terminated_s is None:
-        return Action(Step.TERMINATE, name)
+        return ProcessAction(ProcessStep.TERMINATE, name)
     if now_s - known.terminated_s >= allowed_s:
-        return Action(Step.KILL, name, f"did not end within {allowed_s:g} s (real) of SIGTERM")
+        return ProcessAction(ProcessStep.KILL, name, f"did not end within {allowed_s:g} s (real) of SIGTERM")
     return None
 
 
 def plan_stop(
     state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, *, force: bool
-) -> tuple[Action, ...]:
+) -> tuple[ProcessAction, ...]:
     """Return the next steps of stopping the graph; empty while waiting, or when nothing runs.
 
     The planner goes first, so that nothing is scaled any more; then the router, which takes no new request

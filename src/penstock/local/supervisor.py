@@ -21,7 +21,15 @@ from penstock.local import process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
 from penstock.local.observer import ProcessObserver
-from penstock.local.plan import Action, Drain, ObservedProcess, ProcessExit, Step, plan, plan_stop
+from penstock.local.plan import (
+    Drain,
+    ObservedProcess,
+    ProcessAction,
+    ProcessExit,
+    ProcessStep,
+    plan,
+    plan_stop,
+)
 from penstock.local.statefile import ProcessEntry, ProcessId, StateFile, retire, switched
 from penstock.local.store import StateStore, UnwritableError, cache_folder, drop_cache
 from penstock.runtimes import PORT
@@ -271,37 +279,37 @@ class Supervisor:
         )
         return f"{how}: {words}" if words else how
 
-    async def _act(self, action: Action, now_s: float) -> None:
+    async def _act(self, action: ProcessAction, now_s: float) -> None:
         name, reason = action.name, action.reason
         match action.step:
-            case Step.START:
+            case ProcessStep.START:
                 await self._start(name, now_s)
-            case Step.MARK:
+            case ProcessStep.MARK:
                 served = {"served": True} if action.state is EntryState.READY else {}
                 self._record.change(name, state=action.state, reason=reason, **served)
                 _log.info("marked", name=name, state=str(action.state), reason=reason)
-            case Step.RESTART_LATER:
+            case ProcessStep.RESTART_LATER:
                 self._record.restarting(name, reason)
                 self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
                 _log.warning("restart scheduled", name=name, failures=action.failures, reason=reason)
-            case Step.ABANDON:
+            case ProcessStep.ABANDON:
                 self._record.change(
                     name, state=EntryState.FAILED, gpus=(), pid=None, started=None, reason=reason
                 )
                 self._drop(name)
                 _log.error("gave up", name=name, reason=reason)
-            case Step.BEGIN_DRAIN:
+            case ProcessStep.BEGIN_DRAIN:
                 _log.info("draining", name=name)
                 self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
-            case Step.TERMINATE | Step.KILL:
+            case ProcessStep.TERMINATE | ProcessStep.KILL:
                 self._end(action, now_s)
-            case Step.SWITCH:
+            case ProcessStep.SWITCH:
                 self._switch(name, now_s)
-            case Step.RETIRE:
+            case ProcessStep.RETIRE:
                 self._record.retired(name)
                 self._drop(name)
                 _log.info("replica removed", name=name)
-            case Step.FORGET:
+            case ProcessStep.FORGET:
                 self._drop(name)
 
     async def _start(self, name: str, now_s: float) -> None:
@@ -327,9 +335,9 @@ class Supervisor:
         _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
         self._record.started(name, process)
 
-    def _end(self, action: Action, now_s: float) -> None:
+    def _end(self, action: ProcessAction, now_s: float) -> None:
         name, reason = action.name, action.reason
-        if action.step is Step.TERMINATE:
+        if action.step is ProcessStep.TERMINATE:
             _log.info("terminating", name=name)
             self._launcher.send(name, signal.SIGTERM)
             self._observed[name] = replace(self._observed[name], terminated_s=now_s)

@@ -81,7 +81,7 @@ _TINY = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What arrives; the help of its fields is the command line's, where the KV transfer is in milliseconds."""
 
     rps: float = flag("Requests per second.", gt=0)
@@ -175,7 +175,7 @@ class EngineFigures:
     choices: tuple[DecodeChoice, ...]
     row: DecodeRow
     targets: Targets
-    load: Load
+    load: OfferedLoad
     transfer_s: float
 
     def itl_s(self, in_flight: float) -> float:
@@ -278,7 +278,7 @@ class EngineFigures:
         return mean
 
 
-def figures(sweep: Sweep, targets: Targets, load: Load) -> list[EngineFigures]:
+def figures(sweep: Sweep, targets: Targets, load: OfferedLoad) -> list[EngineFigures]:
     """Return the figures of every size.
 
     Raises:
@@ -298,13 +298,13 @@ def figures(sweep: Sweep, targets: Targets, load: Load) -> list[EngineFigures]:
     ]
 
 
-def _transfer_s(engine: EngineSweep, targets: Targets, load: Load) -> float:
+def _transfer_s(engine: EngineSweep, targets: Targets, load: OfferedLoad) -> float:
     if load.transfer_s is not None:
         return load.transfer_s
     return 0.0 if engine.transfer is None else engine.transfer.of(targets.isl)
 
 
-def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
+def plan_capacity(sweep: Sweep, targets: Targets, load: OfferedLoad) -> CapacityPlan:
     """Return the pools of the fewest GPUs that hold the targets.
 
     Raises:

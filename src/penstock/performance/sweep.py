@@ -43,7 +43,7 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class KvTransfer:
+class KvTransferCost:
     """What it takes to hand a prompt's KV from the engine that computed it to the one that decodes; seconds, >= 0."""
 
     fixed_s: float
@@ -72,7 +72,7 @@ class EngineSweep:
     prefill: tuple[PrefillPoint, ...]
     decode: tuple[DecodePoint, ...]
     name: str = ""
-    transfer: KvTransfer | None = None
+    transfer: KvTransferCost | None = None
 
     def prefill_table(self) -> PrefillTable:
         """Return TTFT over prompt lengths; the points must have passed `quality.sweep_warnings`."""

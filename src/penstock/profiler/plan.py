@@ -20,7 +20,7 @@ from penstock.core.flags import flag
 from penstock.engine import profiles
 from penstock.engine.serve.settings import ServeSettings
 from penstock.performance.recommend import Targets
-from penstock.performance.sweep import KvTransfer
+from penstock.performance.sweep import KvTransferCost
 from penstock.profiler.points import DEFAULT_MAX_CONTEXT, PHASES, Grid, grid_of
 from penstock.profiler.simulated import simulated_settings, transfer_of
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
@@ -63,7 +63,7 @@ class PlannedEngine:
     conditions: dict[str, str]
     servers: tuple[Server, ...]
     kv_tokens: int | None = None
-    transfer: KvTransfer | None = None
+    transfer: KvTransferCost | None = None
 
 
 def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tuple[PlannedEngine, ...]:

@@ -29,7 +29,7 @@ _ASSUMED = points.PREFILL_POINTS + points.CONTEXTS * points.BATCHES
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfileProgress:
     """How far a profile is.
 
     Attributes:
@@ -56,7 +56,7 @@ class Measured:
     doubts: tuple[str, ...]
 
 
-async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Measured:
+async def run_profile(plan: ProfilePlan, on_step: Callable[[ProfileProgress], None]) -> Measured:
     """Measure what a plan's folder lacks, and return all of it.
 
     Raises:
@@ -78,7 +78,9 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
 
 
 class _Session:
-    def __init__(self, plan: ProfilePlan, journal: Journal, on_step: Callable[[Step], None]) -> None:
+    def __init__(
+        self, plan: ProfilePlan, journal: Journal, on_step: Callable[[ProfileProgress], None]
+    ) -> None:
         self._plan = plan
         self._config = plan.config
         self._journal = journal
@@ -177,7 +179,7 @@ class _Session:
             self._plan.grid(each.kv_tokens[Role.DECODE]).count if Role.DECODE in each.kv_tokens else _ASSUMED
             for each in known
         )
-        self._on_step(Step(finished, max(finished, planned), doing))
+        self._on_step(ProfileProgress(finished, max(finished, planned), doing))
 
     @asynccontextmanager
     async def _running(self, engine: PlannedEngine, server: Server) -> AsyncIterator[str]:

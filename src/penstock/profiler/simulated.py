@@ -10,7 +10,7 @@ from penstock.engine.core.engine import Engine
 from penstock.engine.core.requests import EngineRequest, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.settings import ServeFlags, ServeSettings, resolve
-from penstock.performance.sweep import DecodePoint, KvTransfer, PrefillPoint
+from penstock.performance.sweep import DecodePoint, KvTransferCost, PrefillPoint
 from penstock.profiler.measure import MAX_OUTPUT_TOKENS, Stream, steady
 from penstock.profiler.points import OUTPUT_TOKENS
 
@@ -33,10 +33,10 @@ def simulated_settings(spec: GraphSpec, profile: str) -> ServeSettings:
     return resolve(ServeFlags(spec.model.name, profile=profile, **given))  # type: ignore[arg-type]  # all are counts
 
 
-def transfer_of(settings: ServeSettings) -> KvTransfer:
+def transfer_of(settings: ServeSettings) -> KvTransferCost:
     """Return what the simulated link takes to hand a prompt to another worker."""
     link = settings.engine.link
-    return KvTransfer(link.latency_s, settings.engine.kv_bytes_per_token / link.bytes_per_s)
+    return KvTransferCost(link.latency_s, settings.engine.kv_bytes_per_token / link.bytes_per_s)
 
 
 class SimulatedMeasurer:

@@ -18,7 +18,7 @@ from penstock_planner.decide.bounds import existing_gpus
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
 from penstock_planner.decide.observation import Pull
-from penstock_planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
+from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.ledger import read_ledger
 from penstock_planner.served_shares import ServedShares, served_of
 
@@ -64,7 +64,7 @@ class RoleChange:
     sentence: str
     mean: float | None
     outcome: str
-    forecast: Forecast | None = None
+    forecast: DemandForecast | None = None
     profile: ProfileReading | None = None
     shares: ServedShares | None = None
 
@@ -136,7 +136,7 @@ class PlannerRun:
                 engines[role] = max(engines.get(role, 0), self.config.engine_gpus(role, pool.gpus))
         return sum(self.config.floor(role, gpus) * gpus for role, gpus in engines.items())
 
-    def forecasts(self) -> Iterator[tuple[float, Forecast]]:
+    def forecasts(self) -> Iterator[tuple[float, DemandForecast]]:
         """Yield (time of the decision, forecast), in order of time."""
         for mark in self.decisions:
             for part in mark.roles:

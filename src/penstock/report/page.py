@@ -12,7 +12,7 @@ from penstock.report.findings import RunReport, require_plots
 from penstock.report.headline import headline, title
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.text import (
-    Figures,
+    FigureTable,
     counted,
     decisions,
     facts,
@@ -116,7 +116,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     return page(f"Penstock report: {name}", parts)
 
 
-def _table(figures: Figures) -> str:
+def _table(figures: FigureTable) -> str:
     note = "" if figures.note is None else f"<p>{text(figures.note)}</p>"
     return table(figures.heads, figures.rows, texts=figures.texts) + note
 
@@ -126,7 +126,7 @@ def _mark(note: str) -> str:
     return f'<p class="mark{" bad" if is_bad else ""}">{text(note)}</p>'
 
 
-def _lags(report: RunReport) -> Figures:
+def _lags(report: RunReport) -> FigureTable:
     lag = report.lag
     past = dict.fromkeys(lag["late_for_itl"], "past the bound of single gaps")
     past |= dict.fromkeys(lag["late"], "past the bound")
@@ -135,4 +135,4 @@ def _lags(report: RunReport) -> Figures:
         f"Bound of the whole run: {seconds(lag['bound_s'])}, {lag['bound_rule']}. Bound of single gaps:"
         f" {seconds(lag['itl_bound_s'])}, {lag['itl_bound_rule']}. All simulated time."
     )
-    return Figures(("process", "", "p99 lag"), rows, texts=2, note=bounds)
+    return FigureTable(("process", "", "p99 lag"), rows, texts=2, note=bounds)

@@ -36,7 +36,7 @@ def _rate(value: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FigureTable:
     """A table, as terminal and page show it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Figures:
         return table
 
 
-def latencies(summary: Mapping[str, Any]) -> Figures:
+def latencies(summary: Mapping[str, Any]) -> FigureTable:
     """Return percentiles by latency; a gap below the timers' resolution is shown as that bound."""
     latency, lag = summary["latency"], summary["lag"]
 
@@ -74,10 +74,10 @@ def latencies(summary: Mapping[str, Any]) -> Figures:
         (name, *(cell(key, rank) for rank in _RANKS), str(latency[key]["count"]))
         for key, name in _LATENCIES.items()
     ]
-    return Figures(("", *_RANKS, "samples"), rows, note=f"simulated time; {latency['percentile_method']}")
+    return FigureTable(("", *_RANKS, "samples"), rows, note=f"simulated time; {latency['percentile_method']}")
 
 
-def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Figures:
+def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> FigureTable:
     rows = [
         (
             name,
@@ -88,10 +88,10 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Figures:
         for name, row in tiers.items()
     ]
     heads = ("tier", "ok", "rej.", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99")
-    return Figures(heads, rows, note="requests by requested tier")
+    return FigureTable(heads, rows, note="requests by requested tier")
 
 
-def fleets(found: Counterfactual) -> Figures:
+def fleets(found: Counterfactual) -> FigureTable:
     """Return a row per fleet on the same traffic, the measured one first."""
     rows = [
         (
@@ -108,12 +108,12 @@ def fleets(found: Counterfactual) -> Figures:
         for each in found.outcomes
     ]
     heads = ("fleet", "", "in time", "TTFT p50", "p90", "p99", "lost", "GPU-h")
-    return Figures(
+    return FigureTable(
         heads, rows, texts=2, note=f"in time: TTFT below {found.slo_s:g} s; lost requests are late"
     )
 
 
-def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> Figures:
+def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> FigureTable:
     """Return what each decision did about each role, and why."""
     rows = [
         (f"{mark.at_s:.0f} s", mark.id, role.sentence, role.outcome)
@@ -121,7 +121,7 @@ def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> Fig
         for role in mark.roles
         if with_holds or role.action != "hold"
     ]
-    return Figures(("time", "id", "decision", "outcome"), rows, texts=4)
+    return FigureTable(("time", "id", "decision", "outcome"), rows, texts=4)
 
 
 def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:

@@ -14,9 +14,9 @@ from states import make_state, serving
 from penstock.core.http.client import Timeouts
 from penstock.local import observer as observer_module
 from penstock.local import probes
-from penstock.local.liveness import Computed, computed_by_children, holds_port, identify
+from penstock.local.liveness import ProcessorTime, computed_by_children, holds_port, identify
 from penstock.local.observer import ProcessObserver
-from penstock.local.plan import Fault, ObservedProcess
+from penstock.local.plan import ObservedProcess, ProcessFault
 from penstock.local.statefile import ProcessId
 
 SERVER = """
@@ -151,7 +151,7 @@ async def test_an_engine_that_makes_no_token_is_a_fault_although_it_answers(hung
     url = f"http://127.0.0.1:{port}"
     entry = entry_of("decode", url=url, health_path="/health", stall_s=0.01)
     seen = await seen_of(entry, os.getpid(), times=2, pause_s=0.02, healthy_s=1.0, router_url=url)
-    assert seen.fault == Fault("its engine hangs: requests, but no token for 0.01 s (real)", 0.0)
+    assert seen.fault == ProcessFault("its engine hangs: requests, but no token for 0.01 s (real)", 0.0)
     worker.update(running=0, inflight_requests=0)
     assert (await seen_of(entry, os.getpid(), times=2, pause_s=0.02, router_url=url)).fault is None
 
@@ -166,7 +166,9 @@ async def test_an_engine_whose_children_compute_is_no_fault_while_a_start_may_ta
     clock = SimpleNamespace(now_s=1000.0)
     monkeypatch.setattr(observer_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(
-        observer_module, "computed_by_children", lambda _leader: Computed(clock.now_s, rate * clock.now_s)
+        observer_module,
+        "computed_by_children",
+        lambda _leader: ProcessorTime(clock.now_s, rate * clock.now_s),
     )
     entry = entry_of("decode", url=url, health_path="/health", stall_s=120.0)
     observed = {"n_frontend": ObservedProcess(pid=os.getpid(), started_s=0.0, healthy_s=1.0)}
@@ -179,10 +181,10 @@ async def test_an_engine_whose_children_compute_is_no_fault_while_a_start_may_ta
 
 def test_processor_time_of_children_counts_and_that_of_the_leader_does_not(spawn, eventually):
     """An API server answers health checks for an engine core that hangs."""
-    before = Computed(10.0, 1.0)
-    assert Computed(12.0, 1.04).is_work_since(before)
-    assert not Computed(12.0, 1.03).is_work_since(before)
-    assert not Computed(10.0, 1.0).is_work_since(before)
+    before = ProcessorTime(10.0, 1.0)
+    assert ProcessorTime(12.0, 1.04).is_work_since(before)
+    assert not ProcessorTime(12.0, 1.03).is_work_since(before)
+    assert not ProcessorTime(10.0, 1.0).is_work_since(before)
     parent, alone = spawn("import os\nos.fork()\nwhile True: pass"), spawn("while True: pass")
     eventually(lambda: computed_by_children(identify(parent.pid)).cpu_s > 0.0)
     eventually(lambda: psutil.Process(alone.pid).cpu_times().user > 0.0)

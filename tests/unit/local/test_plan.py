@@ -3,7 +3,16 @@
 import pytest
 
 from penstock.core.local_state import EntryState
-from penstock.local.plan import Action, Drain, Fault, ObservedProcess, ProcessExit, Step, plan, plan_stop
+from penstock.local.plan import (
+    Drain,
+    ObservedProcess,
+    ProcessAction,
+    ProcessExit,
+    ProcessFault,
+    ProcessStep,
+    plan,
+    plan_stop,
+)
 
 NOW = 1000.0
 NAME = "n_decode"
@@ -27,21 +36,21 @@ def next_action(state_of, entry_of):
 @pytest.mark.parametrize(
     ("entry_state", "observed", "expected"),
     [
-        ("requested", None, Action(Step.START, NAME)),
+        ("requested", None, ProcessAction(ProcessStep.START, NAME)),
         ("starting", ObservedProcess(pid=1, started_s=NOW - 1), None),
         (
             "starting",
             ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW),
-            Action(Step.MARK, NAME, state=EntryState.READY),
+            ProcessAction(ProcessStep.MARK, NAME, state=EntryState.READY),
         ),
         ("ready", ObservedProcess(pid=1, started_s=NOW - 100, healthy_s=NOW - 2), None),
         ("starting", ObservedProcess(failures=1, restart_at_s=NOW + 0.1), None),
-        ("starting", ObservedProcess(failures=1, restart_at_s=NOW), Action(Step.START, NAME)),
-        ("ready", ObservedProcess(), Action(Step.START, NAME)),
+        ("starting", ObservedProcess(failures=1, restart_at_s=NOW), ProcessAction(ProcessStep.START, NAME)),
+        ("ready", ObservedProcess(), ProcessAction(ProcessStep.START, NAME)),
         ("stopped", None, None),
         ("failed", None, None),
-        ("stopped", ObservedProcess(pid=1), Action(Step.TERMINATE, NAME)),
-        ("requested", ObservedProcess(pid=1), Action(Step.TERMINATE, NAME)),
+        ("stopped", ObservedProcess(pid=1), ProcessAction(ProcessStep.TERMINATE, NAME)),
+        ("requested", ObservedProcess(pid=1), ProcessAction(ProcessStep.TERMINATE, NAME)),
     ],
 )
 def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed, expected):
@@ -52,12 +61,22 @@ def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed
 @pytest.mark.parametrize(
     ("failures", "ran_s", "was_ready", "expected"),
     [
-        (0, 0.1, False, Action(Step.RESTART_LATER, NAME, "boom", at_s=NOW + 0.25, failures=1)),
-        (1, 0.1, False, Action(Step.RESTART_LATER, NAME, "boom", at_s=NOW + 0.5, failures=2)),
-        (3, 9.9, True, Action(Step.RESTART_LATER, NAME, "boom", at_s=NOW + 2.0, failures=4)),
-        (4, 0.1, False, Action(Step.ABANDON, NAME, "gave up after 5 failures in a row; the last: boom")),
-        (4, 60.0, False, Action(Step.ABANDON, NAME, "gave up after 5 failures in a row; the last: boom")),
-        (4, 10.0, True, Action(Step.RESTART_LATER, NAME, "boom", at_s=NOW + 0.25, failures=1)),
+        (0, 0.1, False, ProcessAction(ProcessStep.RESTART_LATER, NAME, "boom", at_s=NOW + 0.25, failures=1)),
+        (1, 0.1, False, ProcessAction(ProcessStep.RESTART_LATER, NAME, "boom", at_s=NOW + 0.5, failures=2)),
+        (3, 9.9, True, ProcessAction(ProcessStep.RESTART_LATER, NAME, "boom", at_s=NOW + 2.0, failures=4)),
+        (
+            4,
+            0.1,
+            False,
+            ProcessAction(ProcessStep.ABANDON, NAME, "gave up after 5 failures in a row; the last: boom"),
+        ),
+        (
+            4,
+            60.0,
+            False,
+            ProcessAction(ProcessStep.ABANDON, NAME, "gave up after 5 failures in a row; the last: boom"),
+        ),
+        (4, 10.0, True, ProcessAction(ProcessStep.RESTART_LATER, NAME, "boom", at_s=NOW + 0.25, failures=1)),
     ],
 )
 def test_a_crash_is_restarted_after_pauses_that_double_and_end(
@@ -91,28 +110,28 @@ def test_a_process_is_killed_beyond_its_time_to_start_or_to_answer(next_action, 
         return next_action("starting", ObservedProcess(pid=1, started_s=NOW - after_s), **limits)
 
     assert action(within_s) is None
-    assert action(beyond_s).step is Step.KILL
+    assert action(beyond_s).step is ProcessStep.KILL
 
 
 def test_a_process_that_hangs_is_killed_once(next_action):
     """No health check for a minute is the reason; while SIGKILL works nothing more is planned."""
     hung = ObservedProcess(pid=1, started_s=NOW - 200, healthy_s=NOW - 61)
     action = next_action("ready", hung)
-    assert action == Action(Step.KILL, NAME, "answered no health check for 60 s (real)")
+    assert action == ProcessAction(ProcessStep.KILL, NAME, "answered no health check for 60 s (real)")
     assert next_action("ready", ObservedProcess(pid=1, healthy_s=NOW - 61, verdict=action.reason)) is None
 
 
-STOPPED = Fault("it is stopped", 60.0)
+STOPPED = ProcessFault("it is stopped", 60.0)
 
 
 @pytest.mark.parametrize(
     ("entry_state", "fault", "unhealthy_s", "expected"),
     [
-        ("ready", STOPPED, 2, Action(Step.MARK, NAME, "it is stopped", EntryState.STARTING)),
+        ("ready", STOPPED, 2, ProcessAction(ProcessStep.MARK, NAME, "it is stopped", EntryState.STARTING)),
         ("starting", STOPPED, 60, None),
-        ("starting", STOPPED, 60.1, Action(Step.KILL, NAME, "it is stopped")),
-        ("ready", Fault("it hangs", 0.0), 2, Action(Step.KILL, NAME, "it hangs")),
-        ("starting", None, 2, Action(Step.MARK, NAME, state=EntryState.READY)),
+        ("starting", STOPPED, 60.1, ProcessAction(ProcessStep.KILL, NAME, "it is stopped")),
+        ("ready", ProcessFault("it hangs", 0.0), 2, ProcessAction(ProcessStep.KILL, NAME, "it hangs")),
+        ("starting", None, 2, ProcessAction(ProcessStep.MARK, NAME, state=EntryState.READY)),
     ],
 )
 def test_a_process_with_a_fault_gets_no_request_and_is_killed_in_time(
@@ -127,22 +146,22 @@ def test_a_process_whose_port_another_one_holds_is_killed_and_says_so(next_actio
     """It could not serve there; as any other failure it is tried again, a worker at another port."""
     observed = ObservedProcess(pid=1, started_s=NOW - 1, port_taken=True)
     action = next_action("starting", observed, ports={"port": 8000})
-    assert action == Action(
-        Step.KILL, NAME, "its port 8000 is in use: another process answers there; stop that one"
+    assert action == ProcessAction(
+        ProcessStep.KILL, NAME, "its port 8000 is in use: another process answers there; stop that one"
     )
 
 
 @pytest.mark.parametrize(
     ("served", "observed", "expected"),
     [
-        (True, ObservedProcess(pid=1), Action(Step.BEGIN_DRAIN, NAME)),
+        (True, ObservedProcess(pid=1), ProcessAction(ProcessStep.BEGIN_DRAIN, NAME)),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5)), None),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=True)), None),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=False)), None),
         (
             True,
             ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=True, idle=True)),
-            Action(Step.TERMINATE, NAME),
+            ProcessAction(ProcessStep.TERMINATE, NAME),
         ),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=False, idle=True)), None),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=False, idle=None)), None),
@@ -150,17 +169,21 @@ def test_a_process_whose_port_another_one_holds_is_killed_and_says_so(next_actio
         (
             True,
             ObservedProcess(pid=1, drain=Drain(NOW - 1.0, router_away=True)),
-            Action(Step.TERMINATE, NAME),
+            ProcessAction(ProcessStep.TERMINATE, NAME),
         ),
         (
             True,
             ObservedProcess(pid=1, drain=Drain(NOW - 45.0, acknowledged=True, idle=False)),
-            Action(Step.TERMINATE, NAME),
+            ProcessAction(ProcessStep.TERMINATE, NAME),
         ),
         (True, ObservedProcess(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 44.9), None),
-        (True, None, Action(Step.RETIRE, NAME)),
-        (True, ObservedProcess(exited=ProcessExit(NOW, "exit code 0")), Action(Step.RETIRE, NAME)),
-        (False, ObservedProcess(pid=1), Action(Step.TERMINATE, NAME)),
+        (True, None, ProcessAction(ProcessStep.RETIRE, NAME)),
+        (
+            True,
+            ObservedProcess(exited=ProcessExit(NOW, "exit code 0")),
+            ProcessAction(ProcessStep.RETIRE, NAME),
+        ),
+        (False, ObservedProcess(pid=1), ProcessAction(ProcessStep.TERMINATE, NAME)),
         (False, ObservedProcess(pid=1, terminated_s=NOW - 1), None),
     ],
 )
@@ -172,15 +195,15 @@ def test_a_drain_is_acknowledged_then_idle_then_ended(next_action, served, obser
 def test_what_ignores_sigterm_is_killed_after_its_grace_or_the_floor(next_action):
     """100 simulated seconds at speed 20 are 5 real ones, the floor."""
     observed = ObservedProcess(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 5)
-    assert next_action("draining", observed, served=True, grace_s=20.0).step is Step.KILL
+    assert next_action("draining", observed, served=True, grace_s=20.0).step is ProcessStep.KILL
 
 
 def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of):
     """Deleting an entry by hand ends its process."""
     state = state_of("n")
-    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW) == (Action(Step.TERMINATE, "x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW) == (ProcessAction(ProcessStep.TERMINATE, "x"),)
     assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW) == ()
-    assert plan(state, {"x": ObservedProcess()}, NOW) == (Action(Step.FORGET, "x"),)
+    assert plan(state, {"x": ObservedProcess()}, NOW) == (ProcessAction(ProcessStep.FORGET, "x"),)
 
 
 @pytest.fixture
@@ -198,12 +221,15 @@ def test_stopping_ends_planner_and_router_before_the_workers(whole):
     """Workers get SIGTERM only when router and planner are gone, for the router's streams come from them."""
     observed = {name: ObservedProcess(pid=1) for name in whole.entries}
     first = plan_stop(whole, observed, NOW, force=False)
-    assert first == (Action(Step.TERMINATE, "n_frontend"), Action(Step.TERMINATE, "n_planner"))
+    assert first == (
+        ProcessAction(ProcessStep.TERMINATE, "n_frontend"),
+        ProcessAction(ProcessStep.TERMINATE, "n_planner"),
+    )
     observed["n_planner"] = ObservedProcess()
     observed["n_frontend"] = ObservedProcess(pid=1, terminated_s=NOW - 1)
     assert plan_stop(whole, observed, NOW, force=False) == ()
     observed["n_frontend"] = ObservedProcess()
-    assert plan_stop(whole, observed, NOW, force=False) == (Action(Step.TERMINATE, "n_decode"),)
+    assert plan_stop(whole, observed, NOW, force=False) == (ProcessAction(ProcessStep.TERMINATE, "n_decode"),)
 
 
 def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
@@ -211,6 +237,6 @@ def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
     observed = {name: ObservedProcess(pid=1, terminated_s=NOW - 5) for name in whole.entries}
     observed["stranger"] = ObservedProcess(pid=1)
     actions = plan_stop(whole, observed, NOW, force=True)
-    assert [action.step for action in actions] == [Step.KILL] * 3 + [Step.TERMINATE]
+    assert [action.step for action in actions] == [ProcessStep.KILL] * 3 + [ProcessStep.TERMINATE]
     patient = plan_stop(whole, observed, NOW, force=False)
     assert patient == ()

@@ -7,7 +7,7 @@ import pytest
 from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.core.local_state import EntryState
-from penstock.local.plan import Action, Drain, ObservedProcess, Step, plan
+from penstock.local.plan import Drain, ObservedProcess, ProcessAction, ProcessStep, plan
 from penstock.local.statefile import replicas_of, scale, switch, switched
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget, target_state
@@ -95,13 +95,13 @@ def test_a_switch_that_is_taken_back_is_a_drain(fleet):
 @pytest.mark.parametrize(
     ("observed", "step"),
     [
-        (ObservedProcess(pid=4), Step.BEGIN_DRAIN),
+        (ObservedProcess(pid=4), ProcessStep.BEGIN_DRAIN),
         (ObservedProcess(pid=4, drain=Drain(NOW - 9, acknowledged=True, idle=False)), None),
         (ObservedProcess(pid=4, drain=Drain(NOW - 9, router_away=True)), None),
-        (ObservedProcess(pid=4, drain=Drain(NOW - 9, acknowledged=True, idle=True)), Step.SWITCH),
-        (ObservedProcess(pid=4, drain=Drain(NOW - 45, acknowledged=True, idle=False)), Step.TERMINATE),
+        (ObservedProcess(pid=4, drain=Drain(NOW - 9, acknowledged=True, idle=True)), ProcessStep.SWITCH),
+        (ObservedProcess(pid=4, drain=Drain(NOW - 45, acknowledged=True, idle=False)), ProcessStep.TERMINATE),
         (ObservedProcess(pid=4, drain=Drain(NOW - 45), terminated_s=NOW - 1), None),
-        (ObservedProcess(), Step.SWITCH),
+        (ObservedProcess(), ProcessStep.SWITCH),
     ],
 )
 def test_a_worker_switches_when_idle_and_is_ended_and_started_anew_when_it_never_is(fleet, observed, step):
@@ -110,7 +110,7 @@ def test_a_worker_switches_when_idle_and_is_ended_and_started_anew_when_it_never
     entry = replace(state.entries["n_decode_2"], grace_s=900.0)
     state = replace(state.with_entry("n_decode_2", entry), arbiter=replace(state.arbiter, speed=20.0))
     others = {name: ObservedProcess(pid=1, healthy_s=NOW) for name in state.entries if name != "n_decode_2"}
-    expected = () if step is None else (Action(step, "n_decode_2"),)
+    expected = () if step is None else (ProcessAction(step, "n_decode_2"),)
     assert plan(state, {**others, "n_decode_2": observed}, NOW) == expected
 
 

@@ -10,7 +10,7 @@ from graph_harness import Clock
 from penstock.core.errors import UpstreamConnectError
 from penstock.core.http.client import Response
 from penstock_operator.loads import MetricsReader
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import PodView
 
 BUSY = (
@@ -54,7 +54,7 @@ async def test_a_router_does_what_waits_in_it_and_what_it_has_sent(page, load):
     """Another runtime's own frontend is unknown."""
     router = PodView(name="r-1", uid="u-2", role="router")
     found = (await MetricsReader(Pool(page), now_s=Clock()).read([replace(router, ip="10.0.0.7")]))["r-1"]
-    assert found == (None if load is None else Load(*load, None))
+    assert found == (None if load is None else PodLoad(*load, None))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ DYNAMO = b'dynamo_component_inflight_requests{dynamo_endpoint="generate"} %d\n'
 @pytest.mark.parametrize(
     ("page", "load"),
     [
-        (DYNAMO % 3, Load(running=3, waiting=0, kv_usage_fraction=None)),
-        (DYNAMO % 0, Load(running=0, waiting=0, kv_usage_fraction=None)),
-        (BUSY + KV % b"0.2" + DYNAMO % 9, Load(running=5, waiting=4, kv_usage_fraction=0.2)),
-        (BUSY + KV % b"0.2" + DYNAMO % 0, Load(running=3, waiting=4, kv_usage_fraction=0.2)),
+        (DYNAMO % 3, PodLoad(running=3, waiting=0, kv_usage_fraction=None)),
+        (DYNAMO % 0, PodLoad(running=0, waiting=0, kv_usage_fraction=None)),
+        (BUSY + KV % b"0.2" + DYNAMO % 9, PodLoad(running=5, waiting=4, kv_usage_fraction=0.2)),
+        (BUSY + KV % b"0.2" + DYNAMO % 0, PodLoad(running=3, waiting=4, kv_usage_fraction=0.2)),
     ],
     ids=["mocker's prefill, busy", "and idle", "more than its engine has seen", "less than its engine has"],
 )

@@ -17,7 +17,7 @@ from penstock.core.errors import (
     UnavailableError,
 )
 from penstock_operator.plan import drain
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 
 DENIED = (
     "422: x is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'freeze' denied request: hands off"
@@ -29,7 +29,7 @@ class Idle(Loads):
 
     async def read(self, pods):
         """Return an idle load for each."""
-        return {each.name: Load(0, 0, 0.0, idle_s=60.0) for each in pods}
+        return {each.name: PodLoad(0, 0, 0.0, idle_s=60.0) for each in pods}
 
 
 def denying(denied):

@@ -9,7 +9,7 @@ from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, s
 
 from penstock.core.errors import UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 from penstock_operator.pools import GpuPools
 
 
@@ -62,7 +62,7 @@ async def test_a_graph_bids_for_what_its_planner_wants_and_starts_none_of_that(a
 
 async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, monkeypatch):
     """The Deployment counts three, the view two: it shrinks only once one of the two may go."""
-    loads = Loads({"d-1": Load(1, 0, 0.1), "d-2": Load(1, 0, 0.1)})
+    loads = Loads({"d-1": PodLoad(1, 0, 0.1), "d-2": PodLoad(1, 0, 0.1)})
     now = [1_800_000_000.0]
     async with operator(api, loads) as made:
         monkeypatch.setattr("time.time", lambda: now[0])
@@ -85,7 +85,7 @@ async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, mo
                 await made.reconciler.reconcile(KEY)
                 await told(api)
             assert api.at("Deployment", "g-decode")["spec"]["replicas"] == expected
-            loads.loads = dict.fromkeys(("d-1", "d-2"), Load(0, 0, 0.0, idle_s=9.0))
+            loads.loads = dict.fromkeys(("d-1", "d-2"), PodLoad(0, 0, 0.0, idle_s=9.0))
 
 
 @pytest.mark.parametrize(("is_waiting", "surge"), [(False, 1), (True, 0)])
@@ -212,7 +212,7 @@ async def _ended(api, loads):
     return given
 
 
-IDLE, BUSY = Load(0, 0, 0.0, idle_s=60.0), Load(3, 0, 0.4)
+IDLE, BUSY = PodLoad(0, 0, 0.0, idle_s=60.0), PodLoad(3, 0, 0.4)
 
 
 async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
@@ -229,7 +229,7 @@ async def test_idle_workers_leave_beside_idle_routers_which_keep_their_own_end(a
     assert api.at("Pod", "decode-1")["metadata"]["labels"]["penstock.dev/serving"] == "draining"
 
 
-@pytest.mark.parametrize("load", [BUSY, Load(0, 0, None), None])
+@pytest.mark.parametrize("load", [BUSY, PodLoad(0, 0, None), None])
 async def test_a_router_that_may_hold_a_request_keeps_the_others(api, load):
     """They may pass requests on for it; one that was idle once, or does not answer, may hold some."""
     assert await _ended(api, {"f-1": IDLE, "f-2": load, "decode-1": IDLE, "prefill-1": IDLE}) == {}

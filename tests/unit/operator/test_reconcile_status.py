@@ -6,7 +6,7 @@ from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, ro
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.drain import Load
+from penstock_operator.plan.drain import PodLoad
 
 
 async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
@@ -48,7 +48,7 @@ async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
 
 async def test_a_deletion_reports_what_still_runs(api):
     """GPUs that a draining worker holds are in use until it has gone."""
-    loads = Loads({"decode-1": Load(3, 0, 0.4)})
+    loads = Loads({"decode-1": PodLoad(3, 0, 0.4)})
     async with operator(api, loads) as made:
         await to_rest(api, made)
         busy = pod("decode-1", "decode", gated=False, ready=True, phase="Running")

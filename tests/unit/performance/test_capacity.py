@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import (
-    Load,
+    OfferedLoad,
     UnreachableError,
     most_in_flight,
     plan_capacity,
@@ -27,7 +27,7 @@ def test_replicas_by_hand(engine):
 
     At ITL 20 ms one engine runs 16 of 3,000 tokens; 0.2 requests/s · 2,000 tokens · ITL(5.6) 12.8 ms are 5.1 in flight.
     """
-    found = plan_capacity(Sweep((engine(),)), TARGETS, Load(10.0))
+    found = plan_capacity(Sweep((engine(),)), TARGETS, OfferedLoad(10.0))
 
     assert (found.prefill.gpus, found.prefill.replicas) == (1, 4)
     assert found.prefill.binds == "waiting, at the 99% of TTFT"
@@ -40,9 +40,9 @@ def test_replicas_by_hand(engine):
 
 def test_what_binds_and_which_size_follows_from_the_targets(engine, two_sizes):
     """Where any ITL will do, the last batch measured ends it. TP1 answers more per GPU; a tight TTFT takes TP2."""
-    any_itl = plan_capacity(Sweep((engine(),)), replace(TARGETS, itl_s=5.0), Load(10.0))
-    slow = plan_capacity(two_sizes, TARGETS, Load(5.0))
-    fast = plan_capacity(two_sizes, replace(TARGETS, ttft_s=0.19), Load(5.0))
+    any_itl = plan_capacity(Sweep((engine(),)), replace(TARGETS, itl_s=5.0), OfferedLoad(10.0))
+    slow = plan_capacity(two_sizes, TARGETS, OfferedLoad(5.0))
+    fast = plan_capacity(two_sizes, replace(TARGETS, ttft_s=0.19), OfferedLoad(5.0))
 
     assert any_itl.decode.binds == "the KV cache, or the largest batch"
     assert (slow.prefill.gpus, fast.prefill.gpus) == (1, 2)
@@ -51,8 +51,8 @@ def test_what_binds_and_which_size_follows_from_the_targets(engine, two_sizes):
 def test_an_aggregated_pool_does_both(engine):
     """It takes no fewer replicas than either phase alone, and its prompts slow its tokens."""
     sweep = Sweep((engine(),))
-    apart = plan_capacity(sweep, TARGETS, Load(2.0))
-    together = plan_capacity(replace(sweep, is_aggregated=True), TARGETS, Load(2.0))
+    apart = plan_capacity(sweep, TARGETS, OfferedLoad(2.0))
+    together = plan_capacity(replace(sweep, is_aggregated=True), TARGETS, OfferedLoad(2.0))
 
     assert together.gpus == together.prefill.replicas
     assert together.prefill.replicas >= max(apart.prefill.replicas, apart.decode.replicas)
@@ -71,20 +71,20 @@ def test_what_no_number_of_replicas_holds(engine, changed, said, is_aggregated):
     sweep = Sweep((engine(),), is_aggregated=is_aggregated)
 
     with pytest.raises(UnreachableError, match=said):
-        plan_capacity(sweep, replace(TARGETS, **changed), Load(1.0))
+        plan_capacity(sweep, replace(TARGETS, **changed), OfferedLoad(1.0))
 
 
 @given(rps=st.floats(0.01, 50), ttft_s=st.floats(0.3, 3), itl_s=st.floats(0.014, 0.05))
 def test_more_load_or_tighter_targets_never_take_fewer_gpus(engine, rps, ttft_s, itl_s):
     """Monotone in all three."""
     sweep, targets = Sweep((engine(),)), replace(TARGETS, ttft_s=ttft_s, itl_s=itl_s)
-    gpus = plan_capacity(sweep, targets, Load(rps)).gpus
+    gpus = plan_capacity(sweep, targets, OfferedLoad(rps)).gpus
 
-    assert plan_capacity(sweep, targets, Load(rps * 1.5)).gpus >= gpus
-    assert plan_capacity(sweep, replace(targets, ttft_s=ttft_s * 2), Load(rps)).gpus <= gpus
-    assert plan_capacity(sweep, replace(targets, itl_s=itl_s * 2), Load(rps)).gpus <= gpus
+    assert plan_capacity(sweep, targets, OfferedLoad(rps * 1.5)).gpus >= gpus
+    assert plan_capacity(sweep, replace(targets, ttft_s=ttft_s * 2), OfferedLoad(rps)).gpus <= gpus
+    assert plan_capacity(sweep, replace(targets, itl_s=itl_s * 2), OfferedLoad(rps)).gpus <= gpus
     with pytest.raises(ConfigError, match="--rps"):
-        plan_capacity(sweep, targets, Load(1e9))
+        plan_capacity(sweep, targets, OfferedLoad(1e9))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.performance.recommend import Bounds, Targets, decode_choices, kv_bounds, queue_bounds, recommend
-from penstock.performance.sweep import KvTransfer
+from penstock.performance.sweep import KvTransferCost
 
 TARGETS = Targets(isl=2000, osl=2000, ttft_s=0.3, itl_s=0.02)
 
@@ -66,7 +66,7 @@ def test_what_is_missed_by_less_than_the_tolerance_counts_as_met_and_is_noted(tw
 
 def test_what_follows_the_prefill_is_counted_where_the_transfer_is_known(two_sizes):
     """10 ms and 1 us a token, and a step of 10.6 ms: 210 ms become 232.6; the queue's bounds leave it out."""
-    transfer = KvTransfer(0.01, 1e-6)
+    transfer = KvTransferCost(0.01, 1e-6)
     known = replace(two_sizes, engines=tuple(replace(each, transfer=transfer) for each in two_sizes.engines))
     found, unknown = recommend(known, TARGETS), recommend(two_sizes, TARGETS)
 

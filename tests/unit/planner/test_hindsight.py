@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_planner.decide.adaptive import hindsight
-from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Load, Objective
+from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Objective, PulledLoad
 from penstock_planner.decide.adaptive.signals import MEMORY_S
 
 STARTUP_S = 120.0
@@ -19,7 +19,7 @@ OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STA
 def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
     """Return one pull of ``rate`` requests/s, each half a second of one worker."""
     needs = rate * work_s / 0.9
-    return Load(
+    return PulledLoad(
         dt_s,
         rate * dt_s,
         work_gpu_s=rate * dt_s * work_s,

@@ -34,8 +34,8 @@ from penstock_planner.dashboard import Dashboard, curves_of
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.schedule import ScheduledBounds
-from penstock_planner.decision_steps import Forecast, forecast_of
-from penstock_planner.figures import Figures
+from penstock_planner.decision_steps import DemandForecast, forecast_of
+from penstock_planner.figures import PlannerFigures
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.series import EXPECTED, SERIES, points
@@ -120,7 +120,7 @@ async def test_the_share_served_and_the_one_predicted_are_two_curves_of_one_char
 
 def _points(*demands, config=None):
     """Return the dashboard's points of so many pulls."""
-    return points(Figures(config, is_held=False, demands=list(demands)), is_decided=False)
+    return points(PlannerFigures(config, is_held=False, demands=list(demands)), is_decided=False)
 
 
 def test_a_point_averages_over_requests_and_samples():
@@ -407,7 +407,9 @@ INPUTS = {"horizon_s": 15.0, "tokens_per_s_ahead": 9000.0, "workers": 2, "worker
 
 def test_the_demand_step_holds_forecast_and_supply():
     """Two workers of 4,000 tokens/s each; unknown is never zero, and a mode that forecasts nothing has no figure."""
-    assert forecast_of([("late", {"workers": 2}), ("demand", INPUTS)]) == Forecast(15.0, 9000.0, 2, 8000.0)
+    assert forecast_of([("late", {"workers": 2}), ("demand", INPUTS)]) == DemandForecast(
+        15.0, 9000.0, 2, 8000.0
+    )
     unseen = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
     assert str(unseen) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
     assert forecast_of([("signal", INPUTS)]) is None

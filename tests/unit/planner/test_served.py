@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import Load
+from penstock_planner.decide.adaptive.hindsight import PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.served import SHARE_LEAST, Served
 from penstock_planner.decide.adaptive.signals import Work, may_wait_s
@@ -24,7 +24,7 @@ P = Role.PREFILL
 
 def _load(*, arrivals=10.0, work_s=6.0, calm=False):
     """Return ten seconds of a request a second."""
-    return Load(
+    return PulledLoad(
         dt_s=10.0,
         arrivals=arrivals,
         work_gpu_s=work_s,

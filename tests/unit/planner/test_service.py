@@ -18,7 +18,7 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock_planner import files
 from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.figures import Figures
+from penstock_planner.figures import PlannerFigures
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
 from penstock_planner.replay import replay
@@ -214,8 +214,10 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CLOSE_S", 0.1)
     monkeypatch.setattr(files, "QUEUED", 3)
     figures = []
-    begin = Figures.begin
-    monkeypatch.setattr(Figures, "begin", lambda self, config: (figures.append(self), begin(self, config))[1])
+    begin = PlannerFigures.begin
+    monkeypatch.setattr(
+        PlannerFigures, "begin", lambda self, config: (figures.append(self), begin(self, config))[1]
+    )
     backend = _Backend(lambda: figures[0].ticks > 20)
     await _run(backend, log_dir=str(tmp_path), mode="adaptive")
     assert any(record["type"] == "decision" for record in read_ledger(tmp_path).records)

@@ -8,7 +8,7 @@ import pytest
 from sla_load import CONFIG, decided_after, pull_of, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.signals import Forecast
+from penstock_planner.decide.adaptive.signals import TrendForecast
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.decide.sla.learning import SlaMemory, SteadyRate
@@ -29,13 +29,13 @@ def followed_for(seconds, rate=3.0):
 )
 def test_a_trend_counts_beyond_its_error(now, ahead, expected):
     """3 requests/s for five minutes, a prediction's error of 0.4: what is 0.6 or less away from 3 is chance."""
-    found = followed_for(300).steadied(Forecast(now, ahead, 0.4))
+    found = followed_for(300).steadied(TrendForecast(now, ahead, 0.4))
     assert found.ahead == pytest.approx(expected, rel=0.01)
 
 
 def test_before_the_first_pull_the_trend_says():
     """Nothing is divided by no time."""
-    along = Forecast(3.0, 4.0, 0.1)
+    along = TrendForecast(3.0, 4.0, 0.1)
     assert SteadyRate().steadied(along) == along
 
 

@@ -20,7 +20,7 @@ from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
-from penstock_planner.decision_steps import Forecast, ProfileReading
+from penstock_planner.decision_steps import DemandForecast, ProfileReading
 from penstock_planner.served_shares import ServedShares
 
 CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
@@ -41,7 +41,7 @@ def _steady(**changes):
 
 def _decision(at_s, tokens_per_s, needed=1, had=1, *, factor=1.0, is_outside=False):
     profile = ProfileReading({"prefill": factor, "ttft": 1.0, "itl": 1.0}, is_outside, needed, had, None)
-    forecast = Forecast(10.0, tokens_per_s, had, 2000.0)
+    forecast = DemandForecast(10.0, tokens_per_s, had, 2000.0)
     part = RoleChange(Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast, profile)
     return DecisionMark("d", float(at_s), (part,), gpus_after=had)
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.api import GraphSpec
 from penstock.core.errors import NotFoundError
 from penstock.router.metrics import RouterMetrics
-from penstock.router.ui.history import History
+from penstock.router.ui.history import RouterHistory
 from penstock.router.ui.planner import GraphStatusReader, graph_planner_state
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -227,7 +227,7 @@ async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
 def test_history_marks_the_last_quarter_of_an_hour():
     """Rates of a step, latencies of a minute, a rejected request counted as late; GPU-seconds of the whole time."""
     metrics, gpus = RouterMetrics(), [2]
-    history = History(metrics, None, lambda: {"gpus": gpus[0], "kv_usage_fraction": None}, 1.0)
+    history = RouterHistory(metrics, None, lambda: {"gpus": gpus[0], "kv_usage_fraction": None}, 1.0)
     history.itl_target_s = 0.01
     for second in range(1201):
         if second == 600:
@@ -253,7 +253,7 @@ def test_history_marks_the_last_quarter_of_an_hour():
 def test_complete_answers_have_no_share_in_time():
     """One rejection among requests without a first token does not make the share zero."""
     metrics = RouterMetrics()
-    history = History(metrics, None, lambda: {"gpus": None}, 1.0)
+    history = RouterHistory(metrics, None, lambda: {"gpus": None}, 1.0)
     history.tick(0.0)
     metrics.arrivals, metrics.refused, metrics.completed = 9, 1, 8
     minute = history.minute(10.0)
@@ -394,7 +394,7 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
 def test_only_the_last_minute_counts():
     """Ten minutes without trouble do not hide an overload of half a minute; it is over a minute after it ended."""
     metrics = RouterMetrics()
-    history = History(metrics, None, lambda: {"gpus": None}, 5.0)
+    history = RouterHistory(metrics, None, lambda: {"gpus": None}, 5.0)
     history.tick(0.0)
     assert history.traffic(0.0)["ttft_p50_s"] is None
     for second in range(1, 721):

@@ -8,7 +8,7 @@ from picker_group import group_of, start, stopwatch
 from penstock.api import Role, Tier
 from penstock.router.core.retries import RefusalReason
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import PATH, SILENT_TICKS, Channel, Link
+from penstock.router.picker.links import PATH, SILENT_TICKS, Channel, RouterLink
 from penstock.router.picker.messages import FrameReader, frames, prompt_of
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
@@ -183,7 +183,7 @@ async def test_why_another_router_turns_this_one_down_is_named(caplog, status, w
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        link = Link(url, GraphSecret(b"secret"), lambda *_: None)
+        link = RouterLink(url, GraphSecret(b"secret"), lambda *_: None)
         for _ in range(2):
             await link.connect()
     assert [words in each.message for each in caplog.records if each.name.endswith("links")] == [True]

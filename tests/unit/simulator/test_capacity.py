@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.api import Role
-from penstock.performance.capacity import Load, plan_capacity
+from penstock.performance.capacity import OfferedLoad, plan_capacity
 from penstock.performance.recommend import Targets
 from penstock.profiler.files import engine_sweep
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
@@ -45,7 +45,7 @@ def simulated(prefill, decode, requests):
 def test_the_planned_graph_holds_its_targets_and_a_smaller_one_waits_longer(isl, osl, ttft_s, itl_s, rps):
     """98% in time for a target of 99%; the TTFT percentile within the stated error; one replica fewer is worse."""
     targets = Targets(isl, osl, ttft_s, itl_s)
-    load = Load(rps, transfer_s=0.005 + isl * 131_072 / 25e9)
+    load = OfferedLoad(rps, transfer_s=0.005 + isl * 131_072 / 25e9)
     plan = plan_capacity(engine_sweep(PROFILE), targets, load)
     requests = poisson(rps, 300, isl, osl)
 
@@ -60,7 +60,7 @@ def test_the_planned_graph_holds_its_targets_and_a_smaller_one_waits_longer(isl,
 
 def test_a_replica_fewer_is_said_to_miss():
     """The plan is the least that holds: what it says of one fewer is above the target."""
-    targets, load = Targets(3000, 150, 0.5, 0.03), Load(12.0)
+    targets, load = Targets(3000, 150, 0.5, 0.03), OfferedLoad(12.0)
     plan = plan_capacity(engine_sweep(PROFILE), targets, load)
     tighter = replace(targets, ttft_s=plan.prefill.latency_s * 0.999)
 

@@ -156,7 +156,7 @@ class Hindsight:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PulledLoad:
     """One role's load of one pull; times as `counted` has them.
 
     Attributes:
@@ -199,7 +199,7 @@ def counted(value: float) -> float:
     return round(PARTS * value) / PARTS
 
 
-def followed(known: Hindsight, load: Load) -> Hindsight:
+def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
     """Return what is known after one pull; the floor stays, the first is that of the fleet that was given."""
     given = 0 if known.seen_s else load.given
     asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, given, 1)
@@ -286,7 +286,7 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
 
 
 def _started(
-    started_s: Sequence[float], starts: Sequence[bool], stays: Sequence[bool], load: Load
+    started_s: Sequence[float], starts: Sequence[bool], stays: Sequence[bool], load: PulledLoad
 ) -> tuple[float, ...]:
     """Return for how long each replica above a floor has been there, after those that start and leave."""
     dt_s, startup_s = load.dt_s, load.startup_s
@@ -297,7 +297,7 @@ def _started(
 
 
 def _supply(
-    growth: Growth, started_s: Sequence[float], recurrence: Recurrence, load: Load
+    growth: Growth, started_s: Sequence[float], recurrence: Recurrence, load: PulledLoad
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many replicas of each floor's fleet are ready, and how many hold GPUs."""
     floors = range(1, len(started_s) + 1)
@@ -317,7 +317,9 @@ def _supply(
     return ready, held
 
 
-def _worked(fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], load: Load) -> ShadowFleets:
+def _worked(
+    fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], load: PulledLoad
+) -> ShadowFleets:
     """Let every fleet of a kind take the pull's arrivals and work for its length."""
     served = [
         served_by(workers, backlog_s, load) for workers, backlog_s in zip(ready, fleets.backlogs, strict=True)
@@ -330,7 +332,7 @@ def _worked(fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], loa
     )
 
 
-def served_by(workers: int, backlog_s: float, load: Load) -> tuple[float, float]:
+def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, float]:
     """Return the work that ``workers`` have left after one pull's load, and how many of its requests they serve late."""
     count, work_s = load.arrivals, load.work_s
     if work_s is None:

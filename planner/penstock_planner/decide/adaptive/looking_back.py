@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight, rules, signals
-from penstock_planner.decide.adaptive.hindsight import Hindsight, Load, Objective
+from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.trial import LATE_TAU_S, Lateness, Trial
@@ -99,7 +99,7 @@ def _waits_inside(window: Window) -> bool:
     return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
 
 
-def _compared(served: Served, load: Load, case: rules.Case, window: Window) -> Served:
+def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window) -> Served:
     """Return it after the window's first tokens; where a pull does not know which were late, the model stays as it is."""
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     lates = [each.ttft_late for each in demands if each.ttft_late is not None]
@@ -141,7 +141,7 @@ def _work_gpu_s(
 
 def _load(
     case: rules.Case, demands: Sequence[Demand], config: DecideConfig, *, able: float | None, grows_at: float
-) -> Load:
+) -> PulledLoad:
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
     slack_s = signals.may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
@@ -151,7 +151,7 @@ def _load(
         most = min(most, config.max_gpu_budget // gpus)
     # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
     is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
-    return Load(
+    return PulledLoad(
         dt_s=hindsight.counted(sum(each.period_s for each in demands)),
         arrivals=sum(each.arrivals for each in demands),
         work_gpu_s=0.0,

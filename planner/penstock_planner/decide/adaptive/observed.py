@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.signals import Decoding, Forecast, KvLoad, LightDecoding, Work
+from penstock_planner.decide.adaptive.signals import Decoding, KvLoad, LightDecoding, TrendForecast, Work
 
 BUSY_MOST = 0.9
 """Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
@@ -93,7 +93,7 @@ class ObservedWorkers:
         """Return the prompt tokens that one worker computes per second; None: not known yet."""
         return work.tokens_per_s
 
-    def arriving(self, along: Forecast) -> Forecast:
+    def arriving(self, along: TrendForecast) -> TrendForecast:
         """Return the requests/s expected, given those along the trend."""
         return along
 

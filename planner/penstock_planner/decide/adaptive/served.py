@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import WAIT_S, Load, served_by
+from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, served_by
 
 TRUST_REQUESTS = 500.0
 """Chosen: so many requests that the model was wrong about, all the same way, move a shadow worker by all of its throughput: ten
@@ -105,7 +105,7 @@ class Served:
 
     def followed(
         self,
-        load: Load,
+        load: PulledLoad,
         role: Role,
         *,
         ready: int,

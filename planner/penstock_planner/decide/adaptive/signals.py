@@ -22,7 +22,7 @@ of ten minutes asked for workers that came after its crest: 99.6% in time for 2.
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class TrendForecast:
     """What a trend predicts.
 
     Attributes:
@@ -35,9 +35,9 @@ class Forecast:
     ahead: float
     error: float
 
-    def times(self, factor: float) -> Forecast:
+    def times(self, factor: float) -> TrendForecast:
         """Return the forecast of so many times the value."""
-        return Forecast(self.now * factor, self.ahead * factor, self.error * factor)
+        return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Trend:
         second = self.second + weight * (first - self.second)
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
 
-    def forecast(self, horizon_s: float, tau_s: float) -> Forecast:
+    def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
         """Return value, prediction and its error; values are at least 0.
 
         The slope is followed for `SLOPE_TAUS` averages' spans and for as long as the values were, at most; then it stays.
@@ -92,7 +92,7 @@ class Trend:
         k = k if ahead > 0 else 0.0
         factor = (2.0 + k) ** 2 / 2.0 - (2.0 + k) * (1.0 + k) / 2.0 + (1.0 + k) ** 2 / 4.0
         error = math.sqrt(self.noise * factor / tau_s)
-        return Forecast(max(0.0, now), ahead, error)
+        return TrendForecast(max(0.0, now), ahead, error)
 
 
 RATE_TAU_S = 40.0
@@ -220,14 +220,14 @@ class Work:
         return tuple(mean * math.exp(spread * (z - spread / 2)) for z in SIZE_QUANTILES)
 
     @property
-    def lately(self) -> Forecast:
+    def lately(self) -> TrendForecast:
         """Return the requests/s of the last seconds, taken to stay."""
         # Arrivals as random as Poisson's; a mean over less than the average's span is as sure as its span is long.
         seen_s = self.rate.seen_s
         error = math.sqrt(self.level / min(2.0 * LEVEL_TAU_S, seen_s)) if seen_s > 0 else 0.0
-        return Forecast(self.level, self.level, error)
+        return TrendForecast(self.level, self.level, error)
 
-    def arriving(self, ahead_s: float) -> Forecast:
+    def arriving(self, ahead_s: float) -> TrendForecast:
         """Return the requests/s along the trend."""
         return self.rate.forecast(ahead_s, RATE_TAU_S)
 
@@ -297,8 +297,8 @@ class WorkView:
     """
 
     tokens_per_s: float | None
-    rate: Forecast
-    level: Forecast
+    rate: TrendForecast
+    level: TrendForecast
     far_rate: float
     backlog_tokens: float
     sizes: tuple[float, ...]
@@ -417,7 +417,7 @@ class KvView:
         decoding: What holds the KV of the arrivals expected then.
     """
 
-    load: Forecast
+    load: TrendForecast
     decoding: Decoding
 
     def moved(self, ready: int, workers: int) -> float:

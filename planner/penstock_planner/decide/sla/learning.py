@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
-from penstock_planner.decide.adaptive.signals import Forecast
+from penstock_planner.decide.adaptive.signals import TrendForecast
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import Demand, Pull, entry_role, kv_role
@@ -82,7 +82,7 @@ class SteadyRate:
         kept = math.exp(-demand.period_s / STEADY_TAU_S)
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 
-    def steadied(self, along: Forecast) -> Forecast:
+    def steadied(self, along: TrendForecast) -> TrendForecast:
         """Return the mean where the trend, now and ahead, is within chance of it; else the trend."""
         if self.seen_s <= 0:
             return along
@@ -92,7 +92,7 @@ class SteadyRate:
             return along
         # The span that an exponential average weighs is twice its constant; arrivals as random as Poisson's.
         error = math.sqrt(mean / min(2.0 * STEADY_TAU_S, self.seen_s))
-        return Forecast(mean, mean, min(error, along.error))
+        return TrendForecast(mean, mean, min(error, along.error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
 from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers, Stabilization
-from penstock_planner.decide.adaptive.signals import LOAD_MOST, Decoding, Forecast, KvLoad, Work
+from penstock_planner.decide.adaptive.signals import LOAD_MOST, Decoding, KvLoad, TrendForecast, Work
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
 from penstock_planner.decide.sla import queueing
@@ -144,7 +144,7 @@ class ProfiledWorkers(ObservedWorkers):
         size, own_s = self.learnt.uncached_isl, self.service_s
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
-    def arriving(self, along: Forecast) -> Forecast:
+    def arriving(self, along: TrendForecast) -> TrendForecast:
         """Return the trend where it is more accurate than the last minutes' mean, else that mean."""
         return self.learnt.steady.steadied(along)
 

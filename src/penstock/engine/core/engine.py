@@ -24,7 +24,7 @@ from penstock.engine.core.requests import (
     RequestState,
 )
 from penstock.engine.core.tiered_batching import TieredBatcher
-from penstock.engine.core.transfer import Link, LinkTerms, Transfer
+from penstock.engine.core.transfer import LinkTerms, Transfer, TransferLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Engine:
             counters=self.counters,
             release=self.batcher.release,
         )
-        self._link = Link(settings.link)
+        self._link = TransferLink(settings.link)
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine.core.latency import PrefillModel
 from penstock.engine.core.requests import PreemptionKind, RequestState
-from penstock.engine.core.transfer import Link, LinkTerms
+from penstock.engine.core.transfer import LinkTerms, TransferLink
 
 RESUME_HEADROOM_FRACTION = 0.05
 """Chosen: share of the KV blocks that must stay free beyond a resumed request's own, so that the next blocks
@@ -148,8 +148,8 @@ class SwapSpace:
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity
         self.used = 0
-        self.out = Link(link)
-        self.back = Link(link)
+        self.out = TransferLink(link)
+        self.back = TransferLink(link)
 
     def fits(self, blocks: int) -> bool:
         """Whether so many more blocks fit."""

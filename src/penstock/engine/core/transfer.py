@@ -30,7 +30,7 @@ class Transfer:
     done_s: float
 
 
-class Link:
+class TransferLink:
     """The transfers under way, in order of their end."""
 
     def __init__(self, terms: LinkTerms) -> None:

@@ -20,7 +20,7 @@ from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.picker import messages as wire
-from penstock.router.picker.links import NAME, Link
+from penstock.router.picker.links import NAME, RouterLink
 from penstock.router.picker.messages import Status
 from penstock.router.picker.relay import RemotePicker
 from penstock.router.picker.server import PickerServer
@@ -105,7 +105,7 @@ class RouterGroup:
         self._secret = secret
         self._thresholds = thresholds
         self.picker = picker
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, RouterLink] = {}
         self._now_s = context.clock.now_s
         self._server = PickerServer(picker, self._now_s, self.instance, self._update)
         self._successor = ""
@@ -210,9 +210,9 @@ class RouterGroup:
             # What is under way of a task ends with its time-out.
             self._links.pop(url).drop()
         for url in wanted - self._links.keys():
-            self._links[url] = Link(url, self._secret, self._take)
+            self._links[url] = RouterLink(url, self._secret, self._take)
 
-    def _alive(self) -> list[tuple[Link, Status]]:
+    def _alive(self) -> list[tuple[RouterLink, Status]]:
         """Return the routers that reported in the last moments, each once however many addresses it has."""
         found = {each.status.instance: (each, each.status) for each in self._links.values() if each.status}
         return list(found.values())
@@ -222,7 +222,7 @@ class RouterGroup:
         """Whether a connected router has not identified itself yet."""
         return any(each.channel is not None and each.status is None for each in self._links.values())
 
-    def _take(self, link: Link, message: wire.Message) -> None:
+    def _take(self, link: RouterLink, message: wire.Message) -> None:
         if not isinstance(message, wire.Status):
             if link.channel is self.picker.channel:
                 self.picker.take(message)
@@ -287,7 +287,7 @@ class RouterGroup:
         if self._is_active:
             self.picker.pick_for_all()
 
-    def _follow(self, leader: Leader, found: tuple[Link, wire.Status]) -> None:
+    def _follow(self, leader: Leader, found: tuple[RouterLink, wire.Status]) -> None:
         link, status = found
         self._is_active = False
         if link.channel is None:

@@ -145,7 +145,7 @@ class Channel(asyncio.Protocol):
             transport.abort()
 
 
-class Link:
+class RouterLink:
     """The connection to one router that is listed.
 
     Attributes:
@@ -155,7 +155,9 @@ class Link:
             no router of this graph, or is this one.
     """
 
-    def __init__(self, url: str, secret: GraphSecret, on_message: Callable[[Link, Message], None]) -> None:
+    def __init__(
+        self, url: str, secret: GraphSecret, on_message: Callable[[RouterLink, Message], None]
+    ) -> None:
         """Prepare; nothing is connected before `tick`."""
         self.url = url
         self._secret = secret

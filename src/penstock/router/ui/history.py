@@ -58,7 +58,7 @@ class Cost:
         return {"elapsed_s": self._elapsed_s, "gpu_seconds": self._gpu_seconds, "fixed": fixed}
 
 
-class History:
+class RouterHistory:
     """Marks a router's counters and gauges.
 
     Attributes:

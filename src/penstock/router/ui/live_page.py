@@ -27,7 +27,7 @@ from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import not_served
 from penstock.router.ui.graphs import graphs_beside
-from penstock.router.ui.history import STEP_S, History
+from penstock.router.ui.history import STEP_S, RouterHistory
 from penstock.router.ui.planner import PlannerState, planner_reader
 
 log = get_logger(__name__)
@@ -68,7 +68,7 @@ class LivePage:
         self._began_s = context.clock.now_s()
         self._gpus: Mapping[str, int] | None = None
         ttft_slo_s = settings.config.ttft_slo_seconds
-        self.history = History(context.metrics, core.tiers, self._gauges, ttft_slo_s)
+        self.history = RouterHistory(context.metrics, core.tiers, self._gauges, ttft_slo_s)
         self.history.tick(self._began_s)
         self._speeds = SpeedMeter()
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()

@@ -13,7 +13,7 @@ from penstock_operator.plan.drain import (
     DRAINING_COST,
     LEAVING_COST,
     Bounded,
-    Load,
+    PodLoad,
     ScalePlan,
     WorkerPool,
     bounded,
@@ -56,7 +56,7 @@ def test_a_service_without_scaling_keeps_its_number():
     )
 
 
-IDLE = Load(0, 0, 0.0, idle_s=2.0)
+IDLE = PodLoad(0, 0, 0.0, idle_s=2.0)
 NOW = 1000.0
 
 
@@ -102,12 +102,12 @@ def test_up_is_at_once_and_restores():
     [
         (NOW - 2, IDLE, False),  # routers are learning that it leaves
         (NOW - 10, None, False),
-        (NOW - 10, Load(1, 0, 0.0), False),
-        (NOW - 10, Load(0, 1, 0.0), False),
-        (NOW - 10, Load(0, 0, 0.01), False),  # another worker may read its KV blocks
-        (NOW - 10, Load(0, 0, 0.0, idle_s=0.5), False),
-        (NOW - 3, Load(0, 0, 0.0, idle_s=1.0), True),
-        (NOW - 60, Load(9, 9, 1.0), True),
+        (NOW - 10, PodLoad(1, 0, 0.0), False),
+        (NOW - 10, PodLoad(0, 1, 0.0), False),
+        (NOW - 10, PodLoad(0, 0, 0.01), False),  # another worker may read its KV blocks
+        (NOW - 10, PodLoad(0, 0, 0.0, idle_s=0.5), False),
+        (NOW - 3, PodLoad(0, 0, 0.0, idle_s=1.0), True),
+        (NOW - 60, PodLoad(9, 9, 1.0), True),
         (NOW - 60, None, True),
     ],
 )
@@ -148,11 +148,11 @@ def test_victims_are_the_cheapest():
         "unknown": pod("unknown"),
     }
     loads = {
-        "idle": Load(0, 0, 0.0),
-        "young": Load(1, 0, 0.1),
-        "twin": Load(1, 0, 0.1),
-        "low-kv": Load(0, 1, 0.1),
-        "high-kv": Load(1, 0, 0.5),
+        "idle": PodLoad(0, 0, 0.0),
+        "young": PodLoad(1, 0, 0.1),
+        "twin": PodLoad(1, 0, 0.1),
+        "low-kv": PodLoad(0, 1, 0.1),
+        "high-kv": PodLoad(1, 0, 0.5),
     }
     for count in range(len(pods) + 1):
         found = plan(*reversed(pods.values()), desired=len(pods) - count, loads=loads)
@@ -183,7 +183,7 @@ def test_the_spec_falls_only_as_far_as_the_right_pods_go():
 def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
     """The ReplicaSet would take the one that is not ready first, and it still has requests."""
     pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c", ready=False))
-    found = plan(*pods, desired=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
+    found = plan(*pods, desired=1, loads={"b": IDLE, "c": PodLoad(1, 0, 0.5)})
     assert (found.spec_replicas, found.leaving) == (3, ("b",))
 
 
@@ -242,9 +242,9 @@ def test_a_busy_lower_group_keeps_only_itself():
         leader(1, serving=DRAINING, drain_since_s=NOW - 10),
         leader(2, serving=DRAINING, drain_since_s=NOW - 10),
     ]
-    loads = {"g-1": Load(1, 0, 0.5), "g-2": IDLE}
+    loads = {"g-1": PodLoad(1, 0, 0.5), "g-2": IDLE}
     assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 2
-    loads = {"g-1": IDLE, "g-2": Load(1, 0, 0.5)}
+    loads = {"g-1": IDLE, "g-2": PodLoad(1, 0, 0.5)}
     assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 3
     loads = {"g-1": IDLE, "g-2": IDLE}
     assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 1
@@ -260,7 +260,7 @@ PODS = st.lists(
     max_size=7,
 )
 LOADS = st.none() | st.builds(
-    Load, st.integers(0, 2), st.integers(0, 1), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 2.0])
+    PodLoad, st.integers(0, 2), st.integers(0, 1), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 2.0])
 )
 
 
@@ -399,9 +399,9 @@ class Cluster:
                 since = self.idle_since.setdefault(name, self.now_s) if not count else None
                 if since is None:
                     self.idle_since.pop(name, None)
-                    found[name] = Load(count, 0, 0.5)
+                    found[name] = PodLoad(count, 0, 0.5)
                 else:
-                    found[name] = Load(0, 0, 0.0, self.now_s - since)
+                    found[name] = PodLoad(0, 0, 0.0, self.now_s - since)
         return found
 
     def operate(self, desired, *, crash):

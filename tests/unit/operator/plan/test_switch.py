@@ -8,14 +8,14 @@ import pytest
 
 from penstock.api import GraphSpec, Role
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.drain import Bounded, Load, WorkerPool, plan_scale
+from penstock_operator.plan.drain import Bounded, PodLoad, WorkerPool, plan_scale
 from penstock_operator.plan.pods import ContainerView, PodView
 from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import RolloutView
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
 
 NOW_S = 1000.0
-BUSY, IDLE = Load(1, 0, 0.2), Load(0, 0, 0.0, idle_s=60.0)
+BUSY, IDLE = PodLoad(1, 0, 0.2), PodLoad(0, 0, 0.0, idle_s=60.0)
 
 
 def spec(**engine):
