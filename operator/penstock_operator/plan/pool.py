@@ -14,7 +14,7 @@ from penstock.api.gpu_pool import PoolEntry, pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import seconds, stamp
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate
-from penstock.gpu_pool.waiting import DrainTimes, Holding, lacking
+from penstock.gpu_pool.waiting import DrainTimes, holdings_in, lacking
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.status import ConditionResult, conditions
 
@@ -84,18 +84,9 @@ def drains_after(
 
 def lacking_in(status: Mapping[str, Any] | None, name: str) -> str:
     """Return who holds what a graph lacks, by its pool's status; empty: it lacks nothing."""
-    rows = {row["name"]: row for row in (status or {}).get("graphs") or ()}
-    if name not in rows:
+    holdings = holdings_in(status)
+    if name not in holdings:
         return ""
-    holdings = {
-        each: Holding(
-            row.get("guaranteed", 0),
-            row.get("held", 0),
-            Grant(row["granted"], row["serial"], row.get("target", row["granted"]), row.get("wanted", 0)),
-            seconds(row.get("returnTime")),
-        )
-        for each, row in rows.items()
-    }
     return lacking(name, holdings, lambda at_s: f"at {stamp(at_s)}")
 
 

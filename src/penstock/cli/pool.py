@@ -1,46 +1,109 @@
-"""`penstock pool`: who of a machine's GPU pool holds, wants and waits."""
+"""`penstock pool`: who of a machine's, or of a namespace's, GPU pool holds, wants and waits."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 import click
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import option
+from penstock.cli import fields, option
+from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.say import say_json
 from penstock.cli.terminal import printer
 from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.flags import flag
+from penstock.core.printable import printable
+from penstock.gpu_pool.waiting import PoolRow, holdings_in, rows_of
 from penstock.local.pool import PoolStore
+
+FoundT = TypeVar("FoundT")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Where the pool is."""
+
+    namespace: str | None = flag(
+        "Show a GpuPool of this namespace of a cluster.",
+        short=("-n",),
+        metavar="NAMESPACE",
+        unset="this machine's",
+    )
+    connection: Connection = field(default_factory=Connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    name: str
+    gpus: int
+    graphs: Sequence[PoolRow]
+    problems: tuple[str, ...] = ()
 
 
 @click.command()
 @click.argument("name", required=False)
+@fields.options(PoolOptions)
 @option.as_json("Print it as JSON.")
-def pool(*, name: str | None, as_json: bool) -> None:
+def pool(*, name: str | None, as_json: bool, **given: Any) -> None:
     """Show what each graph of the GPU pool NAME holds, may hold, wants, and for whose GPUs it waits.
 
-    Without NAME: the only pool of this machine.
+    Without NAME: the only pool of this machine, or with --namespace of that namespace.
     """
-    store = _chosen(name)
-    found, rows = store.read(), store.rows()
+    said = fields.take(PoolOptions, given)
+    if said.namespace is None and said.connection != Connection():
+        raise ConfigError("--kubeconfig, --context: for a cluster; give --namespace, too")
+    found = _local(name) if said.namespace is None else asyncio.run(_of_cluster(name, said))
     if as_json:
-        say_json({"name": found.name, "gpus": found.gpus, "graphs": [asdict(row) for row in rows]})
+        wrong = {"problems": found.problems} if found.problems else {}
+        graphs = [asdict(row) for row in found.graphs]
+        say_json({"name": found.name, "gpus": found.gpus, "graphs": graphs, **wrong})
         return
     table = Table(box=None, padding=(0, 1, 0, 0))
     for place, column in enumerate(
         ("graph", "guaranteed", "holds", "may hold", "wants", "gets", "waits for")
     ):
         table.add_column(column, justify="left" if place in {0, 6} else "right", overflow="fold")
-    for row in rows:
+    for row in found.graphs:
         numbers = (row.guaranteed, row.held, row.grant, row.wanted, row.target)
         table.add_row(row.graph, *map(str, numbers), ", ".join(row.waits_for))
-    held = sum(row.held for row in rows)
-    printer().print(
-        Group(table, Text(f"pool {found.name}: {found.gpus} GPUs, {held} held, {found.gpus - held} free"))
-    )
+    held = sum(row.held for row in found.graphs)
+    text = f"pool {found.name}: {found.gpus} GPUs, {held} held, {max(0, found.gpus - held)} free"
+    problems = [Text(each, style="yellow") for each in found.problems]
+    printer().print(Group(table, Text(text), *problems))
+
+
+def _local(name: str | None) -> _Shown:
+    store = _chosen(name)
+    found = store.read()
+    return _Shown(found.name, found.gpus, store.rows())
+
+
+async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
+    require_packages("penstock pool --namespace", "kubernetes")
+    from penstock.kube.kinds import GPU_POOL  # noqa: PLC0415 - the extra may be absent
+
+    namespace = said.namespace or ""
+    async with said.connection.open() as client:
+        if name is not None:
+            found = await client.get(GPU_POOL, name, namespace=namespace)
+        else:
+            known = list((await client.list(GPU_POOL, namespace=namespace)).items)
+            if not known:
+                raise NotFoundError(
+                    f"no GpuPool is in namespace {namespace}; apply one, or see kubectl get gpool -A"
+                )
+            found = _only(known, [each["metadata"]["name"] for each in known])
+    found = printable(found)
+    status = found.get("status") or {}
+    wrong = [each["message"] for each in status.get("conditions") or () if each.get("status") == "False"]
+    total = (status.get("gpus") or {}).get("total", found["spec"].get("gpus", 0))
+    return _Shown(found["metadata"]["name"], total, rows_of(holdings_in(status)), tuple(wrong))
 
 
 def _chosen(name: str | None) -> PoolStore:
@@ -49,9 +112,12 @@ def _chosen(name: str | None) -> PoolStore:
     known = PoolStore.all()
     if not known:
         raise NotFoundError(
-            "no GPU pool is on this machine; start one with `penstock up FILE... --pool FILE`"
+            "no GPU pool is on this machine; start one with `penstock up FILE... --pool FILE`, or give --namespace for a cluster"
         )
+    return _only(known, [each.path.stem for each in known])
+
+
+def _only(known: Sequence[FoundT], names: Sequence[str]) -> FoundT:
     if len(known) > 1:
-        names = ", ".join(each.path.stem for each in known)
-        raise ConfigError(f"NAME: needed, because several pools are here: {names}")
+        raise ConfigError(f"NAME: needed, because several pools are here: {', '.join(sorted(names))}")
     return known[0]

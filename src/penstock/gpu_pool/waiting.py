@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from penstock.core.stamps import seconds
 from penstock.gpu_pool.allocator import Grant
 
 NEWEST: Final = 0.5
@@ -63,6 +64,48 @@ class Holding:
     def gives_back(self) -> int:
         """GPUs that it holds above what it is to have."""
         return max(0, self.held - self.grant.target)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """What one graph of a pool holds, may hold and wants, GPUs; ``waits_for`` are graphs that have yet to give back."""
+
+    graph: str
+    guaranteed: int
+    held: int
+    grant: int
+    wanted: int
+    target: int
+    waits_for: tuple[str, ...]
+
+
+def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
+    """Return what each graph has by a GpuPool's status."""
+    return {
+        row["name"]: Holding(
+            row.get("guaranteed", 0),
+            row.get("held", 0),
+            Grant(row["granted"], row["serial"], row.get("target", row["granted"]), row.get("wanted", 0)),
+            seconds(row.get("returnTime")),
+        )
+        for row in (status or {}).get("graphs") or ()
+    }
+
+
+def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
+    """Return a row of each graph, as it is shown."""
+    return [
+        PoolRow(
+            name,
+            each.guaranteed,
+            each.held,
+            each.grant.gpus,
+            each.grant.wanted,
+            each.grant.target,
+            waits_for(name, holdings),
+        )
+        for name, each in holdings.items()
+    ]
 
 
 def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:

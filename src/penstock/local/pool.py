@@ -21,7 +21,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
-from penstock.gpu_pool.waiting import DrainTimes, Holding, lacking, waits_for
+from penstock.gpu_pool.waiting import DrainTimes, Holding, PoolRow, lacking, rows_of
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, read_own, replace_file
 
@@ -66,19 +66,6 @@ class Claim:
 
     gpus: int
     note: str
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRow:
-    """What one graph of a pool holds, may hold and wants, GPUs; ``waits_for`` are graphs that have yet to give back."""
-
-    graph: str
-    guaranteed: int
-    held: int
-    grant: int
-    wanted: int
-    target: int
-    waits_for: tuple[str, ...]
 
 
 _FILE: Final[TypeAdapter[PoolFile]] = TypeAdapter(PoolFile)
@@ -196,19 +183,7 @@ class PoolStore:
         """Return what each graph holds, may hold, wants, and whom it waits for."""
         pool = self.read()
         members, states = self._seen(pool)
-        holdings = _holdings(replace(pool, members=members), states)
-        return [
-            PoolRow(
-                name,
-                each.guaranteed,
-                each.held,
-                each.grant.gpus,
-                each.grant.wanted,
-                each.grant.target,
-                waits_for(name, holdings),
-            )
-            for name, each in holdings.items()
-        ]
+        return rows_of(_holdings(replace(pool, members=members), states))
 
     def note(self, namespace: str, speed: float) -> str:
         """Return in words what the pool says to a graph; empty where there is no such pool any more."""

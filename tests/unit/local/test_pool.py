@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -330,3 +331,41 @@ def test_several_graphs_need_a_pool(files, arguments, words):
     known = {path.stem: str(path) for path in files}
     done = CliRunner().invoke(cli, ["up", *(known.get(each, each) for each in arguments)])
     assert words in str(done.exception)
+
+
+def test_the_command_shows_a_pool_of_a_cluster(monkeypatch):
+    """By its status, as this machine's; what is wrong with it is said, and which one is meant must be clear."""
+    row = {"guaranteed": 2, "serial": 1, "granted": 2, "wanted": 4, "target": 2, "held": 3}
+    rows = [{**row, "name": "batch"}, {**row, "name": "chat", "held": 1, "granted": 1}]
+    bad = {"type": "GuaranteesMet", "status": "False", "message": "chat lacks 1 of 2 GPUs"}
+    status = {"gpus": {"total": 6}, "graphs": rows, "conditions": [bad]}
+    made = {"metadata": {"name": "shared"}, "spec": {"gpus": 6}, "status": status}
+    known = [made]
+
+    class Client:
+        async def list(self, _kind, *, namespace):
+            assert namespace == "serving"
+            return SimpleNamespace(items=known)
+
+        async def get(self, _kind, name, *, namespace):
+            assert (name, namespace) == ("shared", "serving")
+            return made
+
+    @contextlib.asynccontextmanager
+    async def connected(_self):
+        yield Client()
+
+    monkeypatch.setattr("penstock.cli.cluster.Connection.open", connected)
+    run = CliRunner()
+    printed = run.invoke(cli, ["pool", "-n", "serving"]).output
+    assert "pool shared: 6 GPUs, 4 held, 2 free" in printed
+    assert "chat lacks 1 of 2 GPUs" in printed
+    found = json.loads(run.invoke(cli, ["pool", "shared", "-n", "serving", "--json"]).output)
+    assert [each["waits_for"] for each in found["graphs"]] == [[], ["batch"]]
+    known.append({"metadata": {"name": "other"}})
+    assert "several pools are here: other, shared" in str(
+        run.invoke(cli, ["pool", "-n", "serving"]).exception
+    )
+    known.clear()
+    assert "no GpuPool is in namespace serving" in str(run.invoke(cli, ["pool", "-n", "serving"]).exception)
+    assert "give --namespace, too" in str(run.invoke(cli, ["pool", "--context", "x"]).exception)

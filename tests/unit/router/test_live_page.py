@@ -13,7 +13,7 @@ from penstock.api import GraphSpec
 from penstock.core.errors import NotFoundError
 from penstock.router.metrics import RouterMetrics
 from penstock.router.ui.history import RouterHistory
-from penstock.router.ui.planner import GraphStatusReader, graph_planner_state
+from penstock.router.ui.planner import GraphStatusReader, graph_planner_state, pool_of_status
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SPEC = {
@@ -139,6 +139,34 @@ async def test_the_other_graphs_of_a_machine_are_shown(graph, harness, tmp_path)
     }
     assert (second["name"], second["port"], second["planner"]) == ("batch", None, "its supervisor is gone")
     assert (third["planner"], third["change"]) == ("planner not heard of", "")
+
+
+async def test_the_pool_of_a_machine_is_shown(graph, harness):
+    """Who holds, who wants and who waits for whom; a graph that has left is left out, a broken file breaks nothing."""
+    router = await graph(planner_file())
+    assert (await state_of(router))[1]["pool"] is None
+    folder, state = harness.statefile.parent, orjson.loads(harness.statefile.read_bytes())
+    state["arbiter"]["pool"] = "p"
+    harness.statefile.write_bytes(orjson.dumps(state))
+    assert (await state_of(router))[1]["pool"] is None
+    worker = {"role": "decode", "state": "ready", "resources": {"gpus": [0, 1, 2]}}
+    (folder / "batch.json").write_bytes(orjson.dumps({"arbiter": {}, "batch_decode": worker}))
+    member = {"guaranteed": 2, "starts_on": [3], "is_arriving": True}
+    grants = {
+        "batch": {"gpus": 2, "serial": 2, "target": 2, "wanted": 3},
+        "chat": {"gpus": 1, "serial": 1, "target": 2, "wanted": 2},
+    }
+    members = {"batch": member, "chat": member, "gone": {**member, "is_arriving": False}}
+    content = {"name": "p", "gpus": 4, "members": members, "grants": grants}
+    (folder / "p.pool").write_bytes(orjson.dumps(content))
+    shown = (await state_of(router))[1]["pool"]
+    assert (shown["name"], shown["gpus"]) == ("p", 4)
+    assert [(each["graph"], each["held"], each["waits_for"]) for each in shown["graphs"]] == [
+        ("batch", 3, []),
+        ("chat", 1, ["batch"]),
+    ]
+    (folder / "batch.json").write_text("{")
+    assert (await state_of(router))[1]["pool"] is None
 
 
 @pytest.mark.parametrize(
@@ -281,6 +309,23 @@ def test_on_kubernetes_the_graphs_object_says_it():
     assert graph_planner_state({"spec": SPEC}).standing == "missing"
 
 
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({}, None),
+        ({"pool": {"name": "p", "grantedGpus": 2}}, "may hold 2 GPUs"),
+        (
+            {"pool": {"name": "p", "grantedGpus": 2, "message": "b gives back 1"}},
+            "may hold 2 GPUs; b gives back 1",
+        ),
+    ],
+)
+def test_on_kubernetes_the_graphs_object_says_what_its_pool_grants(status, expected):
+    """And who holds what it lacks, in the operator's words."""
+    shown = pool_of_status({"status": status})
+    assert (None if shown is None else shown["note"]) == expected
+
+
 async def test_an_api_server_that_is_away_makes_the_planner_stale():
     """What it said last stays, under why it is not current."""
 
@@ -373,6 +418,8 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
         "planner": "observing",
         "change": "",
     }
+    row = {"graph": "agents", "guaranteed": 2, "held": 2, "grant": 2, "wanted": 4, "target": 3}
+    state["pool"] = {"name": "shared", "gpus": 6, "note": "", "graphs": [{**row, "waits_for": ["batch"]}]}
     state["graphs"] = [{"name": "agents", **beside}, {"name": "batch", **beside, "port": None}]
     page = (await router.get("/ui")).body.decode()
     body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}
@@ -389,6 +436,8 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     if status == 200:
         assert "60 workers: 60 ready, 1 slow" in shown
         assert ":8100/ui" in shown
+        assert "2 of 6 GPUs held" in shown
+        assert "waits for batch" in shown
 
 
 def test_only_the_last_minute_counts():

@@ -29,6 +29,7 @@ from penstock.router.proxy.completion import not_served
 from penstock.router.ui.graphs import graphs_beside
 from penstock.router.ui.history import STEP_S, RouterHistory
 from penstock.router.ui.planner import PlannerState, planner_reader
+from penstock.router.ui.pools import local_pool
 
 log = get_logger(__name__)
 
@@ -146,6 +147,7 @@ class LivePage:
             "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
             "graphs": graphs_beside(self._settings.statefile),
+            "pool": planner.pool or local_pool(self._settings.statefile),
             "series": [
                 {**point, "at_s": point["at_s"] - self._began_s}
                 for point in self.history.series(now_s, minute)

@@ -49,6 +49,7 @@ class PlannerState:
             planner's first start (None: unknown), and on Kubernetes ``time``, RFC 3339 (empty: unknown).
         newest: Sentences of the newest decision, whether it changed anything or not.
         problems: What keeps it from scaling well.
+        pool: What the graph's status says of its GPU pool; None: nothing, or it is in none.
     """
 
     standing: str
@@ -63,6 +64,7 @@ class PlannerState:
     changes: tuple[Mapping[str, Any], ...] = ()
     newest: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    pool: Mapping[str, Any] | None = None
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> PlannerState:
@@ -197,7 +199,7 @@ class GraphStatusReader(PlannerReader):
             try:
                 async with PatientTimeout(_READ_S):
                     graph = printable(await self._discovery.graph())
-                self._state = graph_planner_state(graph)
+                self._state = replace(graph_planner_state(graph), pool=pool_of_status(graph))
             except (PenstockError, TimeoutError, *WRONG) as exc:
                 why = "no answer in time" if isinstance(exc, TimeoutError) else str(exc).partition("\n")[0]
                 standing = "stale" if self._state.phase else "missing"
@@ -205,6 +207,15 @@ class GraphStatusReader(PlannerReader):
                 self._state = replace(self._state, standing=standing, words=words)
             self._read_s = time.monotonic()
             return self._state
+
+
+def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a GraphDeployment says of its pool; None: it is in none."""
+    said = (graph.get("status") or {}).get("pool")
+    if not said:
+        return None
+    note = f"may hold {said['grantedGpus']} GPUs" + (f"; {said['message']}" if said.get("message") else "")
+    return {"name": said["name"], "gpus": None, "note": note, "graphs": []}
 
 
 def graph_planner_state(graph: Mapping[str, Any]) -> PlannerState:

@@ -1,0 +1,50 @@
+"""What the live page shows of this machine's GPU pool that its graph draws from, from the files; read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.core.local_state import ARBITER_KEY
+from penstock.core.printable import printable
+from penstock.gpu_pool.allocator import Grant
+from penstock.gpu_pool.waiting import Holding, rows_of
+from penstock.router.ui.planner import WRONG
+
+
+def local_pool(statefile: Path | None) -> dict[str, Any] | None:
+    """Return who holds, wants and waits in the pool that a statefile names; None: it names none, or a file cannot be read."""
+    if statefile is None:
+        return None
+    try:
+        name = orjson.loads(statefile.read_bytes())[ARBITER_KEY].get("pool")
+        if not name:
+            return None
+        pool = printable(orjson.loads((statefile.parent / f"{name}.pool").read_bytes()))
+        holdings = {
+            graph: Holding(member["guaranteed"], held, Grant(**pool["grants"].get(graph, _NOTHING)))
+            for graph, member in sorted(pool["members"].items())
+            if (held := _held(statefile.parent / f"{graph}.json", member)) is not None
+        }
+        rows = [asdict(each) for each in rows_of(holdings)]
+    except (OSError, *WRONG):
+        return None
+    return {"name": pool["name"], "gpus": pool["gpus"], "note": "", "graphs": rows}
+
+
+_NOTHING = {"gpus": 0, "serial": 0, "target": 0, "wanted": 0}
+
+
+def _held(statefile: Path, member: Mapping[str, Any]) -> int | None:
+    """Return a graph's GPUs; None: it has left the pool."""
+    try:
+        state = orjson.loads(statefile.read_bytes())
+    except FileNotFoundError:
+        return len(member["starts_on"]) if member["is_arriving"] else None
+    return sum(
+        len(each.get("resources", {}).get("gpus", ())) for key, each in state.items() if key != ARBITER_KEY
+    )
