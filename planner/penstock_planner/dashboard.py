@@ -13,15 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tensorboardX import summary
 
-from penstock.api import Role
+from penstock.api import GraphDeployment, Role
 from penstock.core.logs import get_logger
 from penstock_planner.dashboard_picture import DAY_S, HOUR_S, PICTURE_S, History, can_draw, picture
 from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.figures import PlannerFigures, View
+from penstock_planner.learnt import memory_in_words
 from penstock_planner.series import EXPECTED, points
 
 POINTS_PER_INTERVAL = 15
@@ -38,10 +40,10 @@ log = get_logger(__name__)
 class Dashboard:
     """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
 
-    def __init__(self, folder: Path, config: DecideConfig) -> None:
-        self._config = config
+    def __init__(self, folder: Path, config: DecideConfig, graph: GraphDeployment | None = None) -> None:
+        self._config, self._graph = config, graph
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
-        self._drawn_s = self._pictured_s = float("-inf")
+        self._drawn_s = self._pictured_s = self._remembered_s = float("-inf")
         self._figures = PlannerFigures(config, is_held=False)
         self._runs = Runs(folder)
         self._history = History()
@@ -50,11 +52,14 @@ class Dashboard:
         self._is_stopped = False
 
     @classmethod
-    def of(cls, log_folder: Path, config: DecideConfig, *, is_chosen: bool) -> Dashboard | None:
+    def of(
+        cls, log_folder: Path, config: DecideConfig, graph: GraphDeployment | None, *, is_chosen: bool
+    ) -> Dashboard | None:
         """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
 
         A planner that only observes is run for its dashboard, so it has one in any case: in the folder that the
-        user has chosen, else in a folder of this run below it, ``runs/2026-11-22_07-30-00``.
+        user has chosen, else in a folder of this run below it, ``runs/2026-11-22_07-30-00``. Its text tab shows the
+        manifest of ``graph``, where that is known.
         """
         if not is_chosen and not config.no_operation:
             log.info("no --log-dir: no dashboard", ledger=str(log_folder))
@@ -62,7 +67,7 @@ class Dashboard:
         run = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}"
         folder = log_folder if is_chosen else log_folder / "runs" / run
         log.info("dashboard", folder=str(folder))
-        return cls(folder, config)
+        return cls(folder, config, graph)
 
     def tick(self, view: View) -> None:
         """Draw the newest numbers, a few times per adjustment interval."""
@@ -95,6 +100,8 @@ class Dashboard:
         self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
         found = points(self._figures, is_decided=True)
         self._write(lambda: self._draw(found, view))
+        if view.wall_s - self._remembered_s >= PICTURE_S:
+            self._write(lambda: self._write_memory(view))
 
     def close(self) -> None:
         """Draw what the last picture lacks, and close the files."""
@@ -102,6 +109,7 @@ class Dashboard:
         if view is not None:
             self._write(lambda: self._runs.end_session(wall_s=view.wall_s))
             self._write(lambda: self._draw_pictures(view))
+            self._write(lambda: self._write_memory(view))
         self._runs.close()
 
     def _begin(self, view: View) -> None:
@@ -120,7 +128,20 @@ class Dashboard:
         table = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
         text = f"| setting | value |\n|---|---|\n{table}"
         self._runs.write_text("settings", text, wall_s=view.wall_s, step=0)
+        if self._graph is not None:
+            manifest = yaml.safe_dump(self._graph.to_manifest(), sort_keys=False, allow_unicode=True)
+            text = f"```yaml\n{manifest}```"
+            self._runs.write_text("manifest", text, wall_s=view.wall_s, step=0)
         self._runs.begin_session(settings, tuple(_COMPARED.values()), wall_s=view.wall_s)
+
+    def _write_memory(self, view: View) -> None:
+        """Write what was learnt, as `penstock planner memory show` says it; a mode that learns nothing has no such text."""
+        if not view.memory:
+            return
+        self._remembered_s = view.wall_s
+        gpus = {role: self._config.engine_gpus(role, pool.gpus) for role, pool in view.pools.items()}
+        text = "\n".join(f"* {line}" for line in memory_in_words(view.memory, gpus))
+        self._runs.write_text("memory", text, wall_s=view.wall_s, step=_step(view))
 
     def _draw_pictures(self, view: View) -> None:
         slo_s = self._config.ttft_slo_s

@@ -14,7 +14,7 @@ from penstock.core.logs import get_logger
 from penstock_planner.core.ledger_history import Remembered
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.served_shares import ServedShares, shares_of
@@ -42,6 +42,7 @@ class View:
         failures: The newest reason of a replica that was given up, by role.
         remembered: What a former run left in the ledger; None: nothing.
         scheduled: Entries of the schedule that hold, and until when, in words.
+        memory: What the policy remembers after its newest decision.
     """
 
     at_s: float
@@ -65,6 +66,7 @@ class View:
     gone_sources: Mapping[str, str] = field(default_factory=dict)
     remembered: Remembered | None = None
     scheduled: tuple[str, ...] = ()
+    memory: Memory = field(default_factory=dict)
 
 
 class Observer(Protocol):

@@ -116,10 +116,14 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 def in_words(known: Learnt) -> str:
     """Return what was learnt, a line for each role."""
-    memory = AdaptiveMemory.read(known.memory)
-    lines = [f"model {known.model}"]
-    entry = Role.PREFILL if Role.PREFILL in known.gpus else Role.AGGREGATED
-    for role, gpus in known.gpus.items():
+    return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
+
+
+def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
+    """Return what modes adaptive and sla remember, a line for each role; ``gpus_of`` one worker, by role."""
+    memory, lines = AdaptiveMemory.read(remembered), []
+    entry = Role.PREFILL if Role.PREFILL in gpus_of else Role.AGGREGATED
+    for role, gpus in gpus_of.items():
         startup_s, speed = memory.of(role).startup_s, memory.work.tokens_per_s
         words = ["start-up not seen" if startup_s is None else f"start-up {startup_s:,.0f} s"]
         if role is entry:
@@ -130,12 +134,12 @@ def in_words(known: Learnt) -> str:
         floor = hindsight.in_words(past, gpus)
         words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h for a floor")
         lines.append(f"{role.value}: {'; '.join(words)}")
-    if "sla" in known.memory:
-        sla = SlaMemory.read(known.memory)
+    if "sla" in remembered:
+        sla = SlaMemory.read(remembered)
         ratios = {"prefill": sla.prefill, "TTFT": sla.ttft, "ITL": sla.itl}
         words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
         lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
-    return "\n".join(lines)
+    return lines
 
 
 def former_run(folder: Path, learns_from: str) -> Remembered | None:

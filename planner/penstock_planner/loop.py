@@ -308,6 +308,7 @@ class PlannerLoop:
             gone_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
             scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),
+            memory=current.decided.memory,
         )
 
     def _left_to(self) -> dict[Role, str]:

@@ -112,7 +112,13 @@ async def run_until_stopped(
     log.info("planner options", **options.model_dump(mode="json"))
     try:
         with recording(
-            folder, settings.config, figures, thread, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+            folder,
+            settings.config,
+            figures,
+            thread,
+            graph=service.graph,
+            is_chosen=is_chosen,
+            rotate_bytes=LEDGER_BYTES,
         ) as (ledger, files):
             if service.metrics_port:
                 server = await serve(metrics, service.host, service.metrics_port)
@@ -152,15 +158,16 @@ def recording(
     figures: PlannerFigures,
     thread: FileThread,
     *,
+    graph: GraphDeployment | None,
     is_chosen: bool,
     rotate_bytes: int,
 ) -> Iterator[tuple[Ledger, FileObservers]]:
     """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
 
-    ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
+    ``graph`` and ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
     """
     figures.begin(config)
-    dashboard = Dashboard.of(folder, config, is_chosen=is_chosen)
+    dashboard = Dashboard.of(folder, config, graph, is_chosen=is_chosen)
     files = FileObservers(folder, config, dashboard, thread, figures)
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
     try:

@@ -196,7 +196,13 @@ class LeaderSession:
         is_chosen = self._service.log_dir is not None
         try:
             with recording(
-                folder, job.plan.config, figures, self._files, is_chosen=is_chosen, rotate_bytes=LEDGER_BYTES
+                folder,
+                job.plan.config,
+                figures,
+                self._files,
+                graph=job.graph,
+                is_chosen=is_chosen,
+                rotate_bytes=LEDGER_BYTES,
             ) as (ledger, files):
                 await self._spread(job.key, stop)
                 loop = PlannerLoop(

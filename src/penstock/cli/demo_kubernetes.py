@@ -31,7 +31,7 @@ from penstock.local.ports import is_free
 from penstock.report.findings import analyse, with_graph
 
 CLUSTER_DAY: Final = (
-    "day:rate=0.1,peak=30,period_s=240,step_length_s=60,duration_s=240,requests=mooncake,output_tokens=200,"
+    "day:rate=0.1,peak=30,period_s=240,step_length_s=60,duration_s=240,requests=mooncake,output_tokens=450,"
     "max_tokens=16000"
 )
 """The requests of a real trace over one day of four minutes: a cluster's workers run in real time. Chosen: some 360

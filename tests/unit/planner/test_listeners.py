@@ -7,9 +7,11 @@ import os
 import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import orjson
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
@@ -18,6 +20,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from penstock.api import Role
+from penstock.api.manifests import load_graph
 from penstock.core.cron import Recurring
 from penstock.core.errors import PortInUseError
 from penstock.core.exposition import parse_samples
@@ -43,9 +46,9 @@ from penstock_planner.series import EXPECTED, SERIES, points
 D, P = Role.DECODE, Role.PREFILL
 
 
-async def _drawn_in(world, seconds):
+async def _drawn_in(world, seconds, graph=None):
     """Return the content of the event files that a run leaves, by curve: TensorBoard's runs below its folder."""
-    board = Dashboard(world.folder / "board", world.config)
+    board = Dashboard(world.folder / "board", world.config, graph)
     world.watch(board)
     await world.run_until(seconds)
     board.close()
@@ -227,13 +230,35 @@ async def test_the_table_of_runs_finds_its_figures_in_the_row_itself(world):
     assert {each.tag for each in metrics} >= set(board.Tags()["scalars"]) >= {"compared/GPU-hours"}
 
 
+def _texts(drawn, tag):
+    """The texts of the text tab below a tag, in the order of their steps."""
+    found = drawn["planner"].Tensors(f"{tag}/text_summary")
+    return [each.tensor_proto.string_val[0].decode() for each in found]
+
+
+async def test_the_text_tab_has_the_manifest_and_what_was_learnt(world):
+    """The manifest as it was applied; the memory as `memory show` says it, the newest at the end; no memory in mode load."""
+    graph = load_graph(Path(__file__).parents[3] / "manifests/samples/disaggregated.yaml")
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = _demand
+    drawn = await _drawn_in(world, 180, graph)
+    (manifest,) = _texts(drawn, "manifest")
+    assert yaml.safe_load(manifest.removeprefix("```yaml\n").removesuffix("```")) == graph.to_manifest()
+    memories = _texts(drawn, "memory")
+    assert len(memories) > 1
+    assert memories[-1].startswith("* prefill: start-up 11 s; throughput not known; ")
+    assert "\n* decode: start-up" in memories[-1]
+
+
+async def test_a_mode_that_learns_nothing_has_no_memory_to_read(world):
+    """Nor a manifest where the planner was started without one."""
+    drawn = await _drawn_in(world, 65)
+    assert not {"memory/text_summary", "manifest/text_summary"} & set(drawn["planner"].Tags()["tensors"])
+
+
 async def test_the_newest_text_names_the_last_decisions(world):
     """TensorBoard keeps a sample of the texts, and always the newest."""
-    drawn = await _drawn_in(world, 120)
-    texts = [
-        each.tensor_proto.string_val[0].decode()
-        for each in drawn["planner"].Tensors("decisions/text_summary")
-    ]
+    texts = _texts(await _drawn_in(world, 120), "decisions")
     assert [re.findall(r"\*\*(d\d+)\*\*", text) for text in texts][-1] == [f"d00000{n}" for n in (4, 3, 2, 1)]
 
 
