@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import orjson
@@ -136,6 +137,7 @@ class EngineCall:
         salt: Chooses the words; the same for the same prompt and seed.
         said: Words of the answer that the prompt ends with; its own tokens come behind them.
         text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
+        held_bytes: Of the words so far that are shown at the answer's end alone: the longest stop string less one.
         stop_reason: The string that stopped it, or None.
         usage: Which events of a stream carry the counts.
         fields: The body, for answers that repeat what was asked.
@@ -152,6 +154,7 @@ class EngineCall:
     salt: int
     said: int
     text_bytes: int
+    held_bytes: int
     stop_reason: str | None
     stream: bool
     usage: Usage
@@ -164,16 +167,20 @@ class EngineCall:
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return what is shown of the output tokens [start, stop), one text each.
 
-        As vLLM does, what may belong to a stop string is held back until the answer ends.
+        As vLLM does, as much is held back as may become a stop string, until the answer ends.
         """
-        texts = words(self.salt, self.said + start, self.said + stop)
-        whole, cut = divmod(self.text_bytes, BYTES_PER_TOKEN)
-        if stop <= whole:
-            return texts
-        texts[max(0, whole - start) :] = [b""] * (stop - max(start, whole))
-        if stop == self.output_tokens and cut:
-            texts[-1] = words(self.salt, self.said + whole, self.said + whole + 1)[0][:cut]
-        return texts
+        if not self.held_bytes and self.text_bytes == self.output_tokens * BYTES_PER_TOKEN:
+            return words(self.salt, self.said + start, self.said + stop)
+        ends = [self._shown_bytes(tokens) for tokens in range(start, stop + 1)]
+        first, last = ends[0] // BYTES_PER_TOKEN, -(-ends[-1] // BYTES_PER_TOKEN)
+        text = b"".join(words(self.salt, self.said + first, self.said + last))
+        origin = first * BYTES_PER_TOKEN
+        return [text[begin - origin : end - origin] for begin, end in pairwise(ends)]
+
+    def _shown_bytes(self, tokens: int) -> int:
+        if tokens == self.output_tokens:
+            return self.text_bytes
+        return max(0, tokens * BYTES_PER_TOKEN - self.held_bytes)
 
     def text(self, tokens: int) -> str:
         """Return what is shown of the first ``tokens`` output tokens."""
@@ -219,6 +226,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         salt=salt,
         said=said,
         text_bytes=shown,
+        held_bytes=max((len(each) - 1 for each in fields.stop), default=0),
         stop_reason=stop_reason,
         stream=fields.stream,
         usage=_usage(fields),

@@ -16,15 +16,15 @@ from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
     LIMITS,
     BegunStream,
-    Kept,
-    KeptTotal,
+    Said,
     Seam,
     ending,
-    refusal_of,
     rest_of,
     said_of,
 )
 from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
+from penstock.router.proxy.kept import Kept, KeptTotal
+from penstock.router.proxy.not_continued import refusal_of
 from penstock.router.proxy.stream import RelayMeter
 
 log = get_logger(__name__)
@@ -50,16 +50,15 @@ class StreamRests:
 
     def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
         """Return what takes each read of the worker that speaks now, and gives what to send."""
+        meter.kept = begun.kept
         if begun.seam is None:
-            meter.kept = begun.kept
             return meter.observe
         meter.ttft_s, meter.last_real_s = ttft_s, begun.last_real_s
-        return partial(_observe_rest, meter, begun.kept, begun.seam)
+        return partial(_observe_rest, meter, begun.seam)
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
         """Return usage and tokens of the whole, at the end of what a worker says."""
         if meter.tokens:
-            begun.speakers += 1
             begun.last_real_s = meter.last_real_s
         if begun.seam is None:
             return meter.usage, meter.tokens
@@ -68,28 +67,28 @@ class StreamRests:
     def read(self, call: CompletionCall) -> Rest:
         """Make a call ask for the rest of its stream; where nothing but its end is left to be said, that is written."""
         begun = _begun(call)
-        said = said_of(begun.kept, begun.request)
+        said = self._said(begun)
         if said.refusal:
             return Rest.UNKNOWN
-        tokens = said.output_tokens
-        if tokens is None:
-            # Each worker's first token comes alone, then so many an event.
-            tokens = begun.speakers + (said.events - begun.speakers) * self._tokens_per_event
-        rest = None if said.finish_reason else rest_of(begun.request, said, tokens)
+        rest = None if said.finish_reason else rest_of(begun.request, said)
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
-            call.responder.write(ending(begun.request, said, tokens, counted))
+            call.responder.write(ending(begun.request, said, counted))
             call.responder.end()
             call.is_delivered = True
             return Rest.NOTHING
         call.request, call.transfer = rest, None
-        begun.seam = Seam(said.head, tokens)
+        begun.kept.drop()
+        begun.said, begun.seam = said, Seam(said)
         return Rest.READY
+
+    def _said(self, begun: BegunStream) -> Said:
+        return said_of(begun.kept, begun.request, begun.said, tokens_per_event=self._tokens_per_event)
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft | None:
         """Return what a stream may still say; None: what it has said cannot be continued."""
         begun = _begun(call)
-        if said_of(begun.kept, begun.request).refusal:
+        if self._said(begun).refusal:
             return None
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
@@ -114,7 +113,7 @@ class StreamRests:
                 f"{call.machine.deaths} workers broke off at it; refused for {REFUSED_S:g} s; body {digest}"
             )
         elif step.why == "said":
-            words = said_of(_begun(call).kept, _begun(call).request).refusal
+            words = self._said(_begun(call)).refusal
         self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
 
@@ -124,9 +123,6 @@ def _begun(call: CompletionCall) -> BegunStream:
     return call.begun
 
 
-def _observe_rest(meter: RelayMeter, kept: Kept, seam: Seam, data: bytes, at: int = 0) -> bytes:
+def _observe_rest(meter: RelayMeter, seam: Seam, data: bytes, at: int = 0) -> bytes:
     """Take one read of a stream that goes on, and return what to send; as `RelayMeter.observe`."""
-    joined = seam.join(meter.observe(data[at:-2] if at else data))
-    kept.append(joined)
-    kept.count()
-    return joined
+    return seam.join(meter.observe(data[at:-2] if at else data))

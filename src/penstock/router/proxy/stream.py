@@ -25,8 +25,8 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy import messages
-from penstock.router.proxy.continuation import COUNTED, Kept
 from penstock.router.proxy.failures import ErrorReply
+from penstock.router.proxy.kept import COUNTED, Kept
 from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 from penstock.router.proxy.routes import ApiEndpoint
 

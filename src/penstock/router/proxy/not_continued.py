@@ -1,0 +1,139 @@
+"""What another worker cannot go on with where one breaks off, and why: the table of docs/router.md. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.routes import ApiEndpoint
+
+WITH_IDS: Final = "return_token_ids"
+"""Key of a request whose events carry their tokens' ids, and the first one the prompt's, as vLLM gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotContinued:
+    """One reason.
+
+    Attributes:
+        what: A request's keys, or what has been said.
+        why: No other worker goes on exactly.
+        holds: For a request; None: only what was said shows it.
+    """
+
+    what: str
+    why: str
+    holds: Callable[[CompletionRequest], bool] | None = None
+
+    def __str__(self) -> str:
+        """Return both, as the log shows them."""
+        return f"{self.what}: {self.why}"
+
+
+def _has(*keys: str) -> Callable[[CompletionRequest], bool]:
+    return lambda request: any(request.body.get(key) for key in keys)
+
+
+def _is_shaped(request: CompletionRequest) -> bool:
+    shape = request.body.get("response_format")
+    return isinstance(shape, dict) and shape.get("type") not in {None, "text"}
+
+
+def _must_call(request: CompletionRequest) -> bool:
+    choice = request.body.get("tool_choice")
+    return isinstance(choice, Mapping) or choice == "required"
+
+
+def _is_plain(request: CompletionRequest) -> bool:
+    prompt: Any = request.body.get("messages" if "messages" in request.body else "prompt")
+    return isinstance(prompt, str | list)
+
+
+def _is_open(request: CompletionRequest) -> bool:
+    body = request.body
+    return body.get("add_generation_prompt") is False and not body.get("continue_final_message")
+
+
+_GRAMMAR: Final = "its grammar begins with the answer"
+_UNSEEN: Final = "they count only what a worker said itself"
+
+OF_REQUEST: Final = (
+    NotContinued(
+        "`/v1/responses`",
+        "the worker numbers and stores its events",
+        lambda request: request.endpoint is ApiEndpoint.RESPONSES,
+    ),
+    NotContinued(
+        "`/v1/messages`",
+        "the API cannot have a last message go on",
+        lambda request: request.endpoint is ApiEndpoint.MESSAGES,
+    ),
+    NotContinued(
+        "`n`, `best_of`, several prompts",
+        "one stream mixes several answers",
+        lambda request: not request.is_single and request.endpoint is not ApiEndpoint.RESPONSES,
+    ),
+    NotContinued("`use_beam_search`", "it searches several answers at once", _has("use_beam_search")),
+    NotContinued("`response_format`", _GRAMMAR, _is_shaped),
+    NotContinued(
+        "`structured_outputs`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`",
+        _GRAMMAR,
+        _has("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    ),
+    NotContinued("`tool_choice` that requires a call", _GRAMMAR, _must_call),
+    NotContinued(
+        "`presence_penalty`, `frequency_penalty`, `bad_words`",
+        _UNSEEN,
+        _has("presence_penalty", "frequency_penalty", "bad_words"),
+    ),
+    NotContinued("`echo`", "it would repeat the prompt in the middle", _has("echo")),
+    NotContinued("`suffix`", "it follows the text, not what was said", _has("suffix")),
+    NotContinued("`prompt_logprobs`", "they came with the beginning", _has("prompt_logprobs")),
+    NotContinued("`truncate_prompt_tokens`", "the cut would fall elsewhere", _has("truncate_prompt_tokens")),
+    NotContinued(
+        "`stop` with `include_stop_str_in_output`",
+        "half a stop string may have been said",
+        lambda request: bool(request.body.get("stop") and request.body.get("include_stop_str_in_output")),
+    ),
+    NotContinued(
+        f"`stop` with `{WITH_IDS}`",
+        "text that is held back would be lost",
+        lambda request: bool(request.body.get("stop") and request.body.get(WITH_IDS)),
+    ),
+    NotContinued(
+        f"a chat's `{WITH_IDS}`",
+        "its rest is asked for as text, whose ids may differ",
+        lambda request: request.endpoint is ApiEndpoint.CHAT and bool(request.body.get(WITH_IDS)),
+    ),
+    NotContinued("`prompt_embeds`", "text cannot follow them", lambda request: not _is_plain(request)),
+    NotContinued(
+        f"a prompt of token ids without `{WITH_IDS}`",
+        "what was said is text",
+        lambda request: request.prompt_ids > 0 and not request.body.get(WITH_IDS),
+    ),
+    NotContinued(
+        "`add_generation_prompt: false`", "the answer has no message that could be left open", _is_open
+    ),
+    NotContinued(
+        "`include_reasoning: false`",
+        "the thoughts are not shown",
+        lambda request: request.body.get("include_reasoning") is False,
+    ),
+)
+"""By a request, the first one that holds."""
+
+BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
+NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
+NOT_KEPT: Final = NotContinued("a stream beyond the 64 MiB kept of all", "what was said is forgotten")
+
+OF_STREAM: Final = (BEGUN, NO_IDS, NOT_KEPT)
+"""By what was said."""
+
+
+def refusal_of(request: CompletionRequest) -> str:
+    """Return why a request's stream cannot go on elsewhere; empty: it can."""
+    if request.endpoint.is_relayed:
+        return "its answer is complete at once"
+    return next((str(each) for each in OF_REQUEST if each.holds is not None and each.holds(request)), "")

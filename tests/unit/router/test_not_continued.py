@@ -1,0 +1,155 @@
+"""What cannot be continued exactly ends as it did, for a reason that stands in one table, in the docs too."""
+
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.continuation import said_of
+from penstock.router.proxy.kept import Kept, KeptTotal
+from penstock.router.proxy.not_continued import BEGUN, NO_IDS, NOT_KEPT, OF_REQUEST, OF_STREAM, refusal_of
+
+ROOT = Path(__file__).parents[3]
+COMPLETION = {"prompt": "Tell me of the sea."}
+CHAT = {"messages": [{"role": "user", "content": "Tell me of the sea."}]}
+IDS = {"return_token_ids": True}
+GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def asked(path, **fields):
+    """Return a request as the router has it."""
+    raw = orjson.dumps({"model": "llama", "stream": True} | fields)
+    return parse_completion(f"/v1/{path}", b"application/json", raw, model="llama")
+
+
+CASES = [
+    ("`/v1/responses`", [("responses", {"input": "Tell me."})]),
+    ("`/v1/messages`", [("messages", CHAT | {"max_tokens": 8})]),
+    (
+        "`n`, `best_of`, several prompts",
+        [
+            ("completions", COMPLETION | {"n": 2}),
+            ("completions", COMPLETION | {"best_of": 2}),
+            ("completions", {"prompt": ["a", "b"]}),
+            ("chat/completions", CHAT | {"n": 2}),
+        ],
+    ),
+    ("`use_beam_search`", [("chat/completions", CHAT | {"use_beam_search": True})]),
+    ("`response_format`", [("chat/completions", CHAT | {"response_format": {"type": "json_object"}})]),
+    (
+        "`structured_outputs`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`",
+        [("chat/completions", CHAT | {key: {"a": "b"}}) for key in GRAMMARS],
+    ),
+    (
+        "`tool_choice` that requires a call",
+        [
+            ("chat/completions", CHAT | {"tool_choice": choice})
+            for choice in ("required", {"type": "function", "function": {"name": "f"}})
+        ],
+    ),
+    (
+        "`presence_penalty`, `frequency_penalty`, `bad_words`",
+        [
+            ("completions", COMPLETION | fields)
+            for fields in ({"presence_penalty": 1}, {"frequency_penalty": -0.5}, {"bad_words": ["no no"]})
+        ],
+    ),
+    ("`echo`", [("completions", COMPLETION | {"echo": True})]),
+    ("`suffix`", [("completions", COMPLETION | {"suffix": "end"})]),
+    ("`prompt_logprobs`", [("completions", COMPLETION | {"prompt_logprobs": 1})]),
+    ("`truncate_prompt_tokens`", [("completions", COMPLETION | {"truncate_prompt_tokens": 4})]),
+    (
+        "`stop` with `include_stop_str_in_output`",
+        [("completions", COMPLETION | {"stop": "x", "include_stop_str_in_output": True})],
+    ),
+    ("`stop` with `return_token_ids`", [("completions", COMPLETION | IDS | {"stop": ["x"]})]),
+    ("a chat's `return_token_ids`", [("chat/completions", CHAT | IDS)]),
+    ("`prompt_embeds`", [("completions", {"prompt_embeds": "AAAA"})]),
+    ("a prompt of token ids without `return_token_ids`", [("completions", {"prompt": [1, 2, 3]})]),
+    ("`add_generation_prompt: false`", [("chat/completions", CHAT | {"add_generation_prompt": False})]),
+    ("`include_reasoning: false`", [("chat/completions", CHAT | {"include_reasoning": False})]),
+]
+
+
+@pytest.mark.parametrize(("what", "requests"), CASES, ids=[what for what, _ in CASES])
+def test_what_a_request_asks_for_that_cannot_go_on_says_why(what, requests):
+    """Each way to ask for it is found, and the log has the row's words."""
+    reasons = {each.what: str(each) for each in OF_REQUEST}
+    assert {refusal_of(asked(path, **fields)) for path, fields in requests} == {reasons[what]}
+
+
+def test_every_row_has_a_case():
+    """A reason that no request meets would be no reason."""
+    assert [what for what, _ in CASES] == [each.what for each in OF_REQUEST]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", COMPLETION | {"stop": ["x"], "logprobs": 2, "repetition_penalty": 1.2, "seed": 3}),
+        ("completions", {"prompt": [1, 2, 3]} | IDS),
+        ("completions", {"prompt": ["only one"], "presence_penalty": 0, "echo": False, "n": 1}),
+        (
+            "chat/completions",
+            CHAT | {"logprobs": True, "top_logprobs": 2, "tools": [{}], "tool_choice": "auto"},
+        ),
+        ("chat/completions", CHAT | {"response_format": {"type": "text"}, "include_reasoning": True}),
+        (
+            "chat/completions",
+            CHAT | {"add_generation_prompt": False, "continue_final_message": True},
+        ),
+    ],
+)
+def test_what_can_go_on_is_refused_for_nothing(path, fields):
+    """What counts or shapes nothing over the seam does not end a stream."""
+    assert refusal_of(asked(path, **fields)) == ""
+
+
+def test_what_has_no_stream_has_no_rest():
+    """Embeddings and the like are complete at once."""
+    assert refusal_of(asked("embeddings", input="a", stream=False)) == "its answer is complete at once"
+
+
+def kept_of(*choices, bound_bytes=1 << 20):
+    """Return a stream of events with one choice each."""
+    kept = Kept(KeptTotal(), bound_bytes=bound_bytes)
+    for choice in choices:
+        kept.append(b"data: " + orjson.dumps({"id": "x", "choices": [{"index": 0, **choice}]}) + b"\n\n")
+        kept.count()
+    return kept
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '{"a'}}]},
+        {"reasoning": "Hm"},
+        {"reasoning_content": "Hm"},
+    ],
+)
+def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
+    """Also where text follows: the next worker's template would leave the thought out."""
+    kept = kept_of({"delta": delta}, {"delta": {"content": "So"}})
+    assert said_of(kept, asked("chat/completions", **CHAT)).refusal == str(BEGUN)
+
+
+def test_a_stream_without_the_ids_that_were_asked_for_is_not_taken_up():
+    """A worker that does not know the field ignores it."""
+    kept = kept_of({"text": "The"})
+    assert said_of(kept, asked("completions", **COMPLETION, **IDS)).refusal == str(NO_IDS)
+
+
+def test_a_stream_that_is_not_kept_says_so():
+    """What was said is gone."""
+    kept = kept_of({"text": "The"}, bound_bytes=8)
+    assert said_of(kept, asked("completions", **COMPLETION)).refusal == str(NOT_KEPT)
+
+
+def test_the_docs_have_the_table():
+    """Row by row, in its order."""
+    text = (ROOT / "docs/router.md").read_text(encoding="utf-8")
+    shown = re.search(r"\| Not taken up \| because \|\n\|---\|---\|\n((?:\|.*\n)+)", text)
+    assert shown is not None
+    assert shown[1].splitlines() == [f"| {each.what} | {each.why} |" for each in (*OF_REQUEST, *OF_STREAM)]
