@@ -61,7 +61,7 @@ class MetricsReader:
 
     async def _load(self, pod: PodView) -> PodLoad | None:
         uid = pod.uid
-        page = await self._page(pod.ip, pod.metrics_path) if pod.ip else None
+        page = await self._page(pod) if pod.ip else None
         found = None if page is None else load_of(page, is_router=pod.role == Role.ROUTER)
         if found is None:
             self._idle_since.pop(uid, None)
@@ -75,11 +75,11 @@ class MetricsReader:
         self._idle_since[uid] = (first_s, now_s)
         return replace(load, idle_s=now_s - first_s)
 
-    async def _page(self, address: str, path: str) -> str | None:
-        host = f"[{address}]" if ":" in address else address
+    async def _page(self, pod: PodView) -> str | None:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         try:
             async with self._slots:
-                url = f"http://{host}:{WORKER_PORT}{path}"
+                url = f"{pod.scheme}://{host}:{WORKER_PORT}{pod.metrics_path}"
                 answer = await self._pool.request("GET", url, timeouts=TIMEOUTS)
         except (UpstreamError, SaturatedError):
             return None

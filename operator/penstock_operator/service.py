@@ -13,6 +13,7 @@ from typing import Final
 from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run_until
+from penstock.core.http.tls import UNVERIFIED
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventRecorder
@@ -211,7 +212,7 @@ class OperatorService:
 
     async def _lead(self, client: KubeClient) -> None:
         """Act until cancelled."""
-        pool = ConnectionPool()
+        pool = ConnectionPool(tls=UNVERIFIED)
         operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
         self._operator = operator
         self._metrics.leader.set(1)

@@ -13,6 +13,7 @@ from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
+from penstock.core.http.tls import files_of
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.core.planner_settings import PlannerSettings
@@ -104,7 +105,7 @@ async def run_until_stopped(
     folder = made_folder(options.log_folder())
     settings = service.settings()
     clock = SimulatedClock(service.speed)
-    pool = ConnectionPool()
+    pool = ConnectionPool(tls=files_of(None if service.graph is None else service.graph.spec.engine.tls))
     metrics = PlannerMetrics()
     graph = service.graph.name if service.graph is not None else options.namespace
     figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None

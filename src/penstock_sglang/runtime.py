@@ -12,7 +12,7 @@ from penstock.api.enums import Environment, KvBufferDevice, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.runtimes.engine_flags import engine_requests
+from penstock.runtimes.engine_flags import engine_requests, tls_flags
 from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import PORT, SIDE_CHANNEL_PORT, Runtime, RuntimeContext, WorkerCommand
 from penstock_sglang.bootstrap import Bootstrap
@@ -38,6 +38,7 @@ class SGLang(Runtime):
         # Without the report usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--enable-metrics", "--enable-cache-report"]
         argv += _parallel_flags(service) + _batch_flags(spec) + _schedule_flags(spec) + _device_flags(spec)
+        argv += tls_flags(spec, context)
         ports: tuple[str, ...] = (PORT,)
         if service.role in _MODES:
             argv += [

@@ -29,7 +29,11 @@ def write_certificates(folder: Path) -> None:
     ca = _certificate(issuer, issuer, authority.public_key(), authority, is_ca=True)
     (folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     for name, subject, names in (
-        ("server", [x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")], ["localhost", "127.0.0.1"]),
+        (
+            "server",
+            [x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")],
+            ["localhost", "127.0.0.1", "penstock-worker"],
+        ),
         (
             "client",
             [

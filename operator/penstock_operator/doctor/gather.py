@@ -39,6 +39,7 @@ from penstock.kube.objects.names import (
     GRAPH_LABEL,
     HTTP_PORT,
     child_name,
+    scheme_of,
 )
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.check import component_of, lease_of, scope_of
@@ -289,7 +290,9 @@ class _Gatherer:
 
     async def _pod_text(self, pod: Object, path: str) -> str | Unreadable:
         metadata = pod["metadata"]
-        proxy = POD.path(metadata["namespace"], f"{metadata['name']}:{_http_port(pod)}", subresource="proxy")
+        scheme = scheme_of(metadata.get("annotations"))
+        named = f"{'' if scheme == 'http' else 'https:'}{metadata['name']}:{_http_port(pod)}"
+        proxy = POD.path(metadata["namespace"], named, subresource="proxy")
         return await self._seen(self._client.raw_text(f"{proxy}{path}"))
 
     async def _prometheus(self, graph: Object) -> int | Unreadable | None:

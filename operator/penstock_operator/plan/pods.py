@@ -27,6 +27,7 @@ from penstock.kube.objects.names import (
     SERVING,
     SERVING_LABEL,
     WORKER_INDEX_LABEL,
+    scheme_of,
 )
 from penstock_operator.resources.accelerators import is_accelerator
 
@@ -88,6 +89,7 @@ class PodView:
         gpus: GPUs that it counts against the budget.
         gates: Names of the scheduling gates that still hold it, in order.
         metrics_path: Where it has its metrics.
+        scheme: By which it is reached: http or https.
         drain_since_s: When its drain began; None if it does not drain.
         deletion_cost: Its pod-deletion-cost; 0 if absent or no number.
         deleted_s: When its deletion's grace ends or ended; None unless terminating.
@@ -116,6 +118,7 @@ class PodView:
     terminating: bool = False
     serving: str = ""
     metrics_path: str = METRICS_PATH
+    scheme: str = "http"
     drain_since_s: float | None = None
     deletion_cost: int = 0
     created_s: float = 0.0
@@ -208,6 +211,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         terminating=bool(metadata.get("deletionTimestamp")),
         serving=_text(labels, SERVING_LABEL),
         metrics_path=_text(annotations, METRICS_PATH_ANNOTATION) or METRICS_PATH,
+        scheme=scheme_of(annotations),
         drain_since_s=seconds(annotations.get(DRAIN_ANNOTATION)),
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)) or 0,
         created_s=seconds(metadata.get("creationTimestamp")) or 0.0,

@@ -23,9 +23,12 @@ from penstock.kube.objects.names import (
     GRAPH_SECRET_VARIABLE,
     HTTP_PORT,
     METRICS_PATH_ANNOTATION,
+    SCHEME_ANNOTATION,
     SERVING,
     SERVING_LABEL,
     TIER_KEYS_FOLDER,
+    WORKER_AUTH_FOLDER,
+    WORKER_TLS_FOLDER,
     child_name,
 )
 from penstock.runtimes import (
@@ -96,6 +99,7 @@ def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
     """Return every volume of a service's pods with its mount."""
     is_own, is_worker = _is_own(graph, service), graph.spec.services[service].role.is_worker
     found = folders(pool_of(graph, service), is_own=is_own, is_worker=is_worker)
+    found += _worker_tls(graph, is_worker=is_worker)
     if not is_own or is_worker:
         return found
     source = {"name": child_name(graph.name, ROUTER_SUFFIX)}
@@ -110,6 +114,18 @@ def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
     return found
 
 
+def _worker_tls(graph: GraphDeployment, *, is_worker: bool) -> list[Mounted]:
+    """Return the workers' certificate and key, of which routers get the token alone."""
+    tls = graph.spec.engine.tls
+    if tls is None:
+        return []
+    keys = ("tls.crt", "tls.key") if is_worker else (tls.token_key,)
+    items = [{"key": key, "path": key} for key in keys if key is not None]
+    folder = WORKER_TLS_FOLDER if is_worker else WORKER_AUTH_FOLDER
+    source = {"secretName": tls.secret, "items": items}
+    return [read_only("worker-tls", folder, secret=source)] if items else []
+
+
 _STARTUP_PERIOD_S = 2
 """Chosen: a worker takes requests at most this long after it could."""
 
@@ -119,12 +135,14 @@ _KILL_GRACE_S = 30
 """A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
 
 
-def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[str, Any]:
+def probes(
+    role: Role, path: str, startup_s: float, liveness_s: float, *, scheme: str = "http"
+) -> dict[str, Any]:
     """Return startup, readiness and liveness probe, of a path that answers 200 while the process can serve.
 
     The first 200 may take ``startup_s``; then there may be none for ``liveness_s``.
     """
-    get = {"path": path, "port": HTTP_PORT}
+    get = {"path": path, "port": HTTP_PORT, **({} if scheme == "http" else {"scheme": scheme.upper()})}
     return {
         "startupProbe": {
             "httpGet": get,
@@ -159,13 +177,13 @@ _LEASE_SERIES = VLLM_KV_USAGE
 """Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
 
 _WAIT_UNTIL_IDLE = f"""\
-import time, urllib.request
-SERIES = %r
+import %(more)stime, urllib.request
+SERIES = %(series)r
 time.sleep({SETTLE_S})
 idle = 0
 while idle < 2:
     try:
-        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}%s", timeout=10).read().decode()
+        page = urllib.request.urlopen("%(url)s", timeout=10%(context)s).read().decode()
     except Exception as problem:
         if isinstance(getattr(problem, "reason", None), ConnectionRefusedError):
             break
@@ -182,7 +200,12 @@ Runs in images that bring Python but not Penstock; the pod's grace period bounds
 
 
 def lifecycle(
-    *, finishes_requests: bool, grace_s: int, keeps_leases: bool = False, traits: RuntimeTraits
+    *,
+    finishes_requests: bool,
+    grace_s: int,
+    keeps_leases: bool = False,
+    traits: RuntimeTraits,
+    scheme: str = "http",
 ) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
@@ -192,16 +215,20 @@ def lifecycle(
         keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
             a cache, which is not waited for.
         traits: Of the runtime, whose workers may have gauges of their own.
+        scheme: By which the process is reached.
     """
     if not finishes_requests:
         wanted = (*_REQUEST_SERIES, *((_LEASE_SERIES,) if keeps_leases else ()))
         series = tuple(each for name in wanted for each in names_on_page(name, traits.metric_names))
         series += () if traits.request_gauge is None else (traits.request_gauge,)
-        return {
-            "preStop": {
-                "exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series, traits.metrics_path)]}
-            }
+        is_tls = scheme == "https"
+        said = {
+            "more": "ssl, " if is_tls else "",
+            "series": series,
+            "url": f"{scheme}://127.0.0.1:{WORKER_PORT}{traits.metrics_path}",
+            "context": ", context=ssl._create_unverified_context()" if is_tls else "",
         }
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % said]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
 
@@ -331,13 +358,16 @@ def _container(
         "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
     }
     if not follows:
-        container |= probes(service.role, spec.health_path or "/health", spec.startup_s, spec.liveness_s)
+        container |= probes(
+            service.role, spec.health_path or "/health", spec.startup_s, spec.liveness_s, scheme=spec.scheme
+        )
         grace_s = service.termination_grace_period_seconds
         container["lifecycle"] = lifecycle(
             finishes_requests=is_own or not service.role.is_worker,
             grace_s=grace_s,
             keeps_leases=service.role is Role.PREFILL,
             traits=graph.spec.traits,
+            scheme=spec.scheme,
         )
     return {key: value for key, value in container.items() if value}
 
@@ -393,6 +423,8 @@ def _with_own_marks(
         annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))
         if graph.spec.traits.metrics_path != METRICS_PATH:
             annotations[METRICS_PATH_ANNOTATION] = graph.spec.traits.metrics_path
+        if graph.spec.engine.tls is not None:
+            annotations[SCHEME_ANNOTATION] = graph.spec.worker_scheme
         if gpu_ceiling(graph) is not None:
             others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]

@@ -37,6 +37,8 @@ def config_digest(graph: GraphDeployment) -> str:
     kept = _kept(graph)
     spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
     router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
+    if graph.spec.engine.tls is not None:
+        spec["tls"] = kept["spec"]["engine"]["tls"]
     tiers = graph.spec.router.tiers
     spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
     # YAML would take most of a build's time once more.
@@ -69,6 +71,8 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
     }
     if any(bound is not None for bound in bounds.values()):
         kept["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
+    if spec.engine.tls is not None:
+        kept["engine"] = {**kept.get("engine", {}), "tls": spec.engine.tls.to_manifest()}
     return GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=kept)
 
 

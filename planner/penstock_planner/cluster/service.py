@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run_until
+from penstock.core.http.tls import files_of
 from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
@@ -143,7 +145,6 @@ class LeaderSession:
         self._metrics = metrics
         self._pool = ConnectionPool()
         self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
-        self._scrape = ScrapeSource(self._pages)
         self._clock = SimulatedClock(SPEED)
         self._files = FileThread()
         namespace = None if service.all_namespaces else service.namespace or client.namespace
@@ -182,6 +183,10 @@ class LeaderSession:
 
     async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
         """Plan one graph until ``stop`` is set."""
+        async with self._pages_of(job) as pages:
+            await self._plan_by(pages, job, stop)
+
+    async def _plan_by(self, pages: MetricsPages, job: PlannerJob, stop: asyncio.Event) -> None:
         folder = made_folder(self._service.folder(job.key))
         memory = await memory_of(
             self._client,
@@ -191,7 +196,7 @@ class LeaderSession:
             has_ledger=(folder / FILE_NAME).exists(),
         )
         view = self._watch.of(job.key)
-        sources = self._sources(job, view)
+        sources = self._sources(job, view, pages)
         figures = self._metrics.of(*job.key)
         is_chosen = self._service.log_dir is not None
         try:
@@ -263,8 +268,21 @@ class LeaderSession:
         )
         return [status, EventListener(lambda message: self._emit(job.key, message))]
 
-    def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
-        frontend = FrontendMetrics(self._pages, view.routers, self._scrape, self._clock)
+    @asynccontextmanager
+    async def _pages_of(self, job: PlannerJob) -> AsyncIterator[MetricsPages]:
+        """Yield what reads a graph's processes; workers that speak https prove themselves by the graph's own authorities."""
+        tls = job.graph.spec.engine.tls
+        if tls is None:
+            yield self._pages
+            return
+        pool = ConnectionPool(tls=files_of(tls))
+        try:
+            yield MetricsPages(pool, real_now_s=time.monotonic)
+        finally:
+            await pool.close()
+
+    def _sources(self, job: PlannerJob, view: GraphWatch, pages: MetricsPages) -> list[ReadingSource]:
+        frontend = FrontendMetrics(pages, view.routers, ScrapeSource(pages), self._clock)
         labels = GraphLabels(job.plan.options.served_model_name, graph=job.key[1], namespace=job.key[0])
         return sources_of(job.plan.options, job.graph, frontend, labels)
 

@@ -24,6 +24,7 @@ from penstock.kube.objects.names import (
     ROLE_LABEL,
     SERVING_LABEL,
     WORKER_INDEX_LABEL,
+    scheme_of,
 )
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint
@@ -84,7 +85,7 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
         role=_role(labels.get(ROLE_LABEL)),
         group=labels.get(GROUP_KEY_LABEL) or metadata["name"],
         is_leader=labels.get(WORKER_INDEX_LABEL, "0") == "0",
-        url=f"http://{host}:{WORKER_PORT}" if host else None,
+        url=f"{scheme_of(metadata.get('annotations'))}://{host}:{WORKER_PORT}" if host else None,
         ready=ready.get("status") == "True",
         served=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
         leaving=bool(metadata.get("deletionTimestamp")) or labels.get(SERVING_LABEL) == DRAINING,

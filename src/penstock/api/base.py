@@ -28,6 +28,8 @@ OperatorClass = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=253)]
 ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+DnsName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_length=253)]
 AdapterPath = Annotated[str, StringConstraints(pattern=r"^[^\s,={}]+$", max_length=1024)]
 Integer = Annotated[int, Field(strict=True)]

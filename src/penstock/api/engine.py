@@ -10,11 +10,24 @@ import difflib
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from penstock.api.base import Count, Flag, Integer, Number, ProfileText, Seconds, SpecModel, Text, entry
+from penstock.api.base import (
+    Count,
+    DnsName,
+    Flag,
+    Integer,
+    Number,
+    ProfileText,
+    Seconds,
+    SecretKey,
+    SpecModel,
+    Text,
+    entry,
+)
 from penstock.api.enums import KvBufferDevice, KvConnector, KvStore
 from penstock.api.rule import Breach, Rule
+from penstock.core.certificates import problem_of_authorities
 
 PROFILE_SUFFIX: Final = ".yaml"
 """A name that ends so is a file of the user's own, read where the worker runs."""
@@ -153,6 +166,44 @@ class KvOffloadConfig(SpecModel):
     )
 
 
+_PEM: Final = r"^\s*-----BEGIN CERTIFICATE-----"
+
+
+class WorkerTlsConfig(SpecModel):
+    """Workers that speak https. The planner, the operator and routers know them by ``caBundle`` and ``serverName``."""
+
+    ca_bundle: Annotated[str, StringConstraints(pattern=_PEM, max_length=65536)] = entry(
+        ...,
+        "Certificates of the authorities of the workers' own, PEM. For a rotation both the old and the new one.",
+    )
+    server_name: DnsName = entry(
+        "penstock-worker", "DNS name in the workers' certificate, which are reached at addresses of pods."
+    )
+    secret: Text = entry(
+        "penstock-worker-tls",
+        "Secret with the workers' certificate tls.crt and its key tls.key; on Kubernetes.",
+    )
+    folder: Text | None = entry(None, "Folder with the same two files; for local processes.")
+    token_key: SecretKey | None = entry(
+        None,
+        "Key of the Secret, or file of the folder, with the bearer token that routers send workers in place of a client's. Workers "
+        "learn it by env, such as VLLM_API_KEY. null: routers pass on what clients send.",
+    )
+
+    rules = (
+        Rule(
+            path="caBundle",
+            must="caBundle holds certificates that can be read",
+            cel=None,
+            find=lambda tls: (
+                Breach((problem,)) for problem in [problem_of_authorities(tls.ca_bundle)] if problem
+            ),
+            text="cannot be read: %s",
+            remedy="give certificates in PEM",
+        ),
+    )
+
+
 class EngineConfig(SpecModel):
     """The graph's workers."""
 
@@ -174,6 +225,10 @@ class EngineConfig(SpecModel):
     )
     kv_offload: KvOffloadConfig | None = entry(
         None, "KV kept beside the GPUs, runtime vllm alone, beside kvConnector; null: none is."
+    )
+    tls: WorkerTlsConfig | None = entry(
+        None,
+        "Workers that speak https; runtimes vllm, sglang and simulated. null: http. A graph keeps one of the two.",
     )
     python_environment: Text | None = entry(
         None,

@@ -195,6 +195,11 @@ class GraphSpec(SpecModel):
         return None if prefill is None or decode is None else (prefill[1].gpus, decode[1].gpus)
 
     @property
+    def worker_scheme(self) -> str:
+        """By which workers are reached: http or https."""
+        return "http" if self.engine.tls is None else "https"
+
+    @property
     def workers(self) -> dict[str, ServiceSpec]:
         """Services that run the model, by name."""
         return {name: each for name, each in self.services.items() if each.role.is_worker}

@@ -61,6 +61,7 @@ class RuntimeTraits:
         has_priorities: Its workers take a request's ``priority``, and serve a low one first, for ``router.tiers``.
         connectors: Values of ``engine.kvConnector``.
         offloads_kv: Its workers follow ``engine.kvOffload``.
+        serves_tls: Its workers follow ``engine.tls``.
         spans_nodes: A replica may have several nodes.
         pairs_by_version: KV goes between workers of one version alone, which they say at ``/version``.
         metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
@@ -86,6 +87,7 @@ class RuntimeTraits:
     has_priorities: bool = True
     connectors: frozenset[KvConnector] = frozenset({KvConnector.NIXL})
     offloads_kv: bool = False
+    serves_tls: bool = False
     spans_nodes: bool = True
     pairs_by_version: bool = False
     metric_source: str = "router"
@@ -110,6 +112,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         image="vllm/vllm-openai:v0.32.0",
         connectors=frozenset(KvConnector),
         offloads_kv=True,
+        serves_tls=True,
         serves_several_names=True,
         switches_roles=True,
         pairs_by_version=True,
@@ -126,6 +129,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         image="lmsysorg/sglang:v0.5.23",
         # Its /health computes a token, which takes a second at least.
         health_path="/ready",
+        serves_tls=True,
         has_leases=False,
         publishes_kv_events=False,
         metric_names={
@@ -158,6 +162,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
     "simulated": RuntimeTraits(
         image=PENSTOCK_IMAGE,
         is_simulated=True,
+        serves_tls=True,
         has_request_limit=True,
         serves_several_names=True,
         switches_roles=True,
@@ -242,6 +247,7 @@ HAS_LEASES = RuntimesWith(lambda traits: traits.has_leases)
 HAS_PRIORITIES = RuntimesWith(lambda traits: traits.has_priorities)
 HAS_MOONCAKE = RuntimesWith(lambda traits: KvConnector.MOONCAKE in traits.connectors)
 OFFLOADS_KV = RuntimesWith(lambda traits: traits.offloads_kv)
+SERVES_TLS = RuntimesWith(lambda traits: traits.serves_tls)
 SPANS_NODES = RuntimesWith(lambda traits: traits.spans_nodes)
 PUBLISHES_KV_EVENTS = RuntimesWith(lambda traits: traits.publishes_kv_events)
 SEVERAL_NAMES = RuntimesWith(lambda traits: traits.serves_several_names)

@@ -22,9 +22,9 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
-from penstock.core.http.tls import NO_FILES, TlsFiles
+from penstock.core.http.tls import NO_FILES, TlsFiles, files_of
 from penstock.core.tracing import open_tracing
-from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
+from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE, WORKER_AUTH_FOLDER
 from penstock.router.discovery.statefile import parse_static_workers
 from penstock.router.policy.registry import policy_names
 from penstock.router.proxy.auth import (
@@ -198,14 +198,19 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
         graph_secret=os.environ.get(GRAPH_SECRET_VARIABLE, "").encode(),
         access_log=flags.access_log,
         shutdown_grace_s=flags.shutdown_grace,
-        worker_tls=_worker_tls(flags),
+        worker_tls=_worker_tls(flags, spec),
     )
 
 
-def _worker_tls(flags: RouterFlags) -> TlsFiles:
+def _worker_tls(flags: RouterFlags, spec: GraphSpec | None) -> TlsFiles:
     files = TlsFiles(
         flags.worker_ca_file, flags.worker_certificate_file, flags.worker_key_file, flags.worker_token_file
     )
+    tls = None if spec is None or flags.workers else spec.engine.tls
+    if tls is not None and files == NO_FILES:
+        files = files_of(tls, WORKER_AUTH_FOLDER if flags.discovery == KUBERNETES else tls.folder)
+        files.check()
+        return files
     if files != NO_FILES and not any(each.partition("=")[2].startswith("https://") for each in flags.workers):
         raise ConfigError("--worker-ca-file and the like: no --worker has an https URL; leave them out")
     files.check()

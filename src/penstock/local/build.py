@@ -161,6 +161,11 @@ def initial_state(
             f"{graph.name}: spec.router.gateway.failureMode: FailOpen, but on one machine there is no InferencePool that "
             "says so to a Gateway; remove it, and set failure_mode_allow in Envoy's own configuration"
         )
+    if graph.spec.engine.tls is not None and graph.spec.engine.tls.folder is None:
+        raise ConfigError(
+            f"{graph.name}: spec.engine.tls.folder: null, and on one machine workers take tls.crt and tls.key from there; "
+            "name the folder"
+        )
     state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
     _check_gpus(specs, state.arbiter)
     has_router = False
@@ -243,6 +248,7 @@ def _entry(spec: ProcessSpec, router_port: int) -> ProcessEntry:
         ports={PORT: router_port} if is_router else {},
         health_path=spec.health_path,
         metrics_path=spec.metrics_path,
+        scheme=spec.scheme,
         gpus_per_replica=spec.gpus,
         grace_s=spec.grace_s,
         startup_s=spec.startup_s,

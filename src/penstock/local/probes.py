@@ -27,6 +27,7 @@ from penstock.core.errors import (
 )
 from penstock.core.exposition import Sample
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
+from penstock.core.http.tls import UNVERIFIED
 from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.plugins import plugin
@@ -116,7 +117,7 @@ class Probes:
     """Asks over one shared pool of connections."""
 
     def __init__(self) -> None:
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(tls=UNVERIFIED)
 
     async def close(self) -> None:
         """Close the kept connections; gives up on one that does not close."""

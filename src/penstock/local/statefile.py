@@ -92,6 +92,7 @@ class ProcessEntry:
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
         metrics_path: Has a worker's metrics.
+        scheme: By which it is reached: http or https.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
@@ -111,6 +112,7 @@ class ProcessEntry:
     ports: Mapping[str, _Port] = field(default_factory=dict)
     health_path: str | None = None
     metrics_path: str = METRICS_PATH
+    scheme: str = "http"
     pid: _Pid | None = None
     started: str | None = None
     gpus: tuple[int, ...] = ()

@@ -78,7 +78,7 @@ class Record:
         entries = self.state.entries
         if name in entries:
             ports = ports_for(entries[name], entries.values())
-            url = f"http://127.0.0.1:{ports[PORT]}" if PORT in ports else None
+            url = f"{entries[name].scheme}://127.0.0.1:{ports[PORT]}" if PORT in ports else None
             self.change(name, state=EntryState.STARTING, ports=ports, url=url)
         entry = self.state.entries.get(name)
         return entry if entry is not None and entry.is_replica else None

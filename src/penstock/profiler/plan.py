@@ -214,7 +214,7 @@ def _alone(graph: GraphDeployment, phase: Role, gpus: int, *, profile: str | Non
     )
     update = {
         "services": {name: worker},
-        "engine": spec.engine.model_copy(update={"request_limit": None}),
+        "engine": spec.engine.model_copy(update={"request_limit": None, "tls": None}),
         "router": spec.router.model_copy(update={"kv_events_port": None}),
         "planner": PlannerConfig(enabled=False),
     }

@@ -390,4 +390,7 @@ def _discovery(settings: RouterSettings) -> Discovery:
         raise ConfigError(
             f"--discovery kubernetes: {exc.name} is not installed; pip install 'penstock[kubernetes]'"
         ) from exc
-    return KubernetesDiscovery(graph=settings.kubernetes.graph, namespace=settings.kubernetes.namespace)
+    scheme = "http" if settings.graph is None else settings.graph.worker_scheme
+    return KubernetesDiscovery(
+        graph=settings.kubernetes.graph, namespace=settings.kubernetes.namespace, scheme=scheme
+    )

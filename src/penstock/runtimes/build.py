@@ -123,6 +123,7 @@ def _service_process(
         liveness_s=_liveness_s(spec, service),
         stall_s=spec.stall_real_s,
         metrics_path=METRICS_PATH if spec.runs_penstock(service) else spec.traits.metrics_path,
+        scheme=spec.worker_scheme if service.role.is_worker else "http",
     )
 
 

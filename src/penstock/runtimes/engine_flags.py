@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Final
 
 from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
+from penstock.kube.objects.names import WORKER_TLS_FOLDER
 from penstock.runtimes.kv_stores import store_gib, with_store
 from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
 
@@ -82,6 +84,20 @@ def adapter_flags(spec: GraphSpec) -> list[str]:
         return []
     modules = [f"{each.name}={each.path}" for each in adapters]
     return ["--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *modules]
+
+
+def tls_flags(spec: GraphSpec, context: RuntimeContext) -> list[str]:
+    """Return the certificate of workers that speak https, as vLLM, SGLang and the simulated worker take it.
+
+    In a pod the workers' Secret is mounted, and both engines read a renewed certificate by themselves.
+    """
+    tls = spec.engine.tls
+    if tls is None:
+        return []
+    is_local = context.environment is Environment.LOCAL and tls.folder is not None
+    folder = PurePath(tls.folder or "") if is_local else PurePath(WORKER_TLS_FOLDER)
+    flags = ["--ssl-certfile", str(folder / "tls.crt"), "--ssl-keyfile", str(folder / "tls.key")]
+    return flags if spec.traits.is_simulated else [*flags, "--enable-ssl-refresh"]
 
 
 def names_answered(argv: Sequence[str]) -> Iterator[str]:

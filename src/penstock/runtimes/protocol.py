@@ -103,6 +103,7 @@ class ProcessSpec:
         gpus: Of one replica, over all its nodes.
         bounds: Fewest and most replicas.
         metrics_path: Has a worker's metrics.
+        scheme: By which it is reached: http or https.
         health_path: Answers 200 once the process serves; None for a process that does not listen.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
@@ -129,6 +130,7 @@ class ProcessSpec:
     liveness_s: float = LIVENESS_S
     stall_s: float = STALL_REAL_S
     metrics_path: str = METRICS_PATH
+    scheme: str = "http"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from penstock.runtimes.engine_flags import (
     kv_transfer_flags,
     preemption_config,
     stream_flags,
+    tls_flags,
 )
 from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
@@ -42,6 +43,7 @@ class Simulated(Runtime):
         argv += ["--role", role, "--profile", service.profile or spec.engine.profile]
         argv += ["--speed", f"{context.speed:g}"]
         argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
+        argv += tls_flags(spec, context)
         for each in spec.model.adapters:
             argv += ["--lora-modules", f"{each.name}={each.path}"]
         if (preemption := preemption_config(spec)) is not None:

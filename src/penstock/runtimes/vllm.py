@@ -24,6 +24,7 @@ from penstock.runtimes.engine_flags import (
     node_flags,
     parallel_flags,
     stream_flags,
+    tls_flags,
 )
 from penstock.runtimes.kv_handover import NIXL, KvHandover
 from penstock.runtimes.kv_stores import store_variables
@@ -65,6 +66,7 @@ class Vllm(Runtime):
         # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
         argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
         argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec) + adapter_flags(spec)
+        argv += tls_flags(spec, context)
         argv += kv_transfer_flags(spec, service)
         # Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its
         # whole network; there it gets sockets in the folder of the statefile, which its owner alone may enter.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from certificates import write_certificates
 
 from penstock.api import Environment, GraphDeployment, Role
 from penstock.core.errors import ConfigError
@@ -20,6 +21,14 @@ def made_context():
     return RuntimeContext(
         python="/py", graph_file="/g.yaml", discovery="/state/llama.json", namespace="llama"
     )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """The certificate of an authority, PEM."""
+    folder = tmp_path_factory.mktemp("tls")
+    write_certificates(folder)
+    return (folder / "ca.crt").read_text()
 
 
 def by_service(graph, context):
@@ -496,6 +505,37 @@ def test_lmcache_gets_its_share_of_host_memory_in_each_process_of_a_replica(buil
         "LMCACHE_MAX_LOCAL_CPU_SIZE": "2",
         "LMCACHE_REMOTE_URL": "lm://x:1",
     }
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang", "simulated"])
+def test_workers_that_speak_https_get_their_certificate(build, context, runtime, authority):
+    """Of the folder on one machine, of the mounted Secret in a pod; routers and planners stay as they are."""
+    tls = {"caBundle": authority, "folder": "/certs"}
+    graph, plain = build(runtime=runtime, engine={"tls": tls}), build(runtime=runtime)
+    pods = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    for where, folder in ((context, "/certs"), (pods, "/etc/penstock-worker-tls")):
+        found, without = by_service(graph, where), by_service(plain, where)
+        argv = found["decode"].argv
+        assert (after(argv, "--ssl-certfile"), after(argv, "--ssl-keyfile")) == (
+            f"{folder}/tls.crt",
+            f"{folder}/tls.key",
+        )
+        assert ("--enable-ssl-refresh" in argv) is (runtime != "simulated")
+        assert {name: spec.scheme for name, spec in found.items() if spec.scheme != "http"} == {
+            "prefill": "https",
+            "decode": "https",
+        }
+        assert found["frontend"] == without["frontend"]
+        assert "--ssl-certfile" not in without["decode"].argv
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("-----BEGIN CERTIFICATE-----", "cannot be read"), ("x", "pattern"), ("", "pattern")]
+)
+def test_authorities_that_are_none_are_refused(build, text, words):
+    """When the manifest is read, not when the first worker is reached."""
+    with pytest.raises(ValueError, match=words):
+        build(runtime="vllm", engine={"tls": {"caBundle": text}})
 
 
 @pytest.mark.parametrize(("device", "memory"), [(None, "23Gi"), ("cpu", "19Gi")])

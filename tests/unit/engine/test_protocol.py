@@ -118,7 +118,7 @@ def test_decode_role_fetches(settings_of):
     """do_remote_prefill is honoured by decode workers only."""
     call = completion(settings_of("decode"), kv_transfer_params=REMOTE)
     assert (call.remote.engine_id, call.remote.request_id, call.remote.ranks) == ("e", "r", 1)
-    assert call.remote.notify_url == "http://10.0.0.1:8100/kv/notify"
+    assert call.remote.notify_url("http") == "http://10.0.0.1:8100/kv/notify"
     assert completion(settings_of("prefill"), kv_transfer_params=REMOTE).remote is None
 
 

@@ -1,9 +1,11 @@
 """A graph becomes the first statefile."""
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
+from certificates import write_certificates
 
 from penstock.api import GraphSpec
 from penstock.api.manifests import load_graph
@@ -111,6 +113,21 @@ def test_what_one_machine_cannot_give_is_refused_with_the_remedy(build, old, new
     """Each impossibility is one ConfigError before anything is started."""
     with pytest.raises(ConfigError, match=words):
         build(GRAPH.replace(old, new), gpus=gpus)
+
+
+def test_workers_that_speak_https_need_a_folder_and_are_reached_so(build, tmp_path):
+    """On one machine nothing mounts a Secret; the supervisor writes their URLs with the scheme of their entries."""
+    write_certificates(tmp_path)
+    tls = {"caBundle": (tmp_path / "ca.crt").read_text()}
+
+    def graph(**more):
+        return GRAPH.replace("spec:\n", f"spec:\n  engine: {json.dumps({'tls': {**tls, **more}})}\n", 1)
+
+    with pytest.raises(ConfigError, match=r"engine\.tls\.folder: null"):
+        build(graph())
+    schemes = {each.role: each.scheme for each in build(graph(folder=str(tmp_path))).entries.values()}
+    assert schemes["router"] == "http"
+    assert schemes["prefill"] == "https"
 
 
 def test_a_variable_from_a_secret_may_come_from_the_callers_environment(build):

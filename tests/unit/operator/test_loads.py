@@ -68,6 +68,13 @@ async def test_the_pod_is_asked_at_its_own_address(address, url):
     assert pool.urls == [url]
 
 
+async def test_a_pod_that_speaks_https_is_asked_so():
+    """At its own port and path."""
+    pool = Pool()
+    await MetricsReader(pool, now_s=Clock()).read([replace(POD, ip="10.0.0.7", scheme="https")])
+    assert pool.urls == ["https://10.0.0.7:8000/metrics"]
+
+
 @pytest.mark.parametrize(
     "pool",
     [

@@ -65,6 +65,9 @@ def test_a_ready_pod_is_an_endpoint_by_its_name_and_address():
     facts = pod_facts(_pod())
     assert (facts.role, facts.ready, facts.url) == (D, True, "http://10.0.0.7:8000")
     assert pod_facts(_pod(status={"podIP": "fd00::7"})).url == "http://[fd00::7]:8000"
+    for said, scheme in (("https", "https"), ("ftp", "http"), ("", "http")):
+        marked = _pod(metadata={"annotations": {"penstock.dev/scheme": said}})
+        assert pod_facts(marked).url == f"{scheme}://10.0.0.7:8000"
 
 
 def test_a_pod_seen_right_after_its_creation_has_nothing_yet():

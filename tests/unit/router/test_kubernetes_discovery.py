@@ -9,7 +9,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.router import server as server_module
 from penstock.router.discovery import kubernetes as kubernetes_module
-from penstock.router.discovery.kubernetes import KubernetesDiscovery, parse_slices
+from penstock.router.discovery.kubernetes import KubernetesDiscovery, parse_slices, router_urls
 from penstock.router.settings import GraphPlace, RouterSettings
 
 READY = {"ready": True, "serving": True, "terminating": False}
@@ -63,6 +63,13 @@ def test_a_worker_is_its_pod(address, family, url):
     """Name, address, uid."""
     (spec,) = parse_slices([slice_of(endpoint(address=address), role="prefill", family=family)])
     assert (spec.name, spec.url, spec.role, spec.incarnation) == ("decode-1", url, Role.PREFILL, "u1")
+
+
+def test_workers_of_a_graph_may_speak_https_but_not_its_routers():
+    """The graph says so of all."""
+    (spec,) = parse_slices([slice_of(endpoint())], "https")
+    assert spec.url == "https://10.1.0.1:8000"
+    assert router_urls([slice_of(endpoint(), role="router")]) == ("http://10.1.0.1:8000",)
 
 
 SIX = slice_of(endpoint(address="fd00::1"), family="IPv6")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
 from types import SimpleNamespace
 
@@ -93,3 +94,39 @@ def test_files_without_effect_are_refused(worker, flag, words, tmp_path):
     answer = CliRunner().invoke(command, given)
     assert answer.exit_code != 0
     assert words in answer.output + str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("discovery", "folder"), [("kubernetes", "/etc/penstock-worker-auth"), ("state.json", "{tmp}")]
+)
+def test_the_router_of_a_graph_knows_its_workers(tmp_path, monkeypatch, discovery, folder):
+    """By the manifest; the token lies in the mounted Secret, or in the workers' folder."""
+    write_certificates(tmp_path)
+    (tmp_path / "token").write_text("for-workers")
+    tls = {"caBundle": (tmp_path / "ca.crt").read_text(), "folder": str(tmp_path), "tokenKey": "token"}
+    graph = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": "llama"},
+        "spec": {
+            "runtime": "simulated",
+            "model": {"name": "m"},
+            "engine": {"tls": tls},
+            "services": {"router": {"role": "router"}, "worker": {"role": "aggregated"}},
+        },
+    }
+    (tmp_path / "graph.yaml").write_text(json.dumps(graph))
+    seen = []
+
+    def made(settings, _tracing):
+        seen.append(settings)
+        return SimpleNamespace(serve=None)
+
+    monkeypatch.setattr("penstock.cli.router.RouterServer", made)
+    monkeypatch.setattr("penstock.cli.router.loop.run", lambda _serve: None)
+    monkeypatch.setattr(TlsFiles, "check", lambda _self: None)
+    given = ["serve", "--graph", str(tmp_path / "graph.yaml"), "--discovery", discovery]
+    CliRunner().invoke(command, given, catch_exceptions=False)
+    (files,) = [each.worker_tls for each in seen]
+    assert (files.authorities, files.server_name) == (tls["caBundle"], "penstock-worker")
+    assert str(files.token) == folder.format(tmp=tmp_path) + "/token"

@@ -241,7 +241,10 @@ class ConnectionPool:
         try:
             async with PatientTimeout(connect_s):
                 tls = self._tls.context if origin.is_tls else None
-                await loop.create_connection(lambda: connection, origin.host, origin.port, ssl=tls)
+                name = self._tls.server_name if origin.is_tls else None
+                await loop.create_connection(
+                    lambda: connection, origin.host, origin.port, ssl=tls, server_hostname=name
+                )
         except BaseException as exc:
             # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
             connection.discard()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
@@ -54,14 +55,14 @@ class HttpServer:
         self._is_judging = True
         self._port = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns. With ``tls`` it speaks https."""
         shared = self._shared
         shared.loop = loop = asyncio.get_running_loop()
         shared.bound = shared.limits.connections_within_files()
         try:
             self._server = await loop.create_server(
-                lambda: ServerConnection(shared), host, port, backlog=_BACKLOG
+                lambda: ServerConnection(shared), host, port, backlog=_BACKLOG, ssl=tls
             )
         except OSError as exc:
             raise _bind_error(exc, host, port) from exc

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.core.errors import ConfigError, UpstreamConnectError
 
@@ -22,12 +22,18 @@ class TlsFiles:
         ca: Authorities of the servers.
         certificate, key: The client's own; both or neither.
         token: Sent as ``Authorization: Bearer``; its file is read again as it rotates.
+        authorities: Of the servers, as text in PEM, in place of ``ca``.
+        server_name: In the servers' certificates, whatever address they are reached at; None: that address.
+        is_verified: Whether servers must prove themselves.
     """
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     token: Path | None = None
+    authorities: str | None = None
+    server_name: str | None = None
+    is_verified: bool = True
 
     def check(self) -> None:
         """Read all files once.
@@ -49,7 +55,9 @@ class TlsFiles:
     @cached_property
     def context(self) -> ssl.SSLContext:
         """Of all connections; a certificate that rotates needs a new process."""
-        context = ssl.create_default_context(cafile=self.ca)
+        context = ssl.create_default_context(cafile=self.ca, cadata=self.authorities)
+        if not self.is_verified:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.certificate is not None:
             context.load_cert_chain(self.certificate, self.key)
         return context
@@ -59,6 +67,49 @@ class TlsFiles:
 
 
 NO_FILES: Final = TlsFiles()
+UNVERIFIED: Final = TlsFiles(is_verified=False)
+"""For one that only asks whether a process is well or busy, as the kubelet asks its pods."""
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return what a server needs to prove itself.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as exc:  # ssl's own errors are OSErrors
+        raise ConfigError(f"{certificate}, {key}: {exc}; give readable files in PEM") from exc
+    return context
+
+
+class Workers(Protocol):
+    """What a manifest says of workers that speak https: ``spec.engine.tls``."""
+
+    @property
+    def ca_bundle(self) -> str:
+        """Authorities, PEM."""
+        ...
+
+    @property
+    def server_name(self) -> str:
+        """In the workers' certificates."""
+        ...
+
+    @property
+    def token_key(self) -> str | None:
+        """File of their token; None: none is sent."""
+        ...
+
+
+def files_of(workers: Workers | None, folder: str | None = None) -> TlsFiles:
+    """Return what a client of a graph's workers needs; ``folder`` has their token, for one that sends it."""
+    if workers is None:
+        return NO_FILES
+    token = None if folder is None or workers.token_key is None else Path(folder, workers.token_key)
+    return TlsFiles(token=token, authorities=workers.ca_bundle, server_name=workers.server_name)
 
 
 class Tls:
@@ -73,6 +124,11 @@ class Tls:
     def context(self) -> ssl.SSLContext:
         """Of connections."""
         return self._files.context
+
+    @property
+    def server_name(self) -> str | None:
+        """In the servers' certificates; None: their address."""
+        return self._files.server_name
 
     def authorization(self, now_s: float) -> bytes | None:
         """Return the value of the header; None: no token is given.

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.core.errors import PenstockError, StreamBroken
 from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.tls import UNVERIFIED
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.engine.core.lease import MAX_RANKS, HeartbeatSchedule, Read, reads_of
@@ -93,7 +94,7 @@ class Notifier:
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(tls=UNVERIFIED)
         self._outboxes: dict[str, Outbox] = {}
         self._flush: asyncio.Handle | None = None
         self._in_flight = 0
@@ -174,6 +175,7 @@ class KvReading(Notifier):
         super().__init__(group)
         self._metrics = metrics
         self._ranks = settings.engine.ranks
+        self._scheme = settings.scheme
         self._renews = settings.engine.role.fetches
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
@@ -199,7 +201,7 @@ class KvReading(Notifier):
             remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
                 self._metrics.heartbeats_sent += 1
-                self.send(remote.notify_url, engine_id, heartbeats=request_ids)
+                self.send(remote.notify_url(self._scheme), engine_id, heartbeats=request_ids)
 
     def arrived(self, reply: Reply) -> None:
         """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""
@@ -217,7 +219,7 @@ class KvReading(Notifier):
     def release(self, remote: RemoteKv) -> None:
         """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
-        self.send(remote.notify_url, remote.engine_id, reads=reads)
+        self.send(remote.notify_url(self._scheme), remote.engine_id, reads=reads)
 
     def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
         """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""

@@ -118,11 +118,10 @@ class RemoteKv(BaseModel):
     tokens: int | None = Field(default=None, ge=0, alias="remote_num_tokens")
     cached_tokens: int | None = Field(default=None, ge=0, alias="remote_prefill_cached_tokens")
 
-    @property
-    def notify_url(self) -> str:
-        """Where to announce heartbeats and reads."""
+    def notify_url(self, scheme: str) -> str:
+        """Return where to announce heartbeats and reads."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/kv/notify"
+        return f"{scheme}://{host}:{self.port}/kv/notify"
 
 
 @dataclass(frozen=True, slots=True)

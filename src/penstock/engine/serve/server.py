@@ -19,6 +19,7 @@ from penstock.core.http.anthropic import MESSAGES, is_anthropic
 from penstock.core.http.loop import ended_or_stopped
 from penstock.core.http.messages import REQUEST_ID, Headers, error_body, well_formed_id
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
+from penstock.core.http.tls import server_context
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.engine.core.request_slots import RequestSlots, SlotState
@@ -136,14 +137,16 @@ class EngineServer:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://{self.settings.flags.host}:{self.port}"
+        return f"{self.settings.scheme}://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
         """Listen, then become ready after the simulated start-up time."""
         flags = self.settings.flags
         if self.worker.publisher is not None:
             self.worker.publisher.start()
-        await self._http.start(flags.host, flags.port)
+        certificate, key = flags.ssl_certfile, flags.ssl_keyfile
+        tls = None if certificate is None or key is None else server_context(certificate, key)
+        await self._http.start(flags.host, flags.port, tls)
         self.worker.port = self.port
         await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
         if self.state == "starting":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,6 +65,10 @@ class ServeFlags:
     )
     host: str = flag("Address to listen on.", default="127.0.0.1")
     port: int = flag("TCP port to listen on; 0 takes a free one.", default=8000, ge=0, le=65535)
+    ssl_certfile: Path | None = flag(
+        "Certificate, PEM: the worker then speaks https.", default=None, path="file"
+    )
+    ssl_keyfile: Path | None = flag("Its key, PEM.", default=None, path="file")
     kv_host: str | None = flag(
         "Address that decode workers reach this one at.",
         variable="VLLM_NIXL_SIDE_CHANNEL_HOST",
@@ -162,6 +167,11 @@ class ServeSettings:
     is_bidirectional: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def scheme(self) -> str:
+        """By which it is reached; the other workers of its graph, too."""
+        return "http" if self.flags.ssl_certfile is None else "https"
+
     def latency(self) -> LatencyModel:
         """Return how long steps take."""
         return self.profile.latency()
@@ -218,6 +228,8 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     """
     SimulatedClock(flags.speed)  # refuses a bad --speed
     check_bounds(flags)
+    if (flags.ssl_certfile is None) is not (flags.ssl_keyfile is None):
+        raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; give both, or neither")
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
     kv_events = parse_events_config(flags.kv_events_config)

@@ -40,6 +40,9 @@ DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
 """On every worker pod: GPUs that it counts against the budget, also where no device is requested (simulated)."""
 
+SCHEME_ANNOTATION: Final = f"{DOMAIN}/scheme"
+"""On workers' pods that speak another scheme than http."""
+
 METRICS_PATH_ANNOTATION: Final = f"{DOMAIN}/metrics-path"
 """On workers' pods whose metrics are not at `METRICS_PATH`."""
 
@@ -124,6 +127,12 @@ GRAPH_KEY: Final = "graph.yaml"
 API_KEYS_FOLDER: Final = "/etc/penstock-api-keys"
 """Where router pods find the Secret of accepted API keys, one file per key of the Secret."""
 
+WORKER_TLS_FOLDER: Final = "/etc/penstock-worker-tls"
+"""Where workers' pods find their certificate and its key."""
+
+WORKER_AUTH_FOLDER: Final = "/etc/penstock-worker-auth"
+"""Where router pods find the token that workers take, under its key of the workers' Secret."""
+
 TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Where router pods find the Secret of keys that carry tiers, likewise."""
 
@@ -197,3 +206,9 @@ PULL_REASONS: Final = frozenset(
 )
 CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 """Reasons of waiting containers: kubernetes/pkg/kubelet/images/types.go and kuberuntime."""
+
+
+def scheme_of(annotations: object) -> str:
+    """Return by which scheme a pod with these annotations is reached; any other hand's word counts for nothing."""
+    named = annotations.get(SCHEME_ANNOTATION) if isinstance(annotations, Mapping) else None
+    return "https" if named == "https" else "http"

@@ -28,19 +28,21 @@ from penstock.kube.objects.names import (
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 
-_FAMILIES: Final = {"IPv4": "http://{}:{}", "IPv6": "http://[{}]:{}"}
+_FAMILIES: Final = {"IPv4": "{}:{}", "IPv6": "[{}]:{}"}
 """Address types in order of preference; FQDN is deprecated and names no pod."""
 
 
-def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
+def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> tuple[WorkerSpec, ...]:
     """Return the workers of a graph's EndpointSlices, by name; endpoints that are no workers are left out.
+
+    All are reached by ``scheme``, which a graph keeps.
 
     A pod may stand in several slices: of both address families (IPv4 wins), and for a moment in
     two of one family while it is moved between them; then it is ready if one says so, and leaving likewise.
     """
     found: dict[str, WorkerSpec] = {}
     for each in sorted(slices, key=lambda each: str(each.get("addressType"))):
-        for spec in _workers(each):
+        for spec in _workers(each, scheme):
             known = found.get(spec.name)
             found[spec.name] = spec if known is None else _merged(known, spec)
     return tuple(found[name] for name in sorted(found))
@@ -48,17 +50,18 @@ def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the base URLs of the graph's routers, leaving ones included: their requests go on."""
-    return tuple(sorted(url for part in slices for role, url, _ in _endpoints(part) if role == Role.ROUTER))
+    found = (at for part in slices for role, at, _ in _endpoints(part) if role == Role.ROUTER)
+    return tuple(sorted(f"http://{at}" for at in found))
 
 
-def _workers(part: Mapping[str, Any]) -> Iterable[WorkerSpec]:
-    for role, url, endpoint in _endpoints(part):
+def _workers(part: Mapping[str, Any], scheme: str) -> Iterable[WorkerSpec]:
+    for role, address, endpoint in _endpoints(part):
         if role in WORKER_ROLES:
-            yield _worker(endpoint, Role(str(role)), url)
+            yield _worker(endpoint, Role(str(role)), f"{scheme}://{address}")
 
 
 def _endpoints(part: Mapping[str, Any]) -> Iterable[tuple[object, str, Mapping[str, Any]]]:
-    """Yield the role, URL and entry of each endpoint of a slice."""
+    """Yield the role, host with port, and entry of each endpoint of a slice."""
     role = (part.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
     form, port = _FAMILIES.get(part.get("addressType") or ""), _port(part.get("ports") or ())
     for endpoint in part.get("endpoints") or ():
@@ -75,7 +78,7 @@ def _worker(endpoint: Mapping[str, Any], role: Role, url: str) -> WorkerSpec:
     is_ready = conditions.get("ready") is not False and not is_leaving
     pod = endpoint.get("targetRef") or {}
     return WorkerSpec(
-        name=str(pod.get("name") or url.removeprefix("http://")),
+        name=str(pod.get("name") or url.partition("://")[2]),
         role=role,
         url=url,
         ready=is_ready,
@@ -113,10 +116,11 @@ FIRST_VIEW_S: Final = 5.0
 
 
 class KubernetesDiscovery(Discovery):
-    """Workers of one graph in one namespace; None takes the service account's or the kubeconfig context's."""
+    """Workers of one graph in one namespace; None takes the service account's or the kubeconfig context's; ``scheme`` is the workers'."""
 
-    def __init__(self, *, graph: str, namespace: str | None) -> None:
+    def __init__(self, *, graph: str, namespace: str | None, scheme: str = "http") -> None:
         super().__init__(routers=())
+        self._scheme = scheme
         self._graph = graph
         self._namespace = namespace
         self._client: KubeClient | None = None
@@ -157,7 +161,7 @@ class KubernetesDiscovery(Discovery):
         self._is_changed = False
         try:
             slices = self._informer.objects.values()
-            self._found, self.routers = parse_slices(slices), router_urls(slices)
+            self._found, self.routers = parse_slices(slices, self._scheme), router_urls(slices)
         except (KeyError, TypeError, ValueError, AttributeError):
             log.exception("EndpointSlices not readable; the last good view is kept", graph=self._graph)
 

@@ -136,7 +136,7 @@ def parse_statefile(content: bytes) -> tuple[tuple[WorkerSpec, ...], tuple[str, 
     workers, routers = [], []
     for name, entry in data.items():
         url = entry.get("url") if isinstance(entry, dict) and name != ARBITER_KEY else None
-        if not isinstance(url, str) or not url.startswith("http://"):
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             continue
         if entry.get("role") == Role.ROUTER:
             routers.append(url.rstrip("/"))

@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import ssl
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from certificates import write_certificates
 
 from penstock.core.errors import ConfigError, UpstreamConnectError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.tls import Tls, TlsFiles
+from penstock.core.http.server import HttpServer
+from penstock.core.http.tls import NO_FILES, UNVERIFIED, Tls, TlsFiles, server_context
+from penstock.core.http.tls import files_of as files_of_workers
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,51 @@ async def test_a_server_of_another_authority_gets_nothing(served, pool_of):
     with pytest.raises(UpstreamConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         await pool_of(TlsFiles()).request("GET", url)
     assert heads == []
+
+
+@pytest.fixture
+async def own_server(folder):
+    """Penstock's own HTTP server, with a certificate; its base URL."""
+
+    async def answer(_request, responder):
+        await responder.send(200, b"ok")
+
+    server = HttpServer(answer)
+    await server.start("127.0.0.1", 0, server_context(folder / "server.crt", folder / "server.key"))
+    yield f"https://127.0.0.1:{server.port}/x"
+    await server.close(grace_s=1.0)
+
+
+async def test_workers_are_known_by_the_name_in_their_certificate(own_server, folder, pool_of):
+    """Whatever address they have; a manifest holds the authorities as text."""
+    said = SimpleNamespace(
+        ca_bundle=(folder / "ca.crt").read_text(), server_name="penstock-worker", token_key="token"
+    )
+    assert files_of_workers(said).token is None
+    assert files_of_workers(said, "/secret").token == Path("/secret/token")
+    answer = await pool_of(files_of_workers(said)).request("GET", own_server)
+    assert (answer.status, answer.body) == (200, b"ok")
+
+    said.server_name = "another"
+    with pytest.raises(UpstreamConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        await pool_of(files_of_workers(said)).request("GET", own_server)
+
+
+async def test_one_that_only_asks_how_a_process_is_may_leave_it_unproved(own_server, pool_of):
+    """As the kubelet does."""
+    answer = await pool_of(UNVERIFIED).request("GET", own_server)
+    assert answer.status == 200
+
+
+def test_without_tls_nothing_is_needed():
+    """A graph's workers speak http by default."""
+    assert files_of_workers(None, "/secret") == NO_FILES
+
+
+def test_a_servers_files_that_cannot_be_used_are_named(folder, tmp_path):
+    """Both of them."""
+    with pytest.raises(ConfigError, match=r"none\.key: .*give readable files in PEM"):
+        server_context(folder / "server.crt", tmp_path / "none.key")
 
 
 async def test_a_plain_server_is_not_spoken_to_in_tls(served, folder, pool_of):

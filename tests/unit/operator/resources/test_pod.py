@@ -10,6 +10,8 @@ import urllib.error
 import urllib.request
 
 import pytest
+import yaml
+from certificates import write_certificates
 
 from penstock.api.runtimes import SHIPPED, RuntimeTraits
 from penstock.core.errors import InvalidSpecError
@@ -253,6 +255,40 @@ def test_a_services_own_liveness_limit_sets_the_failures(container, liveness_s, 
 def test_who_aborts_at_sigterm_gets_it_when_idle(container, runtime, service, hook):
     """Workers of vLLM and Dynamo wait in the hook; the others finish their requests themselves."""
     assert list(container(service, runtime=runtime)["lifecycle"]["preStop"]) == [hook]
+
+
+@pytest.mark.parametrize("token", [None, "token"])
+def test_workers_that_speak_https(objects, tmp_path, token):
+    """Probed by https, marked for operator, planner and Prometheus; a router gets the token alone, and the authorities."""
+    write_certificates(tmp_path)
+    tls = {"caBundle": (tmp_path / "ca.crt").read_text(), "secret": "workers", "tokenKey": token}
+    found = objects(runtime="vllm", engine={"tls": tls})
+    worker, router = (
+        found["Deployment", f"llama-{name}"]["spec"]["template"] for name in ("decode", "frontend")
+    )
+    (container,) = worker["spec"]["containers"]
+    assert worker["metadata"]["annotations"]["penstock.dev/scheme"] == "https"
+    assert "penstock.dev/scheme" not in router["metadata"]["annotations"]
+    schemes = [
+        container[f"{name}Probe"]["httpGet"].get("scheme") for name in ("startup", "readiness", "liveness")
+    ]
+    assert schemes == ["HTTPS"] * 3
+    assert "scheme" not in router["spec"]["containers"][0]["livenessProbe"]["httpGet"]
+    (hook,) = container["lifecycle"].values()
+    program = hook["exec"]["command"][2]
+    assert all(part in program for part in ('urlopen("https://127.0.0.1:8000/metrics"', "context=ssl."))
+    compile(program, "hook", "exec")
+
+    def mounted(template):
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        secret = volumes.get("worker-tls", {"secret": {"items": []}})["secret"]
+        return [each["key"] for each in secret["items"]]
+
+    assert mounted(worker) == ["tls.crt", "tls.key"]
+    assert mounted(router) == ([] if token is None else ["token"])
+    graph = yaml.safe_load(found["ConfigMap", "llama-router"]["data"]["graph.yaml"])
+    kept = {key: value for key, value in tls.items() if value is not None}
+    assert graph["spec"]["engine"]["tls"] == kept
 
 
 def test_prefill_and_decode_prefer_one_zone(template):
