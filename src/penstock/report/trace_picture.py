@@ -14,14 +14,15 @@ from penstock.workload.traces import TraceRequest
 
 
 def draw_trace(name: str, info: TraceInfo, requests: Sequence[TraceRequest]) -> Figure:
-    """Return the picture; panels of what the trace does not have say so."""
-    figure = blank_figure(f"{name}: {info.requests:,} requests")
-    rate, reuse, lengths = figure.subplots(1, 3)
+    """Return the picture; a trace without ids has no panel of reuse, and its title says why."""
+    unknown = "" if info.reuse is not None else "; no ids, so reuse is unknown"
+    figure = blank_figure(f"{name}: {info.requests:,} requests{unknown}")
+    rate, *middle, lengths = figure.subplots(1, 2 if unknown else 3)
     _over_time(rate, [(each.start_s, each.rps) for each in info.windows], BLUE)
     rate.set(title="Arrivals", xlabel="seconds", ylabel="requests / s")
-    _over_time(reuse, [(each.start_s, each.reused_fraction) for each in info.windows], GREEN)
-    unknown = " (no ids: unknown)" if info.reuse is None else ""
-    reuse.set(title=f"Prompt tokens seen before{unknown}", xlabel="seconds", ylabel="share", ylim=(0, 1))
+    for reuse in middle:
+        _over_time(reuse, [(each.start_s, each.reused_fraction) for each in info.windows], GREEN)
+        reuse.set(title="Prompt tokens seen before", xlabel="seconds", ylabel="share", ylim=(0, 1))
     for what, values, colour in (
         ("prompts", [each.input_tokens for each in requests], BLUE),
         ("answers", [each.output_tokens for each in requests], VERMILION),
@@ -30,7 +31,7 @@ def draw_trace(name: str, info: TraceInfo, requests: Sequence[TraceRequest]) -> 
         lengths.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=what)
     lengths.set(title="Lengths", xlabel="tokens", ylabel="share of requests", xscale="log", ylim=(0, 1))
     lengths.legend(fontsize=8, frameon=False, loc="lower right")
-    for axes in (rate, reuse, lengths):
+    for axes in (rate, *middle, lengths):
         axes.grid(alpha=0.25)
     return figure
 

@@ -71,7 +71,7 @@ class SimulateOptions:
     """The command line's options, by their names; None where not given, ``admission`` without what was not."""
 
     trace: str = flag(
-        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's or splitwise-sim's), the "
+        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's, splitwise-sim's or ServeGen's), the "
         "packaged `mooncake`, or a synthetic process: "
         "poisson|gamma|bursts|tenants|constant|sine|step|ramp|regimes|day|sawtooth|week with :KEY=VALUE,… as "
         "poisson:rate=4,count=2000,input_tokens=2048,share=0.5; requests=TRACE takes a trace's prompts.",

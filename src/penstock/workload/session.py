@@ -114,7 +114,7 @@ class LoadConfig:
     """
 
     trace: str = flag(
-        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's or splitwise-sim's), the "
+        "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's, splitwise-sim's or ServeGen's), the "
         "built-in `mooncake`, or a synthetic process as of `penstock simulate`."
     )
     destination: Destination = field(default_factory=Destination)

@@ -33,6 +33,7 @@ class TraceFormat(StrEnum):
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     SPLITWISE = "splitwise"
+    SERVEGEN = "servegen"
     TABLE = "table"
     SYNTHETIC = "synthetic"
 
@@ -219,8 +220,10 @@ CSV_COLUMNS: Final[Mapping[TraceFormat, Columns]] = {
     TraceFormat.AZURE: Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", has_dates=True),
     TraceFormat.BURSTGPT: Columns("Timestamp", "Request tokens", "Response tokens", has_failures=True),
     TraceFormat.SPLITWISE: Columns("arrival_timestamp", "prompt_size", "token_size"),
+    TraceFormat.SERVEGEN: Columns("timestamp", "input_tokens", "output_tokens"),
 }
-"""Source: AzurePublicDataset's traces of 2023 and 2024; HPMLL/BurstGPT, both of its headers; splitwise-sim's traces."""
+"""Source: AzurePublicDataset's traces of 2023 and 2024; HPMLL/BurstGPT, both of its headers; splitwise-sim's traces; what
+alibaba/ServeGen's `save_requests_to_csv` writes."""
 
 
 def header_of(text: str) -> list[str]:

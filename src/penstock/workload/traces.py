@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,13 +51,16 @@ BUILT_IN: Final = {"mooncake": "mooncake_conversation_slice.jsonl"}
 
 KNOWN: Final = (
     "JSON lines with timestamp, input_length and output_length (Mooncake, AIPerf, Dynamo, Bailian), Azure's CSV"
-    " (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT's (Timestamp,…,Request tokens,Response tokens) and splitwise-sim's"
-    " (arrival_timestamp,…,prompt_size,token_size)"
+    " (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT's (Timestamp,…,Request tokens,Response tokens), splitwise-sim's"
+    " (arrival_timestamp,…,prompt_size,token_size) and ServeGen's (request_id,timestamp,input_tokens,output_tokens)"
 )
 """What can be read, for messages."""
 
 BLOCK_TOKENS_HELP: Final = "Tokens that one hash id of the trace stands for."
 BLOCK_TOKENS_UNSET: Final = "512; 16 for Bailian"
+
+_CLIENT_TABLE: Final = re.compile(r"\d+,[\d.e+-]+,[\d.e+-]+,(Gamma|Weibull|),[\d.e+-]+,[\d.e+-]+$")
+"""A row of ServeGen's chunk-N-trace.csv, which has no header; an idle window names no distribution."""
 
 _SHOWN_BAD_ROWS = 5
 """Chosen: enough to see a pattern, few enough to read."""
@@ -232,6 +236,16 @@ def _detect(source: str, first: str) -> TraceFormat:
             f"--trace {source}: holds texts, as ShareGPT does, and a replay needs times and lengths. Count its tokens into lines"
             f' of {{"timestamp": ms, "input_length": tokens, "output_length": tokens}}; or give a synthetic process with its'
             " mean lengths, as --trace poisson:rate=2,input_tokens=300,output_tokens=200"
+        )
+    if _CLIENT_TABLE.match(text):
+        raise ConfigError(
+            f"--trace {source}: is a table of one of ServeGen's clients (start, rate, CV and distribution of gaps), not of requests;"
+            " let ServeGen generate requests and write them by its save_requests_to_csv, and give that file"
+        )
+    if text.startswith("{") and '"request_id"' in text and '"timestamp"' not in text:
+        raise ConfigError(
+            f"--trace {source}: is a batch job of ServeGen's offline traces, whose requests have no times; give a trace of arrivals,"
+            " or a synthetic process with its lengths, as --trace poisson:rate=2,input_tokens=300,output_tokens=200"
         )
     if text.startswith("{"):
         return TraceFormat.BAILIAN if '"chat_id"' in text else TraceFormat.MOONCAKE

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from penstock.report.trace_picture import draw_trace
+from penstock.workload.trace_info import describe_trace
 from penstock.workload.traces import load_trace
 
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -33,6 +35,14 @@ def test_the_packaged_trace(run, tmp_path):
     assert f"reuse {plain['reuse']['tokens_fraction']:.1%} of the prompt tokens" in out
     assert (plain["format"], plain["hash_tokens"], plain["prompts"]["most"]) == ("mooncake", 512, 121_298)
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_of_a_trace_without_ids_has_no_panel_of_reuse(burstgpt):
+    """An empty axis would look like no reuse; the title says that it is unknown."""
+    trace = load_trace(burstgpt)
+    figure = draw_trace("b.csv", describe_trace(trace), trace.requests)
+    assert [axes.get_title() for axes in figure.axes] == ["Arrivals", "Lengths"]
+    assert figure.get_suptitle() == "b.csv: 3 requests; no ids, so reuse is unknown"
 
 
 def test_a_trace_without_ids_says_what_it_cannot_know(run, burstgpt):

@@ -125,6 +125,12 @@ def test_a_bad_azure_row_is_skipped_with_its_reason(tmp_path, row, reason):
         ),
         (b'{"session_id": "s", "messages": [], "output_length": 5, "timestamp": 0}', "holds texts"),
         (b"Timestamp,Request tokens,Response tokens\n1,5,0\n", "only requests that failed"),
+        (b"0,1.33,8.59,Weibull,0.375,0.396\n600,0,0,,0,0\n", "one of ServeGen's clients"),
+        (b"600,0,0,,0,0\n", "one of ServeGen's clients"),
+        (
+            b'{"request_id": 0, "type": "text", "input_length": 61, "output_length": 9}\n',
+            "requests have no times",
+        ),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
@@ -151,6 +157,10 @@ SPLITWISE = """request_id,request_type,application_id,arrival_timestamp,batch_si
 0,2,0,0.5,1,374,44
 1,2,0,4.25,1,396,109
 """
+SERVEGEN = """request_id,timestamp,input_tokens,output_tokens
+0,0.5,10,20
+1,1.2,15,25
+"""
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.009930+00:00,2162,5
 2024-05-10 00:00:01+00:00,100,15
@@ -172,6 +182,7 @@ BARE = """{"timestamp": 0, "input_length": 6758, "output_length": 500}
         ),
         (WITH_SESSIONS, TraceFormat.BURSTGPT, [(0, 472, 18), (3.5, 1087, 230)], []),
         (SPLITWISE, TraceFormat.SPLITWISE, [(0.5, 374, 44), (4.25, 396, 109)], []),
+        (SERVEGEN, TraceFormat.SERVEGEN, [(0.5, 10, 20), (1.2, 15, 25)], []),
         (AZURE_2024, TraceFormat.AZURE, [(0, 2162, 5), (0.99007, 100, 15)], []),
         (AZURE_2023, TraceFormat.AZURE, [(0, 374, 44), (4.314579, 396, 109)], []),
         (BARE, TraceFormat.MOONCAKE, [(0, 6758, 500), (3, 7322, 490)], []),
