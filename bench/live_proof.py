@@ -50,7 +50,7 @@ from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.protocol import RuntimeContext
 from penstock.runtimes.simulated import Simulated
 from penstock.simulator.jobs import Job, PrefixChains
-from penstock.simulator.scenario import RouterGroup, Scenario, graph_pools
+from penstock.simulator.scenario import Scenario, SimulatedRouters, graph_pools
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
@@ -121,7 +121,7 @@ def simulate(
     scenario = Scenario(
         pools=graph_pools(graph),
         router=config,
-        routers=RouterGroup(routers),
+        routers=SimulatedRouters(routers),
         slo_s=config.ttft_slo_seconds,
         seed=seed,
     )

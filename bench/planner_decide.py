@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.api import Role
-from penstock.engine.profiles.performance import SimulatedEngine, performance_of
+from penstock.engine.profiles.performance import EngineSpeed, performance_of
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
@@ -94,7 +94,7 @@ def main() -> None:
             continue
         chosen = config.in_mode(mode)
         if mode == Mode.SLA:
-            engine = SimulatedEngine("a100-llama-8b-bf16-tp1")
+            engine = EngineSpeed("a100-llama-8b-bf16-tp1")
             chosen = replace(chosen, itl_slo_s=0.05, performance=performance_of(engine, engine))
         _, state = decide(window, PlannerState(), chosen)
         decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from setups import INSTANCES, Case, world
 
 from penstock.api import Role, RouterConfig
-from penstock.simulator.scenario import Resize, RouterGroup, Scenario
+from penstock.simulator.scenario import Resize, Scenario, SimulatedRouters
 from penstock.simulator.sweep import RunSpec
 
 WAYS = ("one picks", "it dies four times")
@@ -60,7 +60,9 @@ def together(scenario: Scenario, count: int, way: str, *, last_s: float = 0.0) -
     if count == 1:
         return scenario
     deaths = tuple(last_s * number / (DEATHS + 1) for number in range(1, DEATHS + 1))
-    return replace(scenario, routers=RouterGroup(count, 0.0, PICK_DELAY_S, deaths if way == WAYS[1] else ()))
+    return replace(
+        scenario, routers=SimulatedRouters(count, 0.0, PICK_DELAY_S, deaths if way == WAYS[1] else ())
+    )
 
 
 def routers(

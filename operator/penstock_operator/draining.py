@@ -25,7 +25,7 @@ from penstock_operator.apply import Applier, name_of
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.loads import MetricsReader
 from penstock_operator.plan.deletion import DeletionStep, next_step
-from penstock_operator.plan.drain import ScalePlan, WorkerPool, is_idle, plan_scale, pods_to_ask
+from penstock_operator.plan.drain import ScalePlan, ServicePool, is_idle, plan_scale, pods_to_ask
 from penstock_operator.plan.pods import PodView
 from penstock_operator.trim import Object
 from penstock_operator.workloads import WORKLOADS, is_own, known_replicas, label_of, replicas_of
@@ -44,7 +44,7 @@ class Drains:
         self._applier = applier
         self._loads = loads
 
-    async def plan(self, pool: WorkerPool, *, now_s: float) -> ScalePlan:
+    async def plan(self, pool: ServicePool, *, now_s: float) -> ScalePlan:
         """Return the next step of a pool, whose ``spec_replicas`` is yet to be written; nothing is written here."""
         loads = await self._loads.read(pods_to_ask(pool))
         return plan_scale(pool, loads=loads, now_s=now_s)
@@ -101,7 +101,7 @@ class Drains:
         refusals: Refusals,
     ) -> ScalePlan:
         pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
-        pool = WorkerPool(
+        pool = ServicePool(
             pods=pods,
             desired=0,
             spec_replicas=number,

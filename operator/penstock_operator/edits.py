@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.api import GraphDeployment
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 from penstock.core.lru_cache import LruCache
 from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.observed import ObservedGraph
@@ -26,7 +26,7 @@ class ValidEdits:
     """The edits of a graph that are valid, newest first, and the problems of the newest one where it is not."""
 
     edits: tuple[tuple[ServedSpec, GraphDeployment], ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[ManifestProblem, ...]
 
 
 class Edits:

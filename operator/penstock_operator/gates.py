@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.kube.objects.refusals import Refusal, RefusalKind, Refusals
+from penstock.kube.objects.refusals import RefusalKind, Refusals, WriteRefusal
 from penstock_operator.apply import Applier
 from penstock_operator.plan.budget import Holding, Releases, Waiting, holdings, released, releases
 from penstock_operator.plan.pods import PodView
@@ -100,7 +100,7 @@ class Gates:
         """Forget a deleted graph."""
         self._graphs.pop(key, None)
 
-    async def _ungate(self, pod: PodView, refusals: Refusals) -> Refusal | None:
+    async def _ungate(self, pod: PodView, refusals: Refusals) -> WriteRefusal | None:
         """Remove the gate from this very pod; return why it certainly stays, None where it may be gone."""
         path = f"/spec/schedulingGates/{pod.gates.index(BUDGET_GATE)}"
         patch = [

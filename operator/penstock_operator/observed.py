@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.api import GraphDeployment
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.plan.facts import Failure
@@ -38,7 +38,7 @@ class ObservedGraph:
     now_s: float
     served: ServedSpec
     paused: str = ""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ManifestProblem, ...] = ()
     standing: Standing | None = None
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
 from penstock.api.manifests.validation import template_of
-from penstock.core.errors import InvalidSpecError, NotFoundError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage
@@ -123,7 +123,7 @@ class Profiles:
         name = request.spec.graph
         if name is None:
             found, model = template_of(request)
-            wrong = message_of(Problem(path=dotted(path), message=message) for path, message in found)
+            wrong = message_of(ManifestProblem(path=dotted(path), message=message) for path, message in found)
             return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
         raw = self._parts.cluster.snapshot((namespace, name)).graph
         if raw is None:

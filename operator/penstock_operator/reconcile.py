@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.api import GraphDeployment
-from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
+from penstock.core.errors import ClusterError, InvalidSpecError, ManifestProblem, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventRecorder
@@ -189,7 +189,7 @@ class Reconciler:
         snapshot: GraphSnapshot,
         *,
         served: ServedSpec,
-        problems: tuple[Problem, ...],
+        problems: tuple[ManifestProblem, ...],
     ) -> ObservedGraph:
         kinds = [kind for kind in needed_kinds(model.spec) if await self._parts.cluster.serves(kind)]
         context = replace(
@@ -269,7 +269,7 @@ class Reconciler:
         )
 
     async def _invalid(
-        self, key: Key, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
+        self, key: Key, raw: Object, snapshot: GraphSnapshot, problems: tuple[ManifestProblem, ...]
     ) -> ReconcileResult:
         """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
         invalid, refusals = Failure("InvalidSpec", message_of(problems)), Refusals()

@@ -18,7 +18,7 @@ from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
-from penstock_operator.plan.drain import Bounded, WorkerPool, bounded, held
+from penstock_operator.plan.drain import Bounded, ServicePool, bounded, held
 from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
@@ -116,7 +116,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
 
 def _pools(
     graph: ObservedGraph, services: dict[str, ServiceState], allowed: Releases
-) -> dict[str, WorkerPool]:
+) -> dict[str, ServicePool]:
     """Return the worker services as the plan of their drains reads them."""
     pods = graph.workers
     # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
@@ -126,7 +126,7 @@ def _pools(
         state = services[name]
         rollout = state.rollout
         is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
-        pools[name] = WorkerPool(
+        pools[name] = ServicePool(
             desired=state.bounds.replicas,
             spec_replicas=state.running,
             grace_s=service.termination_grace_period_seconds,

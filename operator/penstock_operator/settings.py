@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.api.base import DNS_LABEL_PATTERN, OperatorClass
 from penstock.api.runtimes import PENSTOCK_IMAGE
-from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
 from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock_operator.resources.accelerators import GPU_RESOURCES
 from penstock_operator.resources.allowances import allowances_of, profiles_of
@@ -103,7 +103,7 @@ def settings_of(**given: object) -> OperatorSettings:
         return OperatorSettings.model_validate({key: each for key, each in given.items() if each is not None})
     except ValidationError as exc:
         problems = [
-            Problem(
+            ManifestProblem(
                 path="".join(f"--{part}" for part in error["loc"]).replace("_", "-"),
                 message=error["msg"].removeprefix("Value error, ")
                 + (f" (given: {error['input']!r})" if error["loc"] else ""),

@@ -7,23 +7,23 @@ from typing import TypeVar
 
 from penstock.api import GpuPool, GraphDeployment, ProfileRequest, dotted
 from penstock.api.manifests.validation import validate
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 from penstock_operator.trim import Object
 
 M = TypeVar("M", GpuPool, GraphDeployment, ProfileRequest)
 
-ValidatedGraph = tuple[GraphDeployment | None, tuple[Problem, ...]]
+ValidatedGraph = tuple[GraphDeployment | None, tuple[ManifestProblem, ...]]
 
 
-def validated(model: type[M], raw: Object) -> tuple[M | None, tuple[Problem, ...]]:
+def validated(model: type[M], raw: Object) -> tuple[M | None, tuple[ManifestProblem, ...]]:
     """Return the user-written part of an object of the cluster as its model, or None with everything wrong with it."""
     metadata = {key: raw["metadata"][key] for key in ("name", "namespace")}
     manifest = {**{key: raw[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}
     found, made = validate(model, manifest)
-    problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
+    problems = tuple(ManifestProblem(path=dotted(path), message=message) for path, message in found)
     return (made if isinstance(made, model) else None), problems
 
 
-def message_of(problems: Iterable[Problem]) -> str:
+def message_of(problems: Iterable[ManifestProblem]) -> str:
     """Return problems as one line of a condition."""
     return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in problems)

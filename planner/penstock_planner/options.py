@@ -26,7 +26,7 @@ from penstock.api.planner import READ_IN_MODES, PlannerConfig, PolicyName
 from penstock.api.rule import Violation
 from penstock.api.runtimes import traits_of
 from penstock.api.schedule import TimeZone
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
@@ -45,7 +45,7 @@ def _none_word(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in {"none", "null"} else value
 
 
-class Setting(NamedTuple):
+class DeclaredOption(NamedTuple):
     """Where one option is declared and what it becomes.
 
     Attributes:
@@ -65,7 +65,7 @@ def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
         model = model.model_fields[section].annotation
     field: FieldInfo = model.model_fields[last]
     shared = {"default": field.default, "description": field.description, **bounds(field), **overrides}
-    return Field(**shared, json_schema_extra={"setting": Setting(key, decides)})  # type: ignore[dict-item]
+    return Field(**shared, json_schema_extra={"setting": DeclaredOption(key, decides)})  # type: ignore[dict-item]
 
 
 class PlannerOptions(BaseModel):
@@ -218,7 +218,7 @@ class PlannerOptions(BaseModel):
         return state_dir() / f"{self.namespace}-planner"
 
 
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, DeclaredOption] = {
     name: field.json_schema_extra["setting"]  # type: ignore[misc, index]
     for name, field in PlannerOptions.model_fields.items()
     if field.json_schema_extra
@@ -263,7 +263,7 @@ def join(
             f"{zero_after_s:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
             "services have to be set up for; give it there"
         )
-        raise InvalidSpecError([Problem("--scale-to-zero-after", message, "planner")])
+        raise InvalidSpecError([ManifestProblem("--scale-to-zero-after", message, "planner")])
     refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
     return options
 
@@ -276,7 +276,7 @@ def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> No
     """
     problems = _contradictions(options, is_aggregated=is_aggregated)
     if problems:
-        raise InvalidSpecError([Problem(f"--{key}", message, "planner") for key, message in problems])
+        raise InvalidSpecError([ManifestProblem(f"--{key}", message, "planner") for key, message in problems])
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
@@ -304,14 +304,14 @@ def _from_file(path: Path) -> dict[str, Any]:
         mark = getattr(exc, "problem_mark", None)
         line = mark.line + 1 if mark is not None else None
         raise InvalidSpecError(
-            [Problem("", f"not YAML: {getattr(exc, 'problem', exc)}", str(path), line)]
+            [ManifestProblem("", f"not YAML: {getattr(exc, 'problem', exc)}", str(path), line)]
         ) from exc
     section = content.get(SECTION) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         message = (
             f"no section {SECTION!r}; write the options below it, e.g. {SECTION}: {{environment: local}}"
         )
-        raise InvalidSpecError([Problem("", message, str(path))])
+        raise InvalidSpecError([ManifestProblem("", message, str(path))])
     return section
 
 
@@ -390,9 +390,9 @@ def _camel(key: Iterable[object]) -> str:
     return ".".join(to_camel(str(part)) for part in key)
 
 
-def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> Problem:
+def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> ManifestProblem:
     key = str(error["loc"][0]) if error["loc"] else ""
     where = str(file) if file is not None and key not in given else "planner"
     if error["type"] == "extra_forbidden":
-        return Problem(f"{SECTION}.{key}", f"unknown option; known are {', '.join(FLAGS)}", where)
-    return Problem(f"--{key}", f"{error['input']!r}: {error['msg'].lower()}; correct it", where)
+        return ManifestProblem(f"{SECTION}.{key}", f"unknown option; known are {', '.join(FLAGS)}", where)
+    return ManifestProblem(f"--{key}", f"{error['input']!r}: {error['msg'].lower()}; correct it", where)

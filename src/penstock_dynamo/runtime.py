@@ -23,7 +23,7 @@ from penstock.api.graph import GraphSpec
 from penstock.api.router_queues import AdmissionConfig
 from penstock.api.runtimes import DYNAMO_FRONTEND, SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.kinds import Kind
 from penstock.runtimes.engine_flags import (
     batch_flags,
@@ -138,7 +138,7 @@ class Dynamo(Runtime):
                 f"{python} {why}; give the Python environment that has it, or apply the graph to a cluster, whose images "
                 "have it (a clone's `make dynamo` makes .venv-dynamo, docs/dynamo.md)"
             )
-            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
+            raise InvalidSpecError([ManifestProblem(path="spec.engine.pythonEnvironment", message=message)])
 
 
 def python_of(spec: GraphSpec, context: RuntimeContext) -> str:

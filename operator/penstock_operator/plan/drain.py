@@ -159,7 +159,7 @@ class ScalePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPool:
+class ServicePool:
     """One worker service that is scaled.
 
     Attributes:
@@ -183,7 +183,7 @@ class WorkerPool:
     known_replicas: int = 0
 
 
-def pods_to_ask(pool: WorkerPool) -> list[PodView]:
+def pods_to_ask(pool: ServicePool) -> list[PodView]:
     """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
     surplus = sum(pod.alive for pod in pool.pods) - pool.desired
     if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
@@ -193,7 +193,7 @@ def pods_to_ask(pool: WorkerPool) -> list[PodView]:
     return marked if len(marked) >= surplus else able
 
 
-def plan_scale(pool: WorkerPool, *, loads: Mapping[str, PodLoad | None], now_s: float) -> ScalePlan:
+def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s: float) -> ScalePlan:
     """Return the next step towards the desired number of replicas; ``now_s`` in seconds since the epoch.
 
     Loads are by pod name; None or absent: unknown, which is not idle.
@@ -233,7 +233,7 @@ def plan_scale(pool: WorkerPool, *, loads: Mapping[str, PodLoad | None], now_s: 
     )
 
 
-def _may_go(pod: PodView, pool: WorkerPool, load: PodLoad | None, now_s: float) -> bool:
+def _may_go(pod: PodView, pool: ServicePool, load: PodLoad | None, now_s: float) -> bool:
     """Return whether a victim may go at once."""
     if pod.serving != DRAINING or pod.drain_since_s is None:
         return False

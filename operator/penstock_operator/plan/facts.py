@@ -33,14 +33,14 @@ _SLOW_AFTER_STARTUP: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ServiceReplicas:
     """Replicas of one service.
 
     Attributes:
-        existing: Replicas that neither terminate nor are finished, draining ones included.
+        existing: ServiceReplicas that neither terminate nor are finished, draining ones included.
         ready: Of those, replicas whose every pod is ready.
         serving: The ready ones that may get requests: workers by their serving label, routers always.
-        draining: Replicas that are marked to leave or terminate already.
+        draining: ServiceReplicas that are marked to leave or terminate already.
         gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
         unplaced: Of the existing, replicas of which a pod has no node or is yet to be made.
         gated: Of the existing, replicas with a pod that the budget's gate holds.
@@ -55,7 +55,7 @@ class Replicas:
     gated: int = 0
 
 
-def count(pods: Iterable[PodView]) -> Replicas:
+def count(pods: Iterable[PodView]) -> ServiceReplicas:
     """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
     present = [pod for pod in pods if not pod.finished]
     replicas: dict[str, list[PodView]] = defaultdict(list)
@@ -64,7 +64,7 @@ def count(pods: Iterable[PodView]) -> Replicas:
             replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
     leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
     ready = [pods for pods in replicas.values() if _is_ready(pods)]
-    return Replicas(
+    return ServiceReplicas(
         existing=len(replicas),
         ready=len(ready),
         serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
@@ -97,8 +97,8 @@ class ServiceFacts:
 
     Attributes:
         desired: The workload's ``spec.replicas``; 0 while there is no workload.
-        target: Replicas wanted, the desired number within its bounds.
-        updated: Replicas of the newest revision.
+        target: ServiceReplicas wanted, the desired number within its bounds.
+        updated: ServiceReplicas of the newest revision.
         held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
             its bounds is no such step: it is settled, and its ScalingAdapter says so.
         refused: Why the API server refuses its pods; None: it refuses none.
@@ -106,7 +106,7 @@ class ServiceFacts:
     """
 
     role: Role
-    replicas: Replicas
+    replicas: ServiceReplicas
     desired: int
     target: int
     updated: int

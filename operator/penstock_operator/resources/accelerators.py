@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, NodePool
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 
 GPU_RESOURCES: Final = (
     "*/gpu",
@@ -32,7 +32,9 @@ def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> boo
     return any(fnmatchcase(resource, pattern) for pattern in known)
 
 
-def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES) -> Iterator[Problem]:
+def uncounted_devices(
+    graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES
+) -> Iterator[ManifestProblem]:
     """Yield what podTemplates ask for that may be accelerators and that the budget does not count: resources, and claims."""
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")
@@ -44,7 +46,7 @@ def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOU
                     f"{resource} is a device that no budget counts; if it is an accelerator, add it to the chart's "
                     "operator.gpuResources, and set the node pool's gpuResourceName"
                 )
-                yield Problem(path=f"{path}.{place}", message=message)
+                yield ManifestProblem(path=f"{path}.{place}", message=message)
         gpus = (pool or NodePool()).gpu_resource_name
         is_asked_for = service.gpus > 0 and not (graph.spec.models_gpus and pool is None)
         if is_asked_for and _has_claims_beside(gpus, service.pod_template.get("spec")):
@@ -52,7 +54,7 @@ def uncounted_devices(graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOU
                 f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'
             )
-            yield Problem(path=f"{path}.resourceClaims", message=message)
+            yield ManifestProblem(path=f"{path}.resourceClaims", message=message)
 
 
 def _has_claims_beside(gpus: str, spec: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.kube.kinds import (
     DEPLOYMENT,
@@ -92,7 +92,7 @@ def children(
     workers_first = sorted(specs, key=lambda name: (not graph.spec.services[name].role.is_worker, name))
     for name in workers_first:
         found += [_service(graph, name, context), _disruption_budget(graph, name, context)]
-    problems: list[Problem] = []
+    problems: list[ManifestProblem] = []
     for name in workers_first:
         number = replicas.get(name, graph.spec.services[name].replicas)
         away = unavailable.get(name, 0)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.api import GraphDeployment
 from penstock.api.engine import PROFILE_SUFFIX
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 from penstock.kube.kinds import DEPLOYMENT
 from penstock.kube.objects.names import SERVICE_LABEL
 from penstock_operator.resources.node_pool import TEMPORARY
@@ -34,9 +34,9 @@ class _File(NamedTuple):
     remedy: str = ""
 
 
-def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
+def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -> Iterator[ManifestProblem]:
     """Yield each key of a valid graph that names no file of all pods that read it, nor a ConfigMap; ``objects`` are its children."""
-    found: dict[str, Problem] = {}
+    found: dict[str, ManifestProblem] = {}
     for each in objects:
         if each["kind"] == DEPLOYMENT.kind:
             service = each["metadata"]["labels"][SERVICE_LABEL]
@@ -49,10 +49,10 @@ def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -
             message = (
                 f"{name} is no ConfigMap's name, which it is on Kubernetes; make one of the file and name it"
             )
-            yield Problem(f"spec.planner.{key}", message)
+            yield ManifestProblem(f"spec.planner.{key}", message)
 
 
-def _of_service(graph: GraphDeployment, service: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
+def _of_service(graph: GraphDeployment, service: str, pod: Mapping[str, Any]) -> Iterator[ManifestProblem]:
     spec = graph.spec.services[service]
     (main,) = [each for each in pod["containers"] if each["name"] == MAIN]
     own_image = None if graph.spec.needs_router_image(spec) else graph.spec.image
@@ -66,7 +66,7 @@ def _of_service(graph: GraphDeployment, service: str, pod: Mapping[str, Any]) ->
                 f"{file.path} is not in the pods of service {service}; {file.remedy}mount it by that service's "
                 "podTemplate, or name an image that holds it"
             )
-            yield Problem(f"spec.{file.key}", message)
+            yield ManifestProblem(f"spec.{file.key}", message)
 
 
 def _mounts(pod: Mapping[str, Any], main: Mapping[str, Any]) -> list[str]:

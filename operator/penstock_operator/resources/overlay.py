@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.resources.accelerators import GPU_RESOURCES, is_accelerator
 from penstock_operator.resources.allowances import Allowances
@@ -145,7 +145,7 @@ def _directive(patch: Mapping[str, Any], path: str) -> str | None:
 
 
 def _refusal(path: str, message: str) -> InvalidSpecError:
-    return InvalidSpecError([Problem(path=path, message=message)])
+    return InvalidSpecError([ManifestProblem(path=path, message=message)])
 
 
 MAIN: Final = "main"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
 from penstock.api.runtimes import RuntimeTraits
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.core.worker_metrics import METRICS_PATH, names_on_page
@@ -329,7 +329,7 @@ def _refuse_uncounted_split(graph: GraphDeployment, name: str, template: Mapping
             f"split an engine over {math.prod(sizes)} GPUs (tensor {sizes[0]} x pipeline {sizes[1]}), but the budget counts"
             f" {service.gpus}; remove the flags and set gpusPerReplica: {math.prod(sizes)}"
         )
-        raise InvalidSpecError([Problem(path=f"spec.services.{name}.args", message=message)])
+        raise InvalidSpecError([ManifestProblem(path=f"spec.services.{name}.args", message=message)])
 
 
 def _container(

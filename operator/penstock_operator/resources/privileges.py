@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock_operator.resources.allowances import Allowances, chart_entry
 
@@ -118,7 +118,7 @@ def confined(
     problems = []
     for key, value, remedy, allowed_by in (*_of_annotations(annotations), *_of_pod(own, spec, allowed)):
         message = f"{value} is not allowed in a podTemplate; {remedy}, or set the chart's {allowed_by}"
-        problems.append(Problem(path=f"{path}.{key}", message=message))
+        problems.append(ManifestProblem(path=f"{path}.{key}", message=message))
     if problems:
         raise InvalidSpecError(problems)
     return {**template, "spec": spec}

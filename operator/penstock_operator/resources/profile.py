@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.kinds import (
     CONFIG_MAP,
     GRAPH_DEPLOYMENT,
@@ -134,7 +134,7 @@ class _Work:
         if name not in spec.node_pools:
             known = ", ".join(sorted(spec.node_pools)) or "none"
             message = f"{name} is no node pool of graph {self.graph.name} ({known}); choose one of them"
-            raise InvalidSpecError([Problem(path="spec.nodePool", message=message)])
+            raise InvalidSpecError([ManifestProblem(path="spec.nodePool", message=message)])
         return spec.node_pools[name]
 
     @property
@@ -156,7 +156,7 @@ def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
             f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
             "--endpoint URL --tp N --config-map NAME` against it"
         )
-        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
+        raise InvalidSpecError([ManifestProblem(path="spec.graph", message=message)])
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
     rules: list[dict[str, Any]] = [
         {"action": "FailJob", "onExitCodes": never_right},
@@ -249,7 +249,7 @@ def _image(work: _Work) -> str:
             f"{graph.spec.runtime}, such as FROM {graph.spec.image_of(next(iter(graph.spec.workers)))} with "
             "`pip install 'penstock[kubernetes]'`"
         )
-        raise InvalidSpecError([Problem(path="spec.image", message=message)])
+        raise InvalidSpecError([ManifestProblem(path="spec.image", message=message)])
     return graph.spec.image or work.context.penstock_image or graph.spec.planner_image
 
 

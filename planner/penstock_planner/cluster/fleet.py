@@ -14,7 +14,7 @@ from typing import Any, Final
 from penstock.api import Environment, GraphDeployment, Role
 from penstock.api.manifests.validation import validate
 from penstock.core.backoff import Backoff
-from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
+from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
 from penstock.core.logs import bind_task, get_logger
 from penstock.kube.objects.names import paused_by
 from penstock.performance.profile import PerformanceProfile
@@ -50,7 +50,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
     problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
     if not isinstance(graph, GraphDeployment):
         raise InvalidSpecError(
-            [Problem(".".join(map(str, path)), message, "graph") for path, message in problems]
+            [ManifestProblem(".".join(map(str, path)), message, "graph") for path, message in problems]
         )
     return graph
 

@@ -14,7 +14,7 @@ from penstock.api.enums import PoolPriority
 from penstock.api.graph import GraphDeployment, KubernetesObject
 from penstock.api.rule import Breach, KeyPath, Rule
 from penstock.api.status import Condition
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 
 PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 
@@ -190,11 +190,13 @@ def entries_of(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Mapping[str,
     """
     found = {graph.name: each for graph in graphs for each in pool.spec.graphs if each.match.fits(graph)}
     problems = [
-        Problem(".".join(map(str, path)), f"GpuPool {pool.name}: {message}")
+        ManifestProblem(".".join(map(str, path)), f"GpuPool {pool.name}: {message}")
         for path, message in pool_problems(pool, graphs)
     ]
     problems += [
-        Problem("spec.graphs", f"GpuPool {pool.name}: no entry matches graph {graph.name}; add one for it")
+        ManifestProblem(
+            "spec.graphs", f"GpuPool {pool.name}: no entry matches graph {graph.name}; add one for it"
+        )
         for graph in graphs
         if graph.name not in found
     ]

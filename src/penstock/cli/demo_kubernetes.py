@@ -22,7 +22,7 @@ import yaml
 
 from penstock.api.manifests import load_graph
 from penstock.cli.demo_steps import clear, conclude, end_load, has_results, refuse_failed, start_load
-from penstock.cli.kubectl import Cluster, Stopped, current_context
+from penstock.cli.kubectl import KubectlContext, StopSignal, current_context
 from penstock.cli.terminal import Terminal
 from penstock.core.errors import ClusterError, ConfigError, PenstockError
 from penstock.core.flags import flag
@@ -175,7 +175,7 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
             ready = ("wait", "--for=condition=Ready", f"gd/{name}", f"--timeout={_READY_S:.0f}s")
             await cluster.kubectl(*ready, limit_s=_READY_S + 30, stop=stop)
             await _serve(cluster, demo, name, stop)
-    except Stopped:
+    except StopSignal:
         console.print("stopped before any load was sent")
     if stop.is_set() and not has_results(demo.output_dir / "run"):
         console.print("stopped before any request had ended; there is nothing to report")
@@ -190,19 +190,19 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
     return not stop.is_set()
 
 
-async def _reach(where: ClusterOptions, console: Terminal) -> Cluster:
+async def _reach(where: ClusterOptions, console: Terminal) -> KubectlContext:
     """Return the cluster that answers at the context."""
     missing = [each for each in ("kubectl", "helm") if shutil.which(each) is None]
     if missing:
         raise ConfigError(f"--kubernetes: needs {' and '.join(missing)} on PATH; install what is missing")
     context = where.context or await current_context()
-    cluster = Cluster(context, where.namespace or DEFAULT_NAMESPACE, console)
+    cluster = KubectlContext(context, where.namespace or DEFAULT_NAMESPACE, console)
     server = json.loads(await cluster.ask("version", "--output=json"))["serverVersion"]["gitVersion"]
     console.print(f"context {context}: Kubernetes {server} answers", soft_wrap=True)
     return cluster
 
 
-async def _check_room(cluster: Cluster, names: tuple[str, ...]) -> bool:
+async def _check_room(cluster: KubectlContext, names: tuple[str, ...]) -> bool:
     """Return whether the cluster has Penstock's kinds; refuse a namespace that exists, and half of the kinds."""
     if await cluster.ask("get", "namespace", cluster.namespace, "--ignore-not-found", "--output=name"):
         raise ConfigError(
@@ -221,7 +221,7 @@ async def _check_room(cluster: Cluster, names: tuple[str, ...]) -> bool:
     return bool(held)
 
 
-def _agree(cluster: Cluster, where: ClusterOptions) -> None:
+def _agree(cluster: KubectlContext, where: ClusterOptions) -> None:
     """Ask whether to change the cluster, unless that was said beforehand."""
     what = f"make namespace {cluster.namespace} on context {cluster.context}, install Penstock, send load, remove it all"
     if where.yes:
@@ -232,7 +232,7 @@ def _agree(cluster: Cluster, where: ClusterOptions) -> None:
 
 
 @asynccontextmanager
-async def _cleaned(cluster: Cluster, made_kinds: tuple[str, ...]) -> AsyncIterator[None]:
+async def _cleaned(cluster: KubectlContext, made_kinds: tuple[str, ...]) -> AsyncIterator[None]:
     """Remove what the demo makes, whatever happens within; kinds only if this demo made them and none is used."""
     try:
         yield
@@ -250,7 +250,7 @@ async def _cleaned(cluster: Cluster, made_kinds: tuple[str, ...]) -> AsyncIterat
     await _clean(cluster, made_kinds)
 
 
-async def _clean(cluster: Cluster, made_kinds: tuple[str, ...]) -> None:
+async def _clean(cluster: KubectlContext, made_kinds: tuple[str, ...]) -> None:
     limit = f"--timeout={_DELETE_S:.0f}s"
     notes: list[str] = []
 
@@ -277,7 +277,7 @@ async def _clean(cluster: Cluster, made_kinds: tuple[str, ...]) -> None:
     cluster.console.print(f"nothing of the demo is left on context {cluster.context}", soft_wrap=True)
 
 
-async def _users(cluster: Cluster, names: tuple[str, ...]) -> str:
+async def _users(cluster: KubectlContext, names: tuple[str, ...]) -> str:
     """Return the objects of Penstock's kinds on the entire cluster; empty: none."""
     listed = await cluster.ask("get", "crd", *names, "--ignore-not-found", "--output=name")
     held = [line.partition("/")[2] for line in listed.split()]
@@ -286,7 +286,7 @@ async def _users(cluster: Cluster, names: tuple[str, ...]) -> str:
     return await cluster.ask("get", ",".join(held), "--all-namespaces", "--output=name")
 
 
-async def _serve(cluster: Cluster, demo: ClusterDemo, name: str, stop: asyncio.Event) -> None:
+async def _serve(cluster: KubectlContext, demo: ClusterDemo, name: str, stop: asyncio.Event) -> None:
     """Forward the router's port, replay the trace through it, and say how the graph grows and shrinks."""
     run_dir = demo.output_dir / "run"
     async with _forwarded(cluster, f"service/{name}-frontend", demo, stop) as url:
@@ -316,7 +316,7 @@ async def _serve(cluster: Cluster, demo: ClusterDemo, name: str, stop: asyncio.E
 class _Watch:
     """Prints a graph's state where it has changed."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: KubectlContext, name: str) -> None:
         self._cluster, self._name = cluster, name
         self._began_s = time.monotonic()
         self._last = ""
@@ -337,7 +337,7 @@ class _Watch:
 
 @asynccontextmanager
 async def _forwarded(
-    cluster: Cluster, target: str, demo: ClusterDemo, stop: asyncio.Event
+    cluster: KubectlContext, target: str, demo: ClusterDemo, stop: asyncio.Event
 ) -> AsyncIterator[str]:
     """Lead a port of this machine to the routers while the context lasts."""
     command = cluster.kubectl_words("port-forward", target, f"{demo.port}:8000")
@@ -350,7 +350,7 @@ async def _forwarded(
         deadline_s = time.monotonic() + _FORWARD_S
         while is_free(demo.port):
             if stop.is_set():
-                raise Stopped
+                raise StopSignal
             if process.returncode is not None or time.monotonic() > deadline_s:
                 said = (demo.output_dir / "run" / "port-forward.log").read_text(errors="replace").strip()
                 raise ClusterError(f"kubectl port-forward {target}: does not listen on {demo.port}: {said}")
@@ -362,7 +362,7 @@ async def _forwarded(
         await process.wait()
 
 
-async def _fetch_ledger(cluster: Cluster, name: str, folder: Path) -> None:
+async def _fetch_ledger(cluster: KubectlContext, name: str, folder: Path) -> None:
     """Copy the planner's ledger, which says why it decided; without one the report has no GPU-hours."""
     path = f"{_LEDGERS}/{cluster.namespace}/{name}/ledger.jsonl"
     try:

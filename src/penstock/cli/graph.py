@@ -23,7 +23,7 @@ from penstock.cli.graph_warnings import parameter_problems, print_warnings, warn
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
 from penstock.cli.yaml_text import as_yaml
-from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
 from penstock.core.flags import flag, time_scale
 from penstock.core.printable import printable_json
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
@@ -66,11 +66,11 @@ def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json:
     Exits 0 if all are valid, 2 if any problem was found.
     """
     context = context_of(allowed, gpu_resources)
-    problems: list[Problem] = []
-    warned: list[Problem] = []
+    problems: list[ManifestProblem] = []
+    warned: list[ManifestProblem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
-        local: list[Problem] = []
+        local: list[ManifestProblem] = []
         found, manifests = _check(file, context, local)
         found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
@@ -97,7 +97,9 @@ def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json:
         sys.exit(_EXIT_INVALID)
 
 
-def _check(file: Path, context: BuildContext, local: list[Problem]) -> tuple[list[Problem], Manifests]:
+def _check(
+    file: Path, context: BuildContext, local: list[ManifestProblem]
+) -> tuple[list[ManifestProblem], Manifests]:
     """Return what is wrong with a file, and what it holds; `local` gets what only a graph outside a cluster may say."""
     try:
         text = read_text(file)

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from penstock.api import GraphDeployment, Role
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
-from penstock.core.errors import ConfigError, Problem
+from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock_planner.decide.policy import parameters_of
@@ -22,9 +22,11 @@ _UNREAD = "does not read it"
 _EVERY = f"decides every {ADAPTIVE_INTERVAL_S:g} s all the same"
 
 
-def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:
+def warnings_of(
+    graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None
+) -> list[ManifestProblem]:
     """Return the warnings about all graphs of a file, each with the file's name; ``mode`` overrides their planners'."""
-    found: list[Problem] = []
+    found: list[ManifestProblem] = []
     for graph in graphs:
         found += missing_extras(graph)
         found += connector_warnings(graph)
@@ -33,15 +35,15 @@ def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | No
     return [replace(each, file=str(file)) for each in found]
 
 
-def machine_warnings(graph: GraphDeployment, file: Path) -> Iterator[Problem]:
+def machine_warnings(graph: GraphDeployment, file: Path) -> Iterator[ManifestProblem]:
     """Yield what a cluster does with a graph and one machine does not."""
     for name, service in graph.spec.services.items():
         if service.role is Role.ROUTER and service.replicas > 1:
             message = f"{service.replicas}, but one router runs on a machine; a cluster starts them all"
-            yield Problem(f"spec.services.{name}.replicas", message, file=str(file))
+            yield ManifestProblem(f"spec.services.{name}.replicas", message, file=str(file))
 
 
-def _without_scaling(graph: GraphDeployment) -> Iterator[Problem]:
+def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:
     """Yield a planner that has no role to scale."""
     bounds = [service.replica_bounds for service in graph.spec.workers.values()]
     if graph.spec.planner.enabled and all(fewest == most for fewest, most in bounds):
@@ -49,10 +51,10 @@ def _without_scaling(graph: GraphDeployment) -> Iterator[Problem]:
             "enabled, but no service may have more or fewer replicas than it has, so nothing is ever scaled; give prefill or decode "
             "scaling: {minReplicas: …, maxReplicas: …}, or set planner.enabled: false"
         )
-        yield Problem("spec.planner", message)
+        yield ManifestProblem("spec.planner", message)
 
 
-def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[Problem]:
+def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[ManifestProblem]:
     """Yield the given keys that a mode does not decide by."""
     for key in unread_keys(planner, mode):
         effect = _UNREAD
@@ -62,20 +64,20 @@ def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[Problem]:
             effect = _EVERY
         modes = " or ".join(READ_IN_MODES[key])
         message = f"mode {mode} {effect}; remove it, or choose mode {modes}"
-        yield Problem(f"spec.planner.{to_camel(key)}", message)
+        yield ManifestProblem(f"spec.planner.{to_camel(key)}", message)
 
 
-def parameter_problems(graphs: Iterable[GraphDeployment], file: Path) -> Iterator[Problem]:
+def parameter_problems(graphs: Iterable[GraphDeployment], file: Path) -> Iterator[ManifestProblem]:
     """Yield what of the graphs' ``planner.policyParameters`` their planner policies do not take."""
     for graph in graphs:
         planner = graph.spec.planner
         try:
             parameters_of(planner.mode, planner.policy_parameters)
         except ConfigError as exc:
-            yield Problem("spec.planner.policyParameters", str(exc).partition(": ")[2], str(file))
+            yield ManifestProblem("spec.planner.policyParameters", str(exc).partition(": ")[2], str(file))
 
 
-def option_warnings(given: Mapping[str, Any], mode: str) -> list[Problem]:
+def option_warnings(given: Mapping[str, Any], mode: str) -> list[ManifestProblem]:
     """Return warnings of the planner's options, by their names without dashes in front, that a mode does not decide by."""
     found = []
     for name, value in given.items():
@@ -85,11 +87,11 @@ def option_warnings(given: Mapping[str, Any], mode: str) -> list[Problem]:
             continue
         effect = _EVERY if is_interval else _UNREAD
         message = f"mode {mode} {effect}; leave it out, or choose mode {' or '.join(modes)}"
-        found.append(Problem(f"--{name}", message, "planner"))
+        found.append(ManifestProblem(f"--{name}", message, "planner"))
     return found
 
 
-def print_warnings(found: Iterable[Problem]) -> None:
+def print_warnings(found: Iterable[ManifestProblem]) -> None:
     """Write one line each to stderr."""
     for each in found:
         say(f"warning: {each}", err=True)

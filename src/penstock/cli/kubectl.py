@@ -17,7 +17,7 @@ _TERMINATE_S = 10.0
 """Real seconds that a stopped command gets to end. Chosen: helm marks its release as failed meanwhile."""
 
 
-class Stopped(Exception):  # noqa: N818 - a user's wish, no error
+class StopSignal(Exception):  # noqa: N818 - a user's wish, no error
     """A signal came while a command ran."""
 
 
@@ -31,7 +31,7 @@ async def current_context() -> str:
         ) from exc
 
 
-class Cluster:
+class KubectlContext:
     """One context and namespace."""
 
     def __init__(self, context: str, namespace: str, console: Terminal) -> None:
@@ -59,7 +59,7 @@ class Cluster:
 
         Raises:
             ClusterError: it failed, or took longer than ``limit_s`` real seconds.
-            Stopped: ``stop`` was set before it ended.
+            StopSignal: ``stop`` was set before it ended.
         """
         return await self._show(self.kubectl_words(*words), limit_s, stop, is_quiet=is_quiet)
 
@@ -106,7 +106,7 @@ async def _run(command: list[str], *, limit_s: float, stop: asyncio.Event | None
     name = shlex.join(command)
     if not is_over:
         if stop is not None and stop.is_set():
-            raise Stopped
+            raise StopSignal
         raise ClusterError(f"{name}: no end within {limit_s:g} s; is the cluster up? kubectl cluster-info")
     printed, complaint = talk.result()
     if process.returncode:

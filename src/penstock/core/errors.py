@@ -33,7 +33,7 @@ class ConfigError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ManifestProblem:
     """One thing wrong with a manifest.
 
     Attributes:
@@ -55,7 +55,7 @@ class Problem:
 class InvalidSpecError(ConfigError):
     """A manifest breaks the API's rules; carries all problems at once."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ManifestProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.api import GatewayFailureMode, GraphDeployment, GraphSpec, Role
-from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
 from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE
@@ -88,16 +88,16 @@ def check_model(spec: GraphSpec) -> None:
     name = spec.model.name
     if _is_absent(spec) and name.startswith(("/", "./", "../")):
         raise InvalidSpecError(
-            [Problem(path="spec.model.name", message=f"{name} is no folder here; {_MAKE}")]
+            [ManifestProblem(path="spec.model.name", message=f"{name} is no folder here; {_MAKE}")]
         )
 
 
-def model_warnings(spec: GraphSpec) -> Iterator[Problem]:
+def model_warnings(spec: GraphSpec) -> Iterator[ManifestProblem]:
     """Hint at a model that may be meant as a folder: few ids on Hugging Face have no slash."""
     name = spec.model.name
     if _is_absent(spec) and "/" not in name:
         message = f"{name} is no folder here, so workers will look for it on Hugging Face; {_MAKE}"
-        yield Problem(path="spec.model.name", message=message)
+        yield ManifestProblem(path="spec.model.name", message=message)
 
 
 def _is_absent(spec: GraphSpec) -> bool:

@@ -38,7 +38,7 @@ _Change = Callable[[StateFile], StateFile]
 _log = logs.get_logger(__name__)
 
 
-class Record:
+class StatefileRecord:
     """One statefile, as its arbiter edits it.
 
     Every method but `started` raises ConflictError when the file's lock is held for too long; the caller tries again
@@ -171,7 +171,7 @@ class Supervisor:
 
     def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
         """Take charge of a statefile that has just been written."""
-        self._record = Record(store, state)
+        self._record = StatefileRecord(store, state)
         self._launcher = launcher
         self._observed: dict[str, ObservedProcess] = {}
         self._observer = ProcessObserver(self._observed)

@@ -110,7 +110,7 @@ class OfferedLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class RolePlan:
     """The fewest replicas of one role, of ``gpus`` each, that hold the target.
 
     Attributes:
@@ -140,8 +140,8 @@ class CapacityPlan:
         is_aggregated: One pool does both.
     """
 
-    prefill: PoolPlan
-    decode: PoolPlan
+    prefill: RolePlan
+    decode: RolePlan
     is_aggregated: bool
 
     @property
@@ -202,7 +202,7 @@ class EngineFigures:
         """
         return mean is None or -math.expm1(-mean) > 1 - self.load.quantile
 
-    def prefill_pool(self, after_s: float) -> PoolPlan | None:
+    def prefill_pool(self, after_s: float) -> RolePlan | None:
         """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
         least_s, most_s = self.ttft_s + after_s, self.targets.ttft_s
         if least_s > most_s:
@@ -213,9 +213,9 @@ class EngineFigures:
             replicas = _bounded(replicas + 1)
         is_rate = replicas == least
         binds = "the rate of prompts" if is_rate else f"waiting, at the {self.load.quantile:.0%} of TTFT"
-        return PoolPlan(self.gpus, replicas, waited_s + least_s, busy / replicas, binds)
+        return RolePlan(self.gpus, replicas, waited_s + least_s, busy / replicas, binds)
 
-    def decode_pool(self) -> PoolPlan | None:
+    def decode_pool(self) -> RolePlan | None:
         """Return the fewest replicas whose requests in flight stay within ITL and KV cache; None: one request exceeds it."""
         limit, quantile = self._limit(self.targets.itl_s), self.load.quantile
         if limit is None or most_in_flight(_TINY, quantile) > limit[0]:
@@ -223,11 +223,11 @@ class EngineFigures:
         replicas = 1
         while (mean := self._mean_within(self.load.rps / replicas, limit[0])) is None:
             replicas = _bounded(replicas + 1)
-        return PoolPlan(
+        return RolePlan(
             self.gpus, replicas, self.itl_s(most_in_flight(mean, quantile)), mean / limit[0], limit[1]
         )
 
-    def aggregated_pool(self) -> PoolPlan | None:
+    def aggregated_pool(self) -> RolePlan | None:
         """Return the fewest replicas that hold both targets while they do both; None: none does.
 
         A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
@@ -244,7 +244,7 @@ class EngineFigures:
                 mean = self._mean_within(rps / replicas / (1 - share), limit[0])
                 if mean is not None:
                     used = share + (1 - share) * mean / limit[0]
-                    return PoolPlan(self.gpus, replicas, ttft_s, used, limit[1])
+                    return RolePlan(self.gpus, replicas, ttft_s, used, limit[1])
             if share < _TINY:
                 break  # more replicas do not help: one request alone is too slow
         return None
@@ -325,7 +325,7 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: OfferedLoad) -> Capacity
     raise UnreachableError(_unreachable(engines, targets, is_aggregated=sweep.is_aggregated))
 
 
-def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
+def _cheapest(plans: Iterable[RolePlan | None]) -> RolePlan | None:
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda pool: (pool.total_gpus, pool.latency_s), default=None)
 

@@ -253,7 +253,7 @@ def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> Pred
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class NeededReplicas:
     """Mean replicas that one role needed by profile and targets, and had, starting ones included; share with too few."""
 
     decisions: int
@@ -286,7 +286,7 @@ class TargetsSummary:
 
     goal: float
     factors: dict[str, Factor]
-    replicas: dict[str, Replicas]
+    replicas: dict[str, NeededReplicas]
     outside: float | None
 
     def lines(self) -> list[str]:
@@ -321,7 +321,7 @@ def targets_summary(run: PlannerRun, *, start_s: float, end_s: float) -> Targets
     }
     counts = {role.value: list(_needs(role, readings)) for role in Role}
     replicas = {
-        role: Replicas(
+        role: NeededReplicas(
             decisions=len(pairs),
             needed=fmean(needed for needed, _ in pairs),
             had=fmean(had for _, had in pairs),

@@ -18,7 +18,7 @@ from penstock.router.context import RouterContext
 from penstock.router.core.tiers import TierControl
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.kv_listener import KvListener
-from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.group import PeerGroup
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.series import SERIES
 
@@ -33,7 +33,7 @@ class MetricsPage:
     context: RouterContext
     kv_events: KvListener | None
     tiers: LiveTiers | None
-    group: RouterGroup | None
+    group: PeerGroup | None
 
     def __post_init__(self) -> None:
         """Collect from this object and the process."""

@@ -28,7 +28,7 @@ from penstock.router.discovery.statefile import Discovery, StatefileDiscovery
 from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics_page import MetricsPage
-from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.group import PeerGroup
 from penstock.router.picker.links import SILENT_TICKS
 from penstock.router.picker.relay import RemotePicker
 from penstock.router.policy.busy import busy_thresholds
@@ -104,7 +104,7 @@ class RouterServer:
         self._tracing = tracing
         self._watch = WorkerWatch(context)
         self.thresholds = GraphThresholds(self.admission)
-        self._group = None if remote is None else RouterGroup(context, remote, secret, self.thresholds)
+        self._group = None if remote is None else PeerGroup(context, remote, secret, self.thresholds)
         self._live_page = LivePage(context)
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None

@@ -12,7 +12,7 @@ from penstock.api.enums import KvConnector, Role
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import ConfigError, Problem
+from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.core.simulated_tokens import SIMULATED
 from penstock.core.worker_metrics import METRICS_PATH
 from penstock.runtimes.engine_flags import MOONCAKE_CONNECTOR, connectors
@@ -133,7 +133,7 @@ def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
     return LIVENESS_S if spec.runs_penstock(service) else ENGINE_LIVENESS_S
 
 
-def connector_warnings(graph: GraphDeployment) -> Iterator[Problem]:
+def connector_warnings(graph: GraphDeployment) -> Iterator[ManifestProblem]:
     """Yield the services whose own arguments replace the connector by which the router hands KV from prefill to decode."""
     if graph.spec.traits.frontend is not None:
         return
@@ -151,10 +151,10 @@ def connector_warnings(graph: GraphDeployment) -> Iterator[Problem]:
             f"connector {given[0]} gives the router no kv_transfer_params that decode can read, so every prompt is computed "
             f"twice; {remedy}"
         )
-        yield Problem(f"spec.services.{name}.args", message)
+        yield ManifestProblem(f"spec.services.{name}.args", message)
 
 
-def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list[Problem]:
+def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list[ManifestProblem]:
     """Return the settings whose packages the graph's router or planner would import and that are not installed here."""
     planner, router = graph.spec.planner, graph.spec.router
     has_router = graph.spec.traits.frontend is None  # else its router is the engine's frontend
@@ -173,5 +173,5 @@ def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list
         if missing:
             process, remedy = path.partition(".")[0], f"pip install 'penstock[{extra}]'"
             message = f"the {process} needs {missing}, not installed here; {remedy}"
-            problems.append(Problem(f"spec.{path}", message))
+            problems.append(ManifestProblem(f"spec.{path}", message))
     return problems

@@ -6,7 +6,7 @@ import shutil
 from pathlib import PurePath
 
 from penstock.api import GraphSpec
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 
 
 def program_of(spec: GraphSpec, name: str) -> str:
@@ -29,4 +29,4 @@ def check_program(spec: GraphSpec, name: str, has: str) -> None:
     program = program_of(spec, name)
     if shutil.which(program) is None:
         message = f"{program} is no program here; give the folder of an environment that has {has}"
-        raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
+        raise InvalidSpecError([ManifestProblem(path="spec.engine.pythonEnvironment", message=message)])

@@ -10,7 +10,7 @@ from penstock.api import GraphDeployment, Role
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
-from penstock.engine.profiles.performance import SimulatedEngine, performance_of
+from penstock.engine.profiles.performance import EngineSpeed, performance_of
 from penstock.performance.profile import PerformanceProfile
 from penstock.simulator.scenario import PlannerPatience, PoolSpec, ProfiledModel
 from penstock_planner.decide.config import DecideConfig
@@ -75,10 +75,10 @@ def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
     return performance_of(_engine(entry), _engine(holder))
 
 
-def _engine(pool: PoolSpec) -> SimulatedEngine:
+def _engine(pool: PoolSpec) -> EngineSpeed:
     model = pool.model
     assert isinstance(model, ProfiledModel)  # noqa: S101 - the caller's
-    return SimulatedEngine(model.profile, model.kv_tokens, model.max_num_seqs, pool.gpus)
+    return EngineSpeed(model.profile, model.kv_tokens, model.max_num_seqs, pool.gpus)
 
 
 DEFAULT_PLANNER = "default"

@@ -87,7 +87,7 @@ _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FleetSetting:
     """What every simulated fleet shares; ``base`` is the graph as the run found it, with nothing that scales."""
 
     base: Scenario
@@ -135,7 +135,7 @@ class Setting:
         return "+".join(f"{count}{_LETTERS[pool.role]}" for pool, count in pools)
 
 
-def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
+def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
     """Return the setting of alternative fleets from a run and its graph."""
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
@@ -144,7 +144,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
     budget = _budget(report, config, sum(pool.replicas * pool.gpus for pool in pools))
     start_up_s, note = _start_up(run, graph)
     slo_s = graph_slo_s(graph)
-    return Setting(
+    return FleetSetting(
         base=Scenario(
             pools,
             graph.spec.router,
@@ -255,7 +255,7 @@ class _Comparison:
         self.fixed: list[tuple[int, FleetOutcome]] = []
         self.scheduled: list[FleetOutcome] = []
 
-    def simulate(self, setting: Setting, duration_s: float, *, is_distorted: bool) -> None:
+    def simulate(self, setting: FleetSetting, duration_s: float, *, is_distorted: bool) -> None:
         """Simulate the most informative fleets first; ``duration_s`` is the measured run's."""
         base, planner = setting.base, setting.planner
 
@@ -280,7 +280,7 @@ class _Comparison:
         """Return whether a fleet keeps as many requests in time as the reference."""
         return other.in_time >= self.reference.in_time
 
-    def _search_fixed(self, setting: Setting, duration_s: float) -> None:
+    def _search_fixed(self, setting: FleetSetting, duration_s: float) -> None:
         """Try fixed fleets until one is as good as the reference, and others of equal cost."""
         by_size = setting.fleets(self._traffic)
         if self.reference.gpu_hours is not None and duration_s:

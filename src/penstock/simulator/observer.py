@@ -66,7 +66,7 @@ class RunSample:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerChange:
+class SimulatedChange:
     """A change that the planner decided on."""
 
     at_s: float
@@ -96,7 +96,7 @@ class Recording:
     events: int
     computed_tokens: dict[str, int]
     itl_s: dict[str, float | None]
-    changes: tuple[PlannerChange, ...]
+    changes: tuple[SimulatedChange, ...]
     decisions: int
     refused_joins: int
     gpu_s: float
@@ -138,7 +138,7 @@ def recorded(
         },
         itl_s={name: state.gaps.percentile(share) for name, share in _RANKS},
         changes=tuple(
-            PlannerChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
+            SimulatedChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
             for decision in decisions
             for role in decision.roles
             if role.action is not Action.HOLD

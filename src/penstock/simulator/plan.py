@@ -30,8 +30,8 @@ from penstock.simulator.scenario import (
     PoolSpec,
     ProfiledModel,
     Resize,
-    RouterGroup,
     Scenario,
+    SimulatedRouters,
     WorkerFailure,
     graph_pools,
     graph_slo_s,
@@ -271,7 +271,7 @@ def make_plan(
 
 def _routers(
     options: SimulateOptions, graph: GraphDeployment | None
-) -> dict[str, tuple[RouterConfig, RouterGroup]]:
+) -> dict[str, tuple[RouterConfig, SimulatedRouters]]:
     groups = _router_groups(options)
     return {
         name if len(groups) == 1 else routers_label(name, count): (_router(options, name, graph), group)
@@ -411,7 +411,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
+def _router_groups(options: SimulateOptions) -> dict[int, SimulatedRouters]:
     counts = tuple(dict.fromkeys(options.routers))
     if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
         shown = ",".join(map(str, options.routers))
@@ -419,7 +419,7 @@ def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
     if options.picker_death and min(counts) == 1:
         raise ConfigError("--picker-death: behind one router nobody picks after it; give --routers 2 or more")
     return {
-        count: RouterGroup(
+        count: SimulatedRouters(
             count,
             options.propagation_delay_s,
             options.pick_delay_s if count > 1 else 0.0,

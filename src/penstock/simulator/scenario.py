@@ -244,7 +244,7 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterGroup:
+class SimulatedRouters:
     """Routers side by side, which share one router section: requests come to them in turn, and one picks for all."""
 
     count: int = flag("How many.", name="--routers", default=1, ge=1)
@@ -296,7 +296,7 @@ class Scenario:
 
     pools: Sequence[PoolSpec]
     router: RouterConfig = field(default_factory=RouterConfig)
-    routers: RouterGroup = field(default_factory=RouterGroup)
+    routers: SimulatedRouters = field(default_factory=SimulatedRouters)
     planner: DecideConfig | None = None
     patience: PlannerPatience = field(default_factory=PlannerPatience)
     memory: Memory = field(default_factory=dict)

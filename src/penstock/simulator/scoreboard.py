@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.api import Tier
 from penstock.router.policy.tiers import Slo, slo_of
-from penstock.simulator.observer import Floats, PlannerChange, Recording
+from penstock.simulator.observer import Floats, Recording, SimulatedChange
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.workload import Workload
 from penstock.workload.statistics import describe
@@ -97,7 +97,7 @@ def _by_window(
     return np.bincount(places), np.bincount(places[is_in_time], minlength=places.max(initial=-1) + 1)
 
 
-def reversals(changes: Sequence[PlannerChange]) -> int:
+def reversals(changes: Sequence[SimulatedChange]) -> int:
     """Return how often a role's change went the other way than its change before."""
     count = 0
     before: dict[str, bool] = {}

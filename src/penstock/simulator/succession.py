@@ -14,7 +14,7 @@ from penstock.router.picker.relay import RECENT_KEYS
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import RouterGroup
+from penstock.simulator.scenario import SimulatedRouters
 
 ELECTION_S: Final = 0.6
 """Seconds without a picker after one was stopped, as `bench/picker.py` measures it; after a kill it takes less."""
@@ -26,7 +26,7 @@ class Succession:
     def __init__(
         self,
         kernel: Kernel,
-        group: RouterGroup,
+        group: SimulatedRouters,
         make: Callable[[], VirtualRouter],
         *,
         ready: Callable[[], None],

@@ -66,7 +66,7 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TraceWindow:
     """One of `WINDOWS` equal parts of a trace.
 
     Attributes:
@@ -94,7 +94,7 @@ class TraceInfo:
     span_s: float
     rate_rps: float | None
     gap_cv: float | None
-    windows: tuple[Window, ...]
+    windows: tuple[TraceWindow, ...]
     prompts: Lengths
     answers: Lengths
     reuse: Reuse | None
@@ -137,7 +137,9 @@ def _reuse(requests: Sequence[TraceRequest], hits: Sequence[int]) -> Reuse:
     return Reuse(reused / prompt_tokens, sum(map(bool, hits)) / len(requests), prompt_tokens - reused)
 
 
-def _windows(requests: Sequence[TraceRequest], hits: Sequence[int], *, has_ids: bool) -> tuple[Window, ...]:
+def _windows(
+    requests: Sequence[TraceRequest], hits: Sequence[int], *, has_ids: bool
+) -> tuple[TraceWindow, ...]:
     first_s = requests[0].arrival_s
     length_s = (requests[-1].arrival_s - first_s) / WINDOWS
     if length_s <= 0:
@@ -149,7 +151,7 @@ def _windows(requests: Sequence[TraceRequest], hits: Sequence[int], *, has_ids: 
         tokens[place] += request.input_tokens
         reused[place] += hit
     return tuple(
-        Window(
+        TraceWindow(
             first_s + place * length_s,
             counts[place] / length_s,
             reused[place] / tokens[place] if has_ids and tokens[place] else None,

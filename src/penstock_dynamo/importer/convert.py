@@ -17,7 +17,7 @@ from penstock.api.manifests.importing import ImportResult, Unconverted
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import shown, validate
 from penstock.api.rule import dotted
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock_dynamo.importer.component import (
     ALPHA,
     BETA,
@@ -94,7 +94,7 @@ def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -
     problems, model = validate(GraphDeployment, manifest)
     if model is None:
         raise InvalidSpecError(
-            [Problem(f"(converted) {dotted(path)}", message, file) for path, message in problems]
+            [ManifestProblem(f"(converted) {dotted(path)}", message, file) for path, message in problems]
         )
     notes = [*source.notes, *map(_other_object, others), *_placeholders(manifest)]
     return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
@@ -121,7 +121,7 @@ def _only_document(text: str, file: str | None, name: str | None) -> tuple[Docum
         message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
         if foreign:
             message += f", or one's name: {', '.join(own or '(none)' for own in names)}"
-        problems.append(Problem("", message, file))
+        problems.append(ManifestProblem("", message, file))
     if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
         message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"

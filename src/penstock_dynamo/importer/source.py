@@ -10,7 +10,7 @@ from penstock.api.manifests.importing import Unconverted
 from penstock.api.manifests.nodes import Document
 from penstock.api.manifests.validation import shown
 from penstock.api.rule import KeyPath, dotted
-from penstock.core.errors import Problem
+from penstock.core.errors import ManifestProblem
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 
@@ -29,7 +29,7 @@ class ManifestSource:
     base: KeyPath = ()
     taken: set[KeyPath] = field(default_factory=set)
     notes: list[Unconverted] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ManifestProblem] = field(default_factory=list)
 
     def at(self, *keys: str | int) -> ManifestSource:
         """Return the part below ``keys``."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.demo_kubernetes import graph_line, image_parts, install_values, is_at_rest
-from penstock.cli.kubectl import Cluster
+from penstock.cli.kubectl import KubectlContext
 from penstock.cli.terminal import Terminal
 from penstock.core.errors import ClusterError, ConfigError
 
@@ -254,7 +254,7 @@ async def test_a_command_without_end_is_ended(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ClusterError, match=r"kubectl .*apply: no end within 0\.2 s"):
-        await Cluster("a", "b", Terminal(quiet=True)).kubectl("apply", limit_s=0.2)
+        await KubectlContext("a", "b", Terminal(quiet=True)).kubectl("apply", limit_s=0.2)
 
 
 @pytest.mark.slow

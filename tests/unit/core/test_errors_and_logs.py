@@ -19,8 +19,8 @@ def test_an_invalid_spec_prints_each_problem_with_file_and_line():
     """All problems at once, one line each."""
     error = errors.InvalidSpecError(
         [
-            errors.Problem("spec.a", "1 must be below 1", file="g.yaml", line=3),
-            errors.Problem("", "is empty"),
+            errors.ManifestProblem("spec.a", "1 must be below 1", file="g.yaml", line=3),
+            errors.ManifestProblem("", "is empty"),
         ]
     )
 

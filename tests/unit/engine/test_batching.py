@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.engine.core.lease import Read
-from penstock.engine.core.requests import Status
+from penstock.engine.core.requests import RequestStage
 
 
 def spans_of(step):
@@ -116,7 +116,7 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     # Both need a third block for their ninth token; only one is left.
     step, outcome = advance(engine, outcome.end_s)
     assert list(step.batch.preempted) == [second]
-    assert (second.status, second.outputs, second.preemptions) == (Status.WAITING, 1, 1)
+    assert (second.status, second.outputs, second.preemptions) == (RequestStage.WAITING, 1, 1)
     assert engine.counters.preemptions == 1
     while not first.finish_reason:
         _, outcome = advance(engine, outcome.end_s)
@@ -208,7 +208,7 @@ def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, requ
     engine.add(request_of("a", prompt=4, outputs=12))
     long = engine.add(request_of("long", prompt=20, outputs=1))
     _, outcome = advance(engine)
-    assert long.status is Status.PREFILLING
+    assert long.status is RequestStage.PREFILLING
     now_s = outcome.end_s
     for _ in range(3):
         _, outcome = advance(engine, now_s)

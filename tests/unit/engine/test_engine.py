@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.engine.core.lease import Read
-from penstock.engine.core.requests import FinishReason, Status
+from penstock.engine.core.requests import FinishReason, RequestStage
 
 
 def prefill(engine, request, now_s=0.0):
@@ -44,7 +44,7 @@ def test_decode_worker_fetches_then_decodes(make_engine, request_of):
     engine = make_engine(role="decode")
     state = engine.add(request_of("a", prompt=80, outputs=3, load_remote=True))
     assert engine.begin_step(0.0) is None
-    assert (state.status, engine.batcher.loading, engine.batcher.waiting) == (Status.LOADING, 1, 0)
+    assert (state.status, engine.batcher.loading, engine.batcher.waiting) == (RequestStage.LOADING, 1, 0)
     assert engine.pool.used == 20
     assert engine.next_event_s() == pytest.approx(1.3)
     step = engine.begin_step(1.3)
@@ -108,7 +108,7 @@ def test_loading_requests_do_not_take_places_in_the_batch(make_engine, request_o
     assert [span.state.request.request_id for span in step.batch.spans] == ["b"]
     engine.finish_step(step)
     step = engine.begin_step(step.end_s)
-    assert loading.status is Status.LOADED
+    assert loading.status is RequestStage.LOADED
     engine.finish_step(step)
     step = engine.begin_step(step.end_s)
     assert step.batch.joined == [loading]
@@ -140,7 +140,7 @@ def test_preempting_the_only_running_request_lets_the_next_one_run(make_engine, 
     now_s = 2.0
     while not second.first_token_s:
         now_s = engine.finish_step(engine.begin_step(now_s)).end_s
-    assert (first.preemptions, first.status) == (1, Status.WAITING)
+    assert (first.preemptions, first.status) == (1, RequestStage.WAITING)
     while engine.in_flight:
         now_s = engine.finish_step(engine.begin_step(now_s)).end_s
     assert (first.outputs, second.outputs) == (9, 2)
@@ -166,7 +166,7 @@ def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_
     stays = engine.add(request_of("stays", prompt=8, outputs=9, load_remote=True))
     engine.begin_step(0.0)
     step = engine.begin_step(5.0)
-    assert (gone.status, stays.status) == (Status.LOADED, Status.LOADED)
+    assert (gone.status, stays.status) == (RequestStage.LOADED, RequestStage.LOADED)
     assert (engine.batcher.waiting, engine.pool.used) == (2, 6)
     engine.abort("gone", 5.0)
     assert (engine.batcher.waiting, engine.pool.used) == (1, 4)

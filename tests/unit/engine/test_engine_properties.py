@@ -13,12 +13,12 @@ from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.preemption import PreemptionTerms
-from penstock.engine.core.requests import EngineRequest, EngineRole, Status
+from penstock.engine.core.requests import EngineRequest, EngineRole, RequestStage
 from penstock.engine.core.transfer import LinkTerms
 
 LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-6), LinearDecode(0.005, 1e-5, 1e-7))
 BLOCK = 4
-COPIED = {Status.SWAPPING, Status.LOADING}
+COPIED = {RequestStage.SWAPPING, RequestStage.LOADING}
 
 
 def make_engine(role, blocks, limits, preemption):
@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
 
     def check_order(self, batch):
         """Nobody was let in before a request of a higher tier that went on waiting."""
-        waiting = [each for each in self.states if each.status is Status.WAITING]
+        waiting = [each for each in self.states if each.status is RequestStage.WAITING]
         highest = min((each.request.priority for each in waiting if each not in batch.preempted), default=9)
         fresh = [*batch.admitted, *(state for state, _ in batch.swapped_in)]
         assert all(state.request.priority <= highest for state in fresh)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
-from penstock.engine.profiles.performance import SimulatedEngine, performance_of, planning_profile
+from penstock.engine.profiles.performance import EngineSpeed, performance_of, planning_profile
 from penstock.engine.profiles.schema import parse
 
 
@@ -119,7 +119,7 @@ def test_broken_profiles_are_refused(text, message):
 @pytest.fixture
 def profile_file(tmp_path):
     """Return a function that writes a profile of one GPU per role, changed, and returns its path."""
-    engine = SimulatedEngine("h200-llama-3.1-8b-tp1")
+    engine = EngineSpeed("h200-llama-3.1-8b-tp1")
 
     def write(**changes):
         path = tmp_path / "profile.json"

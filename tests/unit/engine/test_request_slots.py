@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from penstock.engine.core.request_slots import RequestSlots
-from penstock.engine.serve.server import AtCapacity, RequestGate
+from penstock.engine.serve.server import EngineFull, RequestGate
 
 
 class Client:
@@ -38,7 +38,7 @@ async def test_of_a_thousand_senders_at_once_exactly_n_and_q_get_in():
                 if is_wanted:
                     await release.wait()
                 outcomes.append("served" if is_wanted else "left")
-        except AtCapacity:
+        except EngineFull:
             outcomes.append("rejected")
 
     tasks = [asyncio.ensure_future(send(each)) for each in clients]

@@ -10,8 +10,8 @@ from penstock.engine.core.requests import (
     EngineRole,
     FinishReason,
     PreemptionKind,
+    RequestStage,
     RequestState,
-    Status,
 )
 from penstock.engine.core.transfer import LinkTerms
 
@@ -52,7 +52,7 @@ def test_a_waiting_premium_takes_the_blocks_of_background(make, request_of):
 
     assert list(batch.preempted) == [low]
     assert [span.state for span in batch.spans] == [high]
-    assert (low.status, low.outputs, low.preemptions) == (Status.WAITING, 1, 1)
+    assert (low.status, low.outputs, low.preemptions) == (RequestStage.WAITING, 1, 1)
     assert engine.counters.preemptions_by == {(PreemptionKind.RECOMPUTE, 2): 1}
 
 
@@ -65,7 +65,7 @@ def test_only_lower_tiers_are_victims(make, request_of, priority):
     waiting = engine.add(request_of("waiting", prompt=16, outputs=2, priority=priority))
 
     assert not step(engine).preempted
-    assert (running.status, waiting.status) == (Status.DECODING, Status.WAITING)
+    assert (running.status, waiting.status) == (RequestStage.DECODING, RequestStage.WAITING)
 
 
 def test_a_full_batch_gives_a_place(make, request_of):
@@ -99,16 +99,16 @@ def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request
     high = engine.add(request_of("high", prompt=16, outputs=1, priority=0))
 
     assert engine.begin_step(100.0) is None
-    assert (low.status, engine.pool.used, engine.swapped_blocks) == (Status.SWAPPING, 8, 8)
+    assert (low.status, engine.pool.used, engine.swapped_blocks) == (RequestStage.SWAPPING, 8, 8)
     assert engine.begin_step(102.9) is None
     assert engine.next_event_s() == pytest.approx(103.0)
     begun = engine.begin_step(103.0)
     assert [span.state for span in begun.batch.spans] == [high]
-    assert (low.status, low.computed, engine.pool.used) == (Status.WAITING, 30, 4)
+    assert (low.status, low.computed, engine.pool.used) == (RequestStage.WAITING, 30, 4)
 
     engine.finish_step(begun)
     assert engine.begin_step(begun.end_s) is None
-    assert low.status is Status.LOADING
+    assert low.status is RequestStage.LOADING
     back = engine.begin_step(engine.next_event_s())
     assert (back.batch.joined, back.batch.spans, engine.swapped_blocks) == ([low], [], 0)
     outcome = engine.finish_step(back)
@@ -161,7 +161,11 @@ def test_a_victim_past_the_bound_ends_with_an_error(make, request_of):
     engine.add(request_of("high", prompt=16, outputs=2, priority=0))
     step(engine, 2.0)
     assert engine.take_events().dropped == [low]
-    assert (low.status, low.finish_reason, low.finished_s) == (Status.FINISHED, FinishReason.ERROR, 2.0)
+    assert (low.status, low.finish_reason, low.finished_s) == (
+        RequestStage.FINISHED,
+        FinishReason.ERROR,
+        2.0,
+    )
     assert engine.in_flight == 1
     assert engine.counters.preemptions_by == {(PreemptionKind.DROP, 2): 1}
 
@@ -174,7 +178,7 @@ def test_past_its_limit_a_request_is_no_victim_and_holds_its_whole_length(make, 
     engine.add(request_of("high", prompt=16, outputs=1, priority=0))
     step(engine)
     step(engine)
-    assert (low.status, len(low.blocks)) == (Status.DECODING, 10)
+    assert (low.status, len(low.blocks)) == (RequestStage.DECODING, 10)
     engine.add(request_of("late", prompt=16, outputs=1, priority=0))
     assert not step(engine).preempted
     assert low.preemptions == 1
@@ -189,7 +193,7 @@ def test_a_victim_comes_back_behind_higher_tiers_and_with_headroom(make, request
         engine.add(request_of(name, prompt=prompt, outputs=40, priority=0))
     assert list(step(engine).preempted) == [low]
     # a and b hold 16 and 7 blocks: 17 are free, low needs 21 with the token it has.
-    assert low.status is Status.WAITING
+    assert low.status is RequestStage.WAITING
     engine.abort("b", 0.0)
     assert step(engine).admitted == [low]
 
@@ -200,7 +204,7 @@ def test_lower_tiers_leave_the_reserve_alone(make, request_of):
     engine.add(request_of("a", prompt=15, outputs=1, priority=1))
     b = engine.add(request_of("b", prompt=15, outputs=1, priority=1))
     engine.begin_step(0.0)
-    assert b.status is Status.WAITING
+    assert b.status is RequestStage.WAITING
     assert (engine.pool.used, engine.reserved_free_blocks) == (4, 3)
 
 

@@ -15,7 +15,7 @@ from penstock.local.launcher import Ended
 from penstock.local.plan import ObservedProcess
 from penstock.local.statefile import ProcessId
 from penstock.local.store import StateStore, cache_folder
-from penstock.local.supervisor import Record, Supervisor
+from penstock.local.supervisor import StatefileRecord, Supervisor
 
 
 class Unkillable:
@@ -130,7 +130,7 @@ def disk(state_folder, state_of, entry_of):
 @pytest.fixture
 def record(disk):
     """Return the supervisor's record of it."""
-    return Record(disk, disk.read())
+    return StatefileRecord(disk, disk.read())
 
 
 def test_on_a_full_disk_a_crashed_worker_can_be_restarted(disk, record):

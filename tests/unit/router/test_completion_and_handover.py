@@ -11,7 +11,7 @@ from penstock.core.http.messages import request_id
 from penstock.router.core.retries import KvLease
 from penstock.router.proxy.completion import RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
-    Prefilled,
+    PrefillAnswer,
     decode_body,
     prefill_body,
     read_prefill_answer,
@@ -180,7 +180,7 @@ def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space
 
 
 def _prefilled(params, expired=None):
-    return Prefilled({"kv_transfer_params": params}, None, None, KvLease(None, 0.0, expired))
+    return PrefillAnswer({"kv_transfer_params": params}, None, None, KvLease(None, 0.0, expired))
 
 
 SOURCE = KvSource("10.0.0.1", None, 7)

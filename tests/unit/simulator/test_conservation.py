@@ -16,7 +16,7 @@ from penstock.simulator.scenario import (
     Faults,
     ProfiledModel,
     Resize,
-    RouterGroup,
+    SimulatedRouters,
     WorkerFailure,
     unbounded_router,
 )
@@ -88,7 +88,7 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
         2,
         2,
         router=unbounded_router(policy, prefillQueue=queue),
-        routers=RouterGroup(routers),
+        routers=SimulatedRouters(routers),
         cold_start_s=0.5,
         max_gpus=6,
         resizes=tuple(Resize(*each) for each in resizes),

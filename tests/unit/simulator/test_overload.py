@@ -11,7 +11,7 @@ from penstock.api import Role, RouterConfig, Tier
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterGroup, Scenario, unbounded_router
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, SimulatedRouters, unbounded_router
 from penstock.simulator.scoreboard import tier_scores
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import Workload
@@ -115,7 +115,7 @@ def test_rejection_does_not_hide_demand_from_thresholds(split):
 def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deaths):
     """As one does, also after its picker's death: the successor knows what is in flight."""
     limit = 8000
-    group = RouterGroup(4, pick_delay_s=0.001, picker_deaths_s=deaths)
+    group = SimulatedRouters(4, pick_delay_s=0.001, picker_deaths_s=deaths)
     thresholds = BusyThresholds(None, limit)
     world = world_of(policy, evenly(0.02, 20.0), thresholds=thresholds, section=ARRIVAL, routers=group)
     peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)

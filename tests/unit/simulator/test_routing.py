@@ -8,7 +8,7 @@ from penstock.api import QueueOrder, Role
 from penstock.router.core.worker import WorkerSize
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import RouterGroup, SimpleModel, unbounded_router
+from penstock.simulator.scenario import SimpleModel, SimulatedRouters, unbounded_router
 from penstock.simulator.servers import SimpleServer
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.succession import ELECTION_S
@@ -67,9 +67,9 @@ def test_routers_with_one_picker_serve_about_as_many_in_time_as_one(simple_world
     router = placed("prefix-cost", QueueOrder.IN_TIME_FIRST)
     share = {}
     for name, group in {
-        "one": RouterGroup(),
-        "eight": RouterGroup(8, pick_delay_s=0.001),
-        "deaths": RouterGroup(8, pick_delay_s=0.001, picker_deaths_s=(40.0, 80.0)),
+        "one": SimulatedRouters(),
+        "eight": SimulatedRouters(8, pick_delay_s=0.001),
+        "deaths": SimulatedRouters(8, pick_delay_s=0.001, picker_deaths_s=(40.0, 80.0)),
     }.items():
         world = Simulation(simple_world(8, router=router, routers=group), at_the_knee)
         share[name] = in_time(world)
@@ -84,7 +84,7 @@ def test_routers_with_one_picker_serve_about_as_many_in_time_as_one(simple_world
 def test_without_a_picker_arrivals_wait_for_the_next(simple_world, request_at):
     """What comes in between, and what waited before, is picked by the successor; in turn, by the others' routers."""
     requests = [request_at(0.1 * line, 1000, line=line) for line in range(1, 20)]
-    group = RouterGroup(2, picker_deaths_s=(0.95,))
+    group = SimulatedRouters(2, picker_deaths_s=(0.95,))
     world = Simulation(simple_world(1, router=placed("least-pending"), routers=group), requests)
 
     world.run()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
-from penstock.simulator.observer import PlannerChange
+from penstock.simulator.observer import SimulatedChange
 from penstock.simulator.scoreboard import (
     attainment_over_time,
     goodput,
@@ -138,7 +138,7 @@ def test_regret_is_against_the_oracle_beside_the_same_router_and_rate():
 
 def change(at_s, role, current, desired):
     """One change of the planner."""
-    return PlannerChange(at_s, role, current, desired, "")
+    return SimulatedChange(at_s, role, current, desired, "")
 
 
 def test_a_reversal_is_a_change_against_the_roles_last_one():

@@ -53,7 +53,7 @@ _MOST = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WeekRecord:
     """How one record of the week has predicted; sums over slots, decayed over a week, of requests/s.
 
     Attributes:
@@ -73,7 +73,7 @@ class Record:
         against = self.told_squares + ASSUMED_WRONG * scale * scale
         return max(0.0, self.together / against) if against else 0.0
 
-    def ended(self, said: float | None, before: float | None, came: float) -> Record:
+    def ended(self, said: float | None, before: float | None, came: float) -> WeekRecord:
         """Return it after a slot of ``came`` requests/s that began with ``before``, of which it ``said`` something on record."""
         after = replace(self, expected=SHORTFALL_KEPT * self.expected + (said or 0.0))
         if self.told is None or before is None:
@@ -133,8 +133,8 @@ class Week:
     newest: float | None = None
     before: float | None = None
     came: float = 0.0
-    day: Record = Record()
-    week: Record = Record()
+    day: WeekRecord = WeekRecord()
+    week: WeekRecord = WeekRecord()
 
     def at(self, place: int) -> float | None:
         """Return the demand on record of a slot, requests/s; None: not known."""
@@ -172,7 +172,7 @@ class Week:
         """Return what another graph starts from: nothing, as its traffic is another."""
         return Week()
 
-    def due(self, record: Record, back: int, places: Sequence[int]) -> float | None:
+    def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:
         """Return the most that a record, which looks ``back`` so many slots, says of some slots; None: nothing."""
         found = (record.due(self.at((place - back) % SLOTS), self.came) for place in places)
         return max((each for each in found if each is not None), default=None)

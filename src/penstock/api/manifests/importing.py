@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 
 from penstock.api.graph import GraphDeployment
 from penstock.api.manifests.nodes import read_documents
-from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
 from penstock.core.plugins import load, registered
 
 GROUP: Final = "penstock.importers"
@@ -78,7 +78,7 @@ def import_graph(text: str, file: str | None = None, *, name: str | None = None)
     found = [kind for kind in known if kind in held]
     if not problems and len(found) != 1:
         message = f"holds {' and '.join(found) or 'no'} object that can be converted; give a file with one of {', '.join(known)}"
-        problems = [Problem("", message, file)]
+        problems = [ManifestProblem("", message, file)]
     if problems:
         raise InvalidSpecError(problems)
     return cast(Importer, load(GROUP, found[0], kind="importer"))(text, file, name=name)

@@ -13,7 +13,7 @@ from penstock.api.manifests.nodes import Document, read_documents, read_text
 from penstock.api.manifests.validation import shown, template_of, validate
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 
 _Kind = GpuPool | GraphDeployment | ProfileRequest | ScalingAdapter
 
@@ -59,7 +59,7 @@ def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeploymen
         message = f"no {missing} here (found: {names}); add one or give another file"
     else:
         message = f"{len(graphs)} GraphDeployments ({names}) where one is needed; split the file or name one"
-    raise InvalidSpecError([Problem(path="", message=message, file=file)])
+    raise InvalidSpecError([ManifestProblem(path="", message=message, file=file)])
 
 
 def load_pool(source: Path | str) -> GpuPool:
@@ -72,7 +72,7 @@ def load_pool(source: Path | str) -> GpuPool:
     if len(manifests.gpu_pools) == 1:
         return manifests.gpu_pools[0]
     message = f"{len(manifests.gpu_pools)} GpuPools where one is needed; give a file with one"
-    raise InvalidSpecError([Problem(path="", message=message, file=file)])
+    raise InvalidSpecError([ManifestProblem(path="", message=message, file=file)])
 
 
 def load_manifests(source: Path | str) -> Manifests:
@@ -86,11 +86,13 @@ def load_manifests(source: Path | str) -> Manifests:
 
 def parse_manifests(
     text: str, file: str | None = None, *, check: Check | None = None
-) -> tuple[Manifests, list[Problem]]:
+) -> tuple[Manifests, list[ManifestProblem]]:
     """Return the valid objects of ``text`` and every problem, sorted by line; ``check`` looks for more in a valid object."""
     documents, problems = read_documents(text, file)
     if not documents and not problems:
-        problems.append(Problem(path="", message="holds no manifest; add a GraphDeployment", file=file))
+        problems.append(
+            ManifestProblem(path="", message="holds no manifest; add a GraphDeployment", file=file)
+        )
     models: list[_Kind] = []
     for document in documents:
         problems += document.findings

@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from penstock.api.rule import KeyPath, dotted
-from penstock.core.errors import InvalidSpecError, Problem
+from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.files import open_file
 
 MAX_FILE_BYTES = 1 << 20
@@ -51,11 +51,13 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         message = f"byte {exc.start} (0x{data[exc.start]:02x}) is not UTF-8; save the file as UTF-8"
-        raise InvalidSpecError([Problem(path="", message=message, file=str(path), line=line)]) from exc
+        raise InvalidSpecError(
+            [ManifestProblem(path="", message=message, file=str(path), line=line)]
+        ) from exc
 
 
 def _refusal(path: Path, message: str) -> InvalidSpecError:
-    return InvalidSpecError([Problem(path="", message=message, file=str(path))])
+    return InvalidSpecError([ManifestProblem(path="", message=message, file=str(path))])
 
 
 MAX_NODES = 100_000
@@ -84,7 +86,7 @@ class Document:
 
     value: Any
     lines: Mapping[KeyPath, int]
-    findings: tuple[Problem, ...]
+    findings: tuple[ManifestProblem, ...]
     file: str | None = None
 
     def line_of(self, path: KeyPath) -> int:
@@ -93,16 +95,16 @@ class Document:
             path = path[:-1]
         return self.lines[path]
 
-    def problem(self, path: KeyPath, message: str) -> Problem:
+    def problem(self, path: KeyPath, message: str) -> ManifestProblem:
         """Return what is wrong at ``path``, with its place."""
-        return Problem(dotted(path), message, self.file, self.line_of(path))
+        return ManifestProblem(dotted(path), message, self.file, self.line_of(path))
 
 
 class _LimitError(Exception):
     """The document is larger than any manifest."""
 
 
-def read_documents(text: str, file: str | None = None) -> tuple[list[Document], list[Problem]]:
+def read_documents(text: str, file: str | None = None) -> tuple[list[Document], list[ManifestProblem]]:
     """Return the documents of ``text`` and what ended the reading early, if anything did.
 
     Documents before a syntax error are returned; empty documents are skipped.
@@ -127,7 +129,7 @@ def read_documents(text: str, file: str | None = None) -> tuple[list[Document], 
         message = f"malformed YAML at column {mark.column + 1}: {what}"
     else:
         return documents, []
-    return documents, [Problem("", message, file, line)]
+    return documents, [ManifestProblem("", message, file, line)]
 
 
 def _check_depth(text: str) -> None:
@@ -146,7 +148,7 @@ def _check_depth(text: str) -> None:
 class _Builder:
     file: str | None
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    findings: list[Problem] = field(default_factory=list)
+    findings: list[ManifestProblem] = field(default_factory=list)
     nodes_left: int = MAX_NODES
     open_nodes: set[int] = field(default_factory=set)
     scalars: yaml.constructor.SafeConstructor = field(default_factory=yaml.constructor.SafeConstructor)
@@ -245,7 +247,7 @@ class _Builder:
                 del self.lines[known]
 
     def _find(self, node: yaml.Node, path: KeyPath, message: str, *, line: int | None = None) -> None:
-        self.findings.append(Problem(dotted(path), message, self.file, line or _line(node)))
+        self.findings.append(ManifestProblem(dotted(path), message, self.file, line or _line(node)))
 
 
 def _line(node: yaml.Node) -> int:

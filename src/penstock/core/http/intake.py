@@ -24,7 +24,7 @@ FIELD_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class IntakeRefusal:
     """A request that no handler sees."""
 
     status: int
@@ -68,38 +68,38 @@ class Intake:
         """Count them no more."""
         self.buffered_bytes -= count
 
-    def head_refusal(self, head_bytes: int, fields: int) -> Refusal | None:
+    def head_refusal(self, head_bytes: int, fields: int) -> IntakeRefusal | None:
         """Return why a head is too large."""
         bound = self.limits.max_header_bytes
         if head_bytes <= bound and fields <= MAX_FIELDS:
             return None
         message = f"request line and headers exceed {bound} bytes or {MAX_FIELDS} fields; send fewer"
-        return Refusal(431, "headers_too_large", message)
+        return IntakeRefusal(431, "headers_too_large", message)
 
-    def length_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    def length_refusal(self, headers: Mapping[bytes, bytes]) -> IntakeRefusal | None:
         """Return why a body of the announced length is not read at all."""
         sent = headers.get(b"content-length", b"0").strip()
         if not sent.isdigit():
-            return Refusal(400, "malformed_length", "header content-length: send one number of bytes")
+            return IntakeRefusal(400, "malformed_length", "header content-length: send one number of bytes")
         digits = sent.lstrip(b"0") or b"0"
         is_over = len(digits) > _LENGTH_DIGITS or int(digits) > self.limits.max_body_bytes
         return self.too_long() if is_over else None
 
-    def body_refusal(self, body_bytes: int) -> Refusal | None:
+    def body_refusal(self, body_bytes: int) -> IntakeRefusal | None:
         """Return why no more is read of a body of which so many bytes have come."""
         if body_bytes > self.limits.max_body_bytes:
             return self.too_long()
         if self.buffered_bytes > self.limits.max_buffered_bytes:
             message = f"all requests together hold {self.limits.max_buffered_bytes} bytes; retry later"
-            return Refusal(503, "body_buffers_full", message)
+            return IntakeRefusal(503, "body_buffers_full", message)
         return None
 
-    def late_refusal(self) -> Refusal:
+    def late_refusal(self) -> IntakeRefusal:
         """Return the refusal of a request that has not arrived in time."""
         limit_s = self.limits.receive_timeout_s
-        return Refusal(408, "receive_timeout", f"head and body took longer than {limit_s} s")
+        return IntakeRefusal(408, "receive_timeout", f"head and body took longer than {limit_s} s")
 
-    def too_long(self) -> Refusal:
+    def too_long(self) -> IntakeRefusal:
         """Return the refusal of a body that exceeds the bound."""
         bound = self.limits.max_body_bytes
-        return Refusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")
+        return IntakeRefusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")

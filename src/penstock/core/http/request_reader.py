@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import httptools
 
-from penstock.core.http.intake import FIELD_BYTES, MAX_FIELDS, Intake, Refusal
+from penstock.core.http.intake import FIELD_BYTES, MAX_FIELDS, Intake, IntakeRefusal
 from penstock.core.http.messages import Request
 
 # llhttp's message for a length beyond 64 bits.
@@ -47,7 +47,7 @@ class RequestReader:
         intake: Intake,
         *,
         peer: str,
-        on_request: Callable[[Request], Refusal | None],
+        on_request: Callable[[Request], IntakeRefusal | None],
         on_expect: Callable[[], None],
         wants_body: Callable[[Request], bool],
         hold: Callable[[int], None],
@@ -65,7 +65,7 @@ class RequestReader:
         self._wants_body = wants_body
         self._hold = hold
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._refusal: Refusal | Request | None = None
+        self._refusal: IntakeRefusal | Request | None = None
         self.phase = ReaderPhase.IDLE
         self.begun = 0
         self._begin()
@@ -90,7 +90,7 @@ class RequestReader:
         """Bytes held of a body that has not arrived in full."""
         return self._part_bytes if self.phase is ReaderPhase.BODY else 0
 
-    def feed(self, data: bytes) -> Refusal | Request | None:
+    def feed(self, data: bytes) -> IntakeRefusal | Request | None:
         """Parse what came; requests that it completes go to ``on_request``.
 
         Returns:
@@ -117,7 +117,7 @@ class RequestReader:
                     f"chunk sizes, extensions and trailers exceed {bound} bytes and a"
                     f" {_FRAMING_DIVISOR}th of the body; send larger chunks"
                 )
-                return Refusal(400, "too_much_framing", message)
+                return IntakeRefusal(400, "too_much_framing", message)
         return None
 
     def _parse(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class RequestReader:
     def _head_without_offer(self) -> bytes:
         method: bytes = self._parser.get_method()
         if method == b"CONNECT":
-            self._refuse(Refusal(400, "connect_unsupported", "method CONNECT: this server is no proxy"))
+            self._refuse(IntakeRefusal(400, "connect_unsupported", "method CONNECT: this server is no proxy"))
         version = self._parser.get_http_version().encode()
         kept = {name: value for name, value in self._headers.items() if name != b"upgrade"}
         options = [each.strip() for each in kept.pop(b"connection", b"").split(b",")]
@@ -189,7 +189,9 @@ class RequestReader:
             request = Request(method, self._url, headers, peer=self._peer)
         except ValueError as exc:
             self._refuse(
-                Refusal(400, "malformed_target", f"request target: {exc}; send /path or http://host/path")
+                IntakeRefusal(
+                    400, "malformed_target", f"request target: {exc}; send /path or http://host/path"
+                )
             )
         version = parser.get_http_version()
         request.http_1_0 = version == "1.0"
@@ -205,7 +207,9 @@ class RequestReader:
         expect = headers.get(b"expect")
         if expect is not None:
             if expect.lower() != b"100-continue":
-                self._refuse(Refusal(417, "expectation_failed", "header expect: only 100-continue is known"))
+                self._refuse(
+                    IntakeRefusal(417, "expectation_failed", "header expect: only 100-continue is known")
+                )
             if not request.http_1_0:
                 self._on_expect()
 
@@ -237,16 +241,16 @@ class RequestReader:
 
     # ------------------------------------------------------------------ refusals
 
-    def _refuse(self, refusal: Refusal | Request) -> NoReturn:
+    def _refuse(self, refusal: IntakeRefusal | Request) -> NoReturn:
         self._refusal = refusal
         raise _Refused
 
-    def _malformed(self, problem: str) -> Refusal:
+    def _malformed(self, problem: str) -> IntakeRefusal:
         if problem == _LENGTH_OVERFLOW:
             return self._intake.too_long()
-        return Refusal(400, "malformed_request", f"not valid HTTP/1.1: {problem}")
+        return IntakeRefusal(400, "malformed_request", f"not valid HTTP/1.1: {problem}")
 
-    def _check(self, refusal: Refusal | None) -> None:
+    def _check(self, refusal: IntakeRefusal | None) -> None:
         if refusal is not None:
             self._refuse(refusal)
 
@@ -256,23 +260,23 @@ def _is_host(value: bytes) -> bool:
     return _HOST.fullmatch(value) is not None
 
 
-def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
+def _head_problem(headers: dict[bytes, bytes], version: str) -> IntakeRefusal | None:
     """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
     if version not in {"1.0", "1.1"}:
-        return Refusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
+        return IntakeRefusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
     host, coding = headers.get(b"host"), headers.get(b"transfer-encoding")
     if host is None and version == "1.1":
-        return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
+        return IntakeRefusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
     if host is not None and not _is_host(host):
-        return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
+        return IntakeRefusal(400, "malformed_host", "header host: send one, as host or host:port")
     return None if coding is None else _coding_problem(coding, version)
 
 
-def _coding_problem(coding: bytes, version: str) -> Refusal | None:
+def _coding_problem(coding: bytes, version: str) -> IntakeRefusal | None:
     if version == "1.0":
         message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"
-        return Refusal(400, "malformed_request", message)
+        return IntakeRefusal(400, "malformed_request", message)
     if coding.strip().lower() != b"chunked":
         message = "header transfer-encoding: only chunked is known; send the body as it is"
-        return Refusal(501, "transfer_coding_unsupported", message)
+        return IntakeRefusal(501, "transfer_coding_unsupported", message)
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
-from penstock.core.http.intake import Intake, Refusal
+from penstock.core.http.intake import Intake, IntakeRefusal
 from penstock.core.http.limits import LINGERING, ServerLimits
 from penstock.core.http.messages import Request, Responder
 from penstock.core.http.request_reader import ReaderPhase, RequestReader
@@ -74,7 +74,7 @@ class ServerConnection(asyncio.Protocol):
         self._since_s = 0.0  # of the request being read; else of the last answer, or of another wait
         self._read_s = 0.0
         self._stalled_since_s: float | None = None
-        self._queue: deque[Request | Refusal] = deque()
+        self._queue: deque[Request | IntakeRefusal] = deque()
         self._queued_bytes = 0
         self._current_bytes = 0
         self._held_bytes = 0
@@ -185,13 +185,13 @@ class ServerConnection(asyncio.Protocol):
         self._held_bytes += count
         self._shared.intake.hold(count)
 
-    def _take(self, request: Request) -> Refusal | None:
+    def _take(self, request: Request) -> IntakeRefusal | None:
         waiting_bytes = self._queued_bytes + len(request.body)
         if self._queue and (
             len(self._queue) >= _MAX_PIPELINED or waiting_bytes > self._shared.limits.max_body_bytes
         ):
             message = f"over {_MAX_PIPELINED} requests, or a longest body, wait on this connection; send fewer at once"
-            return Refusal(503, "too_many_pipelined", message)
+            return IntakeRefusal(503, "too_many_pipelined", message)
         self._queue.append(request)
         self._queued_bytes = waiting_bytes
         return None
@@ -245,7 +245,7 @@ class ServerConnection(asyncio.Protocol):
         ):
             return
         item = self._queue.popleft()
-        if isinstance(item, Refusal):
+        if isinstance(item, IntakeRefusal):
             self._answer_refusal(transport, item)
             return
         self._current_bytes = len(item.body)
@@ -264,11 +264,13 @@ class ServerConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ refusals and limits
 
-    def _full(self) -> Refusal:
+    def _full(self) -> IntakeRefusal:
         self._shared.refused += 1
-        return Refusal(503, "too_many_connections", f"{self._shared.bound} connections are open; retry later")
+        return IntakeRefusal(
+            503, "too_many_connections", f"{self._shared.bound} connections are open; retry later"
+        )
 
-    def _refuse(self, refusal: Refusal | Request) -> None:
+    def _refuse(self, refusal: IntakeRefusal | Request) -> None:
         """Answer after the responses under way, then close; what still arrives is thrown away."""
         self._is_refusing = True
         self._since_s = self._shared.loop.time()
@@ -276,7 +278,7 @@ class ServerConnection(asyncio.Protocol):
         self._queue.append(refusal)
         self._next()
 
-    def _answer_refusal(self, transport: asyncio.Transport, refusal: Refusal) -> None:
+    def _answer_refusal(self, transport: asyncio.Transport, refusal: IntakeRefusal) -> None:
         request = Request("GET", b"/", {}, peer=self._peer)
         request.keep_alive = False
         # Without an owner: completing it must end our sending side only, so that the client can read it.
@@ -345,7 +347,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(self._full())
         elif closing_since_s is not None and now_s - closing_since_s > limits.closing_s:
             self._refuse(
-                Refusal(503, "shutting_down", "the server stops before the request has arrived; retry")
+                IntakeRefusal(503, "shutting_down", "the server stops before the request has arrived; retry")
             )
         elif phase is ReaderPhase.HEAD and age_s > limits.header_timeout_s:
             self._time_out("header_timeout", f"headers took longer than {limits.header_timeout_s} s")
@@ -355,7 +357,7 @@ class ServerConnection(asyncio.Protocol):
             self._time_out("body_timeout", f"no body bytes came for {limits.body_timeout_s} s")
 
     def _time_out(self, code: str, message: str) -> None:
-        self._refuse(Refusal(408, code, message))
+        self._refuse(IntakeRefusal(408, code, message))
 
     def close_when_idle(self) -> None:
         """Close now if nothing is under way; else the response under way is the last."""
@@ -400,6 +402,6 @@ def _fail(responder: Responder, error: Exception | None) -> None:
         if error is not None:
             known = isinstance(error, PenstockError)
             message = str(error) if known else "internal error; see the server's log"
-        responder.send(500, Refusal(500, "internal_error", message).body)
+        responder.send(500, IntakeRefusal(500, "internal_error", message).body)
     except Exception:  # the last resort: the caller closes the connection
         log.exception("request could not be answered")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.engine.core.kv_blocks import BlockPool, KvJournal
-from penstock.engine.core.requests import PreemptionKind, RequestState, Status
+from penstock.engine.core.requests import PreemptionKind, RequestStage, RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +109,19 @@ class Batcher:
 
     def outputs_of(self, state: RequestState) -> int:
         """Return the tokens that ``state`` has generated."""
-        if state.status is Status.DECODING:
+        if state.status is RequestStage.DECODING:
             return state.outputs + self.tick - state.base_tick
         return state.outputs
 
     def enqueue(self, state: RequestState) -> None:
         """Put a new, or preempted, request in the waiting queue."""
-        state.status = Status.WAITING
+        state.status = RequestStage.WAITING
         heapq.heappush(self._waiting, self._order(state))
 
     def loaded(self, state: RequestState) -> None:
         """Record that the KV of ``state`` has arrived: it may decode, and its blocks may be shared."""
         self.loading -= 1
-        state.status = Status.LOADED
+        state.status = RequestStage.LOADED
         state.remote_pending = False
         state.computed = state.cached_tokens + state.external_tokens
         self._register_full(state, state.computed // self._limits.block_size)
@@ -131,18 +131,18 @@ class Batcher:
         """Take ``state`` out; return whether its blocks, which stay with it, may be released: not while a transfer uses them."""
         status = state.status
         state.outputs = self.outputs_of(state)
-        if status is Status.DECODING:
+        if status is RequestStage.DECODING:
             self._leave_decoding(state)
-        elif status is Status.PREFILLING:
+        elif status is RequestStage.PREFILLING:
             del self.prefilling[state]
-        elif status in {Status.LOADING, Status.SWAPPING}:
+        elif status in {RequestStage.LOADING, RequestStage.SWAPPING}:
             self.loading -= 1
-        elif status in {Status.WAITING, Status.LOADED}:
+        elif status in {RequestStage.WAITING, RequestStage.LOADED}:
             self._dead += 1
         state.epoch += 1
-        state.status = Status.FINISHED
+        state.status = RequestStage.FINISHED
         self._drop_dead()
-        return status not in {Status.LOADING, Status.SWAPPING}
+        return status not in {RequestStage.LOADING, RequestStage.SWAPPING}
 
     def release(self, state: RequestState) -> None:
         """Take the blocks of ``state`` back."""
@@ -291,7 +291,7 @@ class Batcher:
 
     def _continue_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
         chunk = min(state.prefill_target - state.computed, budget)
-        if chunk <= 0 or state.status is not Status.PREFILLING:
+        if chunk <= 0 or state.status is not RequestStage.PREFILLING:
             return 0
         end = state.computed + chunk
         if not self._grow_prefill(state, end, batch):
@@ -320,7 +320,7 @@ class Batcher:
         self.enqueue(victim)
 
     def _join_decoding(self, state: RequestState) -> None:
-        state.status = Status.DECODING
+        state.status = RequestStage.DECODING
         state.epoch += 1
         state.base_tick = self.tick
         self.decoding[state] = None
@@ -341,7 +341,7 @@ class Batcher:
         """Let requests whose KV has arrived decode; they hold blocks, so they go before any that wait."""
         while self._loaded and budget > 0 and self.running < self._limits.max_num_seqs:
             state = heapq.heappop(self._loaded)[2]
-            if state.status is not Status.LOADED:
+            if state.status is not RequestStage.LOADED:
                 self._dead -= 1
                 continue
             batch.joined.append(state)
@@ -356,7 +356,7 @@ class Batcher:
 
     def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
         """Let ``state``, the beginning of whose KV has arrived, compute the rest; return the tokens taken."""
-        state.status = Status.PREFILLING
+        state.status = RequestStage.PREFILLING
         state.epoch += 1
         self.prefilling[state] = None
         return self._continue_prefill(state, batch, budget)
@@ -399,12 +399,12 @@ class Batcher:
         batch.admitted.append(state)
         state.epoch += 1
         if state.remote_pending:
-            state.status = Status.LOADING
+            state.status = RequestStage.LOADING
             state.external_tokens = chunk
             self.loading += 1
             batch.loads.append(state)
             return 0
-        state.status = Status.PREFILLING
+        state.status = RequestStage.PREFILLING
         state.computed = start
         self.prefilling[state] = None
         self._register_full(state, (start + chunk) // size)
@@ -421,7 +421,7 @@ class Batcher:
     def _head(self) -> RequestState | None:
         while self._waiting:
             state = self._waiting[0][2]
-            if state.status is Status.WAITING:
+            if state.status is RequestStage.WAITING:
                 return state
             heapq.heappop(self._waiting)
             self._dead -= 1
@@ -429,8 +429,8 @@ class Batcher:
 
     def _drop_dead(self) -> None:
         if self._dead > 16 + (len(self._waiting) + len(self._loaded)) // 2:
-            self._waiting = [entry for entry in self._waiting if entry[2].status is Status.WAITING]
-            self._loaded = [entry for entry in self._loaded if entry[2].status is Status.LOADED]
+            self._waiting = [entry for entry in self._waiting if entry[2].status is RequestStage.WAITING]
+            self._loaded = [entry for entry in self._loaded if entry[2].status is RequestStage.LOADED]
             heapq.heapify(self._waiting)
             heapq.heapify(self._loaded)
             self._dead = 0

@@ -39,7 +39,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Status(StrEnum):
+class RequestStage(StrEnum):
     """Where a request is.
 
     ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``; a preempted request goes back to
@@ -122,7 +122,7 @@ class RequestState:
     index: int
     prefill_target: int
     remote_pending: bool
-    status: Status = Status.WAITING
+    status: RequestStage = RequestStage.WAITING
     epoch: int = 0
     blocks: list[int] = field(default_factory=list)
     registered: int = 0

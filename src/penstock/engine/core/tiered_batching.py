@@ -21,7 +21,7 @@ from penstock.engine.core.preemption import (
     SwapSpace,
     choose_victims,
 )
-from penstock.engine.core.requests import EngineRequest, PreemptionKind, RequestState, Status
+from penstock.engine.core.requests import EngineRequest, PreemptionKind, RequestStage, RequestState
 
 
 class TieredBatcher(Batcher):
@@ -63,7 +63,7 @@ class TieredBatcher(Batcher):
         self._admit_before(batch, None)
         if batch.preempted:
             batch.spans = [span for span in batch.spans if span.state.epoch == span.epoch]
-            batch.joined = [state for state in batch.joined if state.status is Status.DECODING]
+            batch.joined = [state for state in batch.joined if state.status is RequestStage.DECODING]
         batch.decode_batch = len(self.decoding)
         batch.decode_kv_tokens = self.kv_tokens
         return batch
@@ -140,7 +140,7 @@ class TieredBatcher(Batcher):
     def _copied_in(self, state: RequestState) -> None:
         self.loading -= 1
         self.swap.give_back(state)
-        state.status = Status.LOADED
+        state.status = RequestStage.LOADED
         self._register_full(state, state.computed // self._limits.block_size)
         heapq.heappush(self._loaded, self._order(state))
 
@@ -233,7 +233,7 @@ class TieredBatcher(Batcher):
         state.blocks = blocks
         state.registered = len(hit_keys)
         state.epoch += 1
-        state.status = Status.LOADING
+        state.status = RequestStage.LOADING
         self.loading += 1
         batch.swapped_in.append((state, state.computed - len(hit_keys) * self._limits.block_size))
         return True
@@ -250,7 +250,7 @@ class TieredBatcher(Batcher):
 
     def _make_places_for_loaded(self, batch: Batch) -> None:
         """Give a place to the first request whose KV has arrived, if a lower tier holds one."""
-        while self._loaded and self._loaded[0][2].status is not Status.LOADED:
+        while self._loaded and self._loaded[0][2].status is not RequestStage.LOADED:
             heapq.heappop(self._loaded)
             self._dead -= 1
         if self._loaded:
@@ -274,12 +274,12 @@ class TieredBatcher(Batcher):
         self._throw_out(victim, batch, kind)
         if kind is PreemptionKind.SWAP:
             self.swap.take(victim, self._blocks_for(victim.computed))
-            victim.status = Status.SWAPPING
+            victim.status = RequestStage.SWAPPING
             self.loading += 1
             self._copying[victim] = freed
 
     def _can_swap(self, state: RequestState) -> bool:
-        return state.status is Status.DECODING and self.swap.fits(len(state.blocks))
+        return state.status is RequestStage.DECODING and self.swap.fits(len(state.blocks))
 
     def _is_at_limit(self, state: RequestState) -> bool:
         return state.preemptions >= self._terms.max_per_request

@@ -31,7 +31,7 @@ _KV_USAGE = tuple(percent / 100 for percent in range(2, 101, 2))
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedEngine:
+class EngineSpeed:
     """One simulated engine as far as its speed goes; ``profile`` is a name or path, ``kv_tokens`` None: the profile's."""
 
     profile: str
@@ -40,7 +40,7 @@ class SimulatedEngine:
     gpus: int = 1
 
 
-def performance_of(entry: SimulatedEngine, holder: SimulatedEngine) -> PerformanceProfile:
+def performance_of(entry: EngineSpeed, holder: EngineSpeed) -> PerformanceProfile:
     """Return what a profiler would measure, point by point."""
     prefill = load(entry.profile).latency().prefill
     table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
@@ -78,7 +78,7 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             " --output-dir DIR` and name what it writes, or choose mode adaptive"
         )
     if named in names() or named.endswith(PROFILE_SUFFIX):
-        engine = SimulatedEngine(named)
+        engine = EngineSpeed(named)
         return performance_of(engine, engine)
     path = Path(named).expanduser()
     file = path / PROFILE_FILE if path.is_dir() else path
@@ -101,10 +101,10 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
     return profile
 
 
-def _engine(spec: GraphSpec, service: ServiceSpec) -> SimulatedEngine:
+def _engine(spec: GraphSpec, service: ServiceSpec) -> EngineSpeed:
     engine = spec.engine
     blocks = engine.kv_blocks
-    return SimulatedEngine(
+    return EngineSpeed(
         profile=service.profile or engine.profile,
         kv_tokens=None if blocks is None else blocks * (engine.block_tokens or BLOCK_TOKENS),
         max_running=engine.max_running_requests or RUNNING_REQUESTS,
@@ -112,7 +112,7 @@ def _engine(spec: GraphSpec, service: ServiceSpec) -> SimulatedEngine:
     )
 
 
-def _decode_table(engine: SimulatedEngine) -> DecodeTable:
+def _decode_table(engine: EngineSpeed) -> DecodeTable:
     profile = load(engine.profile)
     latency = profile.latency()
     kv_tokens = float(engine.kv_tokens or profile.kv_capacity_tokens)

@@ -36,7 +36,7 @@ Ticket: TypeAlias = "asyncio.Future[bool]"
 """Whether its request may run: False once its client has left."""
 
 
-class AtCapacity(Exception):  # noqa: N818 - named like the fact it reports
+class EngineFull(Exception):  # noqa: N818 - named like the fact it reports
     """Engine and queue are full; the message is the one that routers know."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class RequestGate:
         ticket: Ticket = asyncio.get_running_loop().create_future()
         state = self.slots.enter(ticket, priority)
         if state is SlotState.REJECTED:
-            raise AtCapacity
+            raise EngineFull
         try:
             if state is SlotState.QUEUED:
                 responder.on_disconnect(lambda: self._give_up(ticket))
@@ -197,7 +197,7 @@ class EngineServer:
             async with self._gate.enter(responder, call.priority) as is_wanted:
                 if is_wanted:
                     await self._reply(call, request, responder, headers)
-        except AtCapacity as exc:
+        except EngineFull as exc:
             _refuse(request, responder, str(exc), headers)
 
     async def _reply(

@@ -96,7 +96,7 @@ _NO_ANSWER: Final = "does not answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class WriteRefusal:
     """One write that the API server did not take.
 
     Attributes:
@@ -116,7 +116,7 @@ class Refusal:
         return f"{self.write}: {self.words}{'; ' if self.remedy else ''}{self.remedy}"
 
 
-def refusal_of(error: ClusterError, write: str, step: str) -> Refusal | None:
+def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | None:
     """Return what a failed write means for that write alone.
 
     Returns:
@@ -138,7 +138,7 @@ def refusal_of(error: ClusterError, write: str, step: str) -> Refusal | None:
         kind = kind or RefusalKind.REJECTED
     else:
         return None
-    return Refusal(kind, write, step, text, remedy)
+    return WriteRefusal(kind, write, step, text, remedy)
 
 
 def kind_of_words(words: str) -> tuple[RefusalKind | None, str]:
@@ -159,7 +159,7 @@ class Attempt:
         may_have_happened: Whether the server failed in a way that leaves that open.
     """
 
-    refusal: Refusal | None = None
+    refusal: WriteRefusal | None = None
     may_have_happened: bool = False
 
 
@@ -171,7 +171,7 @@ class Refusals:
         found: In the order of the writes, without those that nobody needs any more.
     """
 
-    found: list[Refusal] = field(default_factory=list)
+    found: list[WriteRefusal] = field(default_factory=list)
 
     @contextmanager
     def of(self, write: str, step: str) -> Iterator[Attempt]:
@@ -194,7 +194,7 @@ class Refusals:
                 self.found.append(refusal)
 
     @property
-    def lasting(self) -> Sequence[Refusal]:
+    def lasting(self) -> Sequence[WriteRefusal]:
         """Those that a person has to do something about, the gravest kind first."""
         kept = [each for each in self.found if each.kind.is_lasting]
         return sorted(kept, key=lambda each: (_SEVERITY[each.kind], each.write))

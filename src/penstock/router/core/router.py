@@ -16,7 +16,7 @@ from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
 from penstock.router.core.tiers import FirstStage, TierControl
-from penstock.router.core.waiting import TurnedAway, WakeTimes
+from penstock.router.core.waiting import RejectionCounter, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds, BusyWorkers
 from penstock.router.policy.routing_policy import Arrival, AssignTime
@@ -54,7 +54,7 @@ class RouterCore(Generic[T]):
         self.tiers, self.deflection = tiers, deflection
         self.entry = next(iter(queues))
         self.entry_queue = queues[self.entry]
-        self.turned_away = {role: TurnedAway() for role in queues}
+        self.turned_away = {role: RejectionCounter() for role in queues}
         self.paused: Collection[Role] = ()
         self.speed = 1.0
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}

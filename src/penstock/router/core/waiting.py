@@ -111,7 +111,7 @@ LATELY_S = 15.0
 """Chosen: the time between two syncs of a HorizontalPodAutoscaler, so that each sees what was turned away since the last."""
 
 
-class TurnedAway:
+class RejectionCounter:
     """Counts the requests of one stage that were rejected, shed, refused by a full queue, or timed out: ``total`` so far."""
 
     def __init__(self) -> None:

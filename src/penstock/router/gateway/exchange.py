@@ -19,7 +19,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 
 from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
-from penstock.core.http.intake import FIELD_BYTES, Intake, Refusal
+from penstock.core.http.intake import FIELD_BYTES, Intake, IntakeRefusal
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import EVENT_STREAM, JSON, Headers, Request, Responder, error_body
 from penstock.core.http.own_lag import PatientTimeout, PatientTimer
@@ -129,7 +129,9 @@ class Exchange:
             return None
         return request if self._is_complete else None
 
-    async def _read_body(self, stream: AsyncIterator[ProcessingRequest], request: Request) -> Refusal | None:
+    async def _read_body(
+        self, stream: AsyncIterator[ProcessingRequest], request: Request
+    ) -> IntakeRefusal | None:
         """Read the request's body; it may end before it is complete. Return why no more of it is read."""
         body, intake = bytearray(), self._intake
         async for message in stream:
@@ -149,7 +151,7 @@ class Exchange:
                 break
         return None
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: IntakeRefusal) -> None:
         self.answer(refusal.status, refusal.body, JSON, refusal.headers)
 
     def _take_response(self, message: ProcessingRequest) -> None:

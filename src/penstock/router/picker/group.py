@@ -88,7 +88,7 @@ _START_REAL_S: Final = 0.5
 """Chosen: longest wait at the start for the others' first word; it takes milliseconds."""
 
 
-class RouterGroup:
+class PeerGroup:
     """This router among those of its graph."""
 
     def __init__(

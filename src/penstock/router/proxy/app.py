@@ -27,7 +27,7 @@ from penstock.router.context import RouterContext
 from penstock.router.core.request import QUEUE_TIMEOUT
 from penstock.router.core.worker import Worker
 from penstock.router.metrics_page import MetricsPage
-from penstock.router.picker.group import CONFIRM_REAL_S, RouterGroup
+from penstock.router.picker.group import CONFIRM_REAL_S, PeerGroup
 from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.proxy.auth import (
@@ -83,7 +83,7 @@ class RouterApp:
     live_page: LivePage
     thresholds: GraphThresholds
     secret: GraphSecret
-    group: RouterGroup | None
+    group: PeerGroup | None
     reader: PromptReader | None
     access_log: AccessLog | None
     tiers: LiveTiers | None

@@ -23,7 +23,7 @@ from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import BegunStream
 from penstock.router.proxy.failures import ErrorResponse
-from penstock.router.proxy.kv_transfer import Prefilled
+from penstock.router.proxy.kv_transfer import PrefillAnswer
 from penstock.router.proxy.prefix import Keyed
 
 _NS: Final = 1e9
@@ -94,7 +94,7 @@ class CompletionCall:
     ttft_s: float | None = None
     tries: RequestTries = field(default_factory=RequestTries)
     is_delivered: bool = False
-    transfer: Prefilled | None = None
+    transfer: PrefillAnswer | None = None
     keyed: Keyed | None = None
     prefill_worker: str | None = None
     worker: str | None = None

@@ -38,7 +38,7 @@ from penstock.router.core.retries import FailedTry, KvLease, RetryScope
 from penstock.router.proxy.call import CompletionCall, PrefillBeside
 from penstock.router.proxy.failures import ErrorReply, failed_try, retry_scope_of
 from penstock.router.proxy.kv_transfer import (
-    Prefilled,
+    PrefillAnswer,
     decode_body,
     prefill_body,
     read_prefill_answer,
@@ -192,7 +192,7 @@ class Exchanges:
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
     ) -> None:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
-        call.transfer = Prefilled(self._handover.decode_fields(source, None), None, None, lease)
+        call.transfer = PrefillAnswer(self._handover.decode_fields(source, None), None, None, lease)
         task = asyncio.create_task(self._prefill_beside(call, assignment, body), name="prefill")
         call.prefill = PrefillBeside(assignment, task)
 

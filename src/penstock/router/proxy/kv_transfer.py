@@ -48,7 +48,7 @@ _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_detail
 
 
 @dataclass(slots=True)
-class Prefilled:
+class PrefillAnswer:
     """What a prefill worker answered; its prompt's way to decode.
 
     Attributes:
@@ -75,7 +75,7 @@ def prefill_body(request: CompletionRequest, handover: KvHandover, source: KvSou
     return encoded({**kept, "stream": False, **handover.limits, **handover.prefill_fields(source)})
 
 
-def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
+def decode_body(request: CompletionRequest, prefilled: PrefillAnswer) -> bytes:
     """Return the client's own bytes with the hand-over's fields and a cache salt spliced in at the end."""
     if prefilled.fields is None:
         return request.raw
@@ -100,10 +100,12 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
     return prompt if isinstance(prompt, str) and prompt else None
 
 
-def read_prefill_answer(answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease) -> Prefilled:
+def read_prefill_answer(
+    answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease
+) -> PrefillAnswer:
     """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept, if decode gets fields."""
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-    return Prefilled(fields, prompt_tokens, cached_tokens, lease)
+    return PrefillAnswer(fields, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
@@ -156,7 +158,7 @@ class KvTransfers:
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def unpaired(self, role: Role, transfer: Prefilled | None) -> frozenset[str]:
+    def unpaired(self, role: Role, transfer: PrefillAnswer | None) -> frozenset[str]:
         """Return the names of the workers of a stage to or from which no KV can go, because their versions differ."""
         pool = self._workers
         if not pool.versions_differ:
@@ -212,7 +214,7 @@ class KvTransfers:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def release(self, prefilled: Prefilled, headers: Headers) -> None:
+    def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
         """Give back the KV of a prompt, beside requests; a release that fails costs one lease and nothing more.
 
         ``headers`` are the request's, for workers that ask for a key.

@@ -27,7 +27,7 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy import messages
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kept import COUNTED, Kept
-from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
+from penstock.router.proxy.kv_transfer import PrefillAnswer, with_cached_tokens
 from penstock.router.proxy.routes import ApiEndpoint
 
 
@@ -152,7 +152,7 @@ class RelayMeter:
     on_first_token: Callable[[], None]
     arrived_real_s: float
     speed: float
-    prefilled: Prefilled | None
+    prefilled: PrefillAnswer | None
     kept: Kept | None = None
     may_go_on: bool = False
     tokens: int = 0

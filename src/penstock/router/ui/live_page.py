@@ -28,7 +28,7 @@ from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import not_served
 from penstock.router.ui.graphs import graphs_beside
 from penstock.router.ui.history import STEP_S, RouterHistory
-from penstock.router.ui.planner import PlannerState, planner_reader
+from penstock.router.ui.planner import ShownPlanner, planner_reader
 from penstock.router.ui.pools import local_pool
 
 log = get_logger(__name__)
@@ -94,7 +94,7 @@ class LivePage:
         found = self._speeds.read(counts, {each.name: each.spec.role.value for each in self._pool}, now_s)
         return found, slow_workers(found)
 
-    async def _refresh(self) -> PlannerState:
+    async def _refresh(self) -> ShownPlanner:
         """Return the planner's part; GPUs and targets come from there, too."""
         planner = await self._planner.read()
         self._gpus = planner.gpus_per_replica

@@ -33,7 +33,7 @@ WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerState:
+class ShownPlanner:
     """A planner, and the graph that it plans, as the page shows them; None and what is empty: unknown.
 
     Attributes:
@@ -67,7 +67,7 @@ class PlannerState:
     pool: Mapping[str, Any] | None = None
 
     @classmethod
-    def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> PlannerState:
+    def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> ShownPlanner:
         """Return what a graph shows of a planner without a report, or options, of its own."""
         gpus = None
         if graph.engine_gpus is not None:
@@ -91,10 +91,10 @@ class PlannerState:
 class PlannerReader:
     """Of a graph that no planner scales, or whose planner the router does not know; subclasses ask it."""
 
-    def __init__(self, state: PlannerState) -> None:
+    def __init__(self, state: ShownPlanner) -> None:
         self._state = state
 
-    async def read(self) -> PlannerState:
+    async def read(self) -> ShownPlanner:
         """Return the planner's state as it is now; never raises, and waits no longer than `_READ_S`."""
         return self._state
 
@@ -109,12 +109,12 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
     if settings.kubernetes is not None:
         return GraphStatusReader(discovery)
     if graph is None:
-        return PlannerReader(PlannerState("off", "a fixed fleet: the router knows no graph"))
+        return PlannerReader(ShownPlanner("off", "a fixed fleet: the router knows no graph"))
     if not graph.planner.enabled:
-        return PlannerReader(PlannerState.of_graph("off", "spec.planner.enabled is false", graph))
+        return PlannerReader(ShownPlanner.of_graph("off", "spec.planner.enabled is false", graph))
     if settings.statefile is None:
         words = "a fixed fleet (--worker): nothing scales it"
-        return PlannerReader(PlannerState.of_graph("off", words, graph))
+        return PlannerReader(ShownPlanner.of_graph("off", words, graph))
     pull_real_s = graph.planner.metric_pulling_interval_seconds / settings.speed
     return StateFileReader(settings.statefile, graph, pull_real_s=pull_real_s)
 
@@ -124,18 +124,18 @@ class StateFileReader(PlannerReader):
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
         """Name the local backend's statefile and its graph; ``pull_real_s`` is between two ticks of the planner."""
-        super().__init__(PlannerState.of_graph("missing", "", graph))
+        super().__init__(ShownPlanner.of_graph("missing", "", graph))
         self._statefile = statefile
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
-    async def read(self) -> PlannerState:
+    async def read(self) -> ShownPlanner:
         """Read the two files, a few KiB each, and see whether their disks have room."""
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
         full = tuple(filter(None, map(full_disk, sorted(disks))))
         return replace(found, problems=(*full, *found.problems)) if full else found
 
-    def _read(self) -> tuple[PlannerState, str | None]:
+    def _read(self) -> tuple[ShownPlanner, str | None]:
         """Return what the planner's file says, and the folder that the statefile names for it."""
         folder: str | None = None
         try:
@@ -153,7 +153,7 @@ class StateFileReader(PlannerReader):
         return replace(self._state, words=words), folder
 
 
-def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> PlannerState:
+def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
     """Return what a planner's state file says, written so many real seconds ago. Pure.
 
     Raises:
@@ -162,7 +162,7 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> P
     is_stale = age_s > stale_s
     next_s = data.get("next_decision_s")
     newest = data.get("newest") or {}
-    return PlannerState(
+    return ShownPlanner(
         standing="stale" if is_stale else "current",
         words=f"the planner last wrote {age_s:,.0f} s ago (real): it hangs or is gone" if is_stale else "",
         rules=data["rules"],
@@ -186,12 +186,12 @@ class GraphStatusReader(PlannerReader):
     """Reads the graph's object, in whose status the planner writes its last changes; it does not say when the planner last ran."""
 
     def __init__(self, discovery: Discovery) -> None:
-        super().__init__(PlannerState("missing", "the graph's status was not read yet"))
+        super().__init__(ShownPlanner("missing", "the graph's status was not read yet"))
         self._discovery = discovery
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def read(self) -> PlannerState:
+    async def read(self) -> ShownPlanner:
         """Ask the API server, unless it has just answered or failed."""
         async with self._lock:
             if time.monotonic() - self._read_s < _READ_S:
@@ -218,7 +218,7 @@ def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"name": said["name"], "gpus": None, "note": note, "graphs": []}
 
 
-def graph_planner_state(graph: Mapping[str, Any]) -> PlannerState:
+def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
     """Return what a GraphDeployment says of its planner. Pure.
 
     Raises:
@@ -226,7 +226,7 @@ def graph_planner_state(graph: Mapping[str, Any]) -> PlannerState:
     """
     spec, status = GraphSpec.model_validate(graph["spec"]), graph.get("status") or {}
     if not spec.planner.enabled:
-        return PlannerState.of_graph("off", "spec.planner.enabled is false", spec)
+        return ShownPlanner.of_graph("off", "spec.planner.enabled is false", spec)
     planner = status.get("planner") or {}
     last = {**planner, "sentence": planner.get("lastDecision")}
     changes = tuple(
@@ -245,7 +245,7 @@ def graph_planner_state(graph: Mapping[str, Any]) -> PlannerState:
         if name in spec.workers:
             role = spec.workers[name].role.value
             desired[role] = desired.get(role, 0) + int(service.get("desired", 0))
-    found = PlannerState.of_graph("missing", "no planner has written to the graph's status", spec)
+    found = ShownPlanner.of_graph("missing", "no planner has written to the graph's status", spec)
     found = replace(found, desired=desired, changes=changes)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PlannerActive":

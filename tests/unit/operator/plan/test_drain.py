@@ -15,7 +15,7 @@ from penstock_operator.plan.drain import (
     Bounded,
     PodLoad,
     ScalePlan,
-    WorkerPool,
+    ServicePool,
     bounded,
     plan_scale,
 )
@@ -87,7 +87,7 @@ def pending(name, **more):
 def plan(*pods, desired, spec=None, loads=None, now_s=NOW, **more):
     """Call `plan_scale` with defaults."""
     spec = len(pods) if spec is None else spec
-    pool = WorkerPool(pods, desired=desired, spec_replicas=spec, grace_s=60.0, **more)
+    pool = ServicePool(pods, desired=desired, spec_replicas=spec, grace_s=60.0, **more)
     return plan_scale(pool, loads=loads or {}, now_s=now_s)
 
 

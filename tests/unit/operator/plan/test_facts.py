@@ -9,8 +9,8 @@ from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_dynamo.runtime import WORKER_METADATA
 from penstock_operator.plan.facts import (
-    Replicas,
     ServiceFacts,
+    ServiceReplicas,
     count,
     missing_definition,
     observed_facts,
@@ -35,7 +35,9 @@ def test_each_pod_is_counted_once_for_what_it_is():
         pod("terminating", terminating=True),
         pod("finished", phase="Failed"),
     ]
-    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1, gated=1)
+    assert count(pods) == ServiceReplicas(
+        existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1, gated=1
+    )
 
 
 def test_a_group_is_one_replica():
@@ -45,11 +47,11 @@ def test_a_group_is_one_replica():
         more = {"serving": SERVING if index == 0 else "", **more}
         return pod(f"{group}-{index}", group=group, worker_index=index, group_size=2, **more)
 
-    assert count([member("a", 0), member("a", 1)]) == Replicas(1, 1, 1, 0, 2)
-    assert count([member("a", 0), member("a", 1, ready=False)]) == Replicas(1, 0, 0, 0, 2)
-    assert count([member("a", 0)]) == Replicas(1, 0, 0, 0, 1, unplaced=1)
+    assert count([member("a", 0), member("a", 1)]) == ServiceReplicas(1, 1, 1, 0, 2)
+    assert count([member("a", 0), member("a", 1, ready=False)]) == ServiceReplicas(1, 0, 0, 0, 2)
+    assert count([member("a", 0)]) == ServiceReplicas(1, 0, 0, 0, 1, unplaced=1)
     leaving = [member("a", 0, terminating=True), member("a", 1, terminating=True)]
-    assert count(leaving) == Replicas(0, 0, 0, 1, 2)
+    assert count(leaving) == ServiceReplicas(0, 0, 0, 1, 2)
 
 
 def member(name, role, service, **more):
@@ -72,8 +74,8 @@ def test_services_are_found_by_their_pods():
     assert (found.generation, found.budget, found.deleting) == (2, 3, "waits")
     selects = "penstock.dev/graph=g,penstock.dev/service="
     assert found.services == {
-        "decode": ServiceFacts(Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"),
-        "frontend": ServiceFacts(Role.ROUTER, Replicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"),
+        "decode": ServiceFacts(Role.DECODE, ServiceReplicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"),
+        "frontend": ServiceFacts(Role.ROUTER, ServiceReplicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"),
     }
     assert observed_facts(raw, []).services == {}
 

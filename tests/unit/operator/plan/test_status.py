@@ -13,7 +13,7 @@ from penstock.api.status import AdapterStatus, GraphStatus
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category, Diagnosis
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.facts import ConditionFacts, Failure, Replicas, ServiceFacts
+from penstock_operator.plan.facts import ConditionFacts, Failure, ServiceFacts, ServiceReplicas
 from penstock_operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
@@ -33,7 +33,7 @@ from penstock_operator.plan.status import (
 def service(role, number, **more):
     """Return a service at rest with ``number`` replicas of one GPU."""
     gpus = number if role.is_worker else 0
-    counts = Replicas(number, number, number, 0, gpus)
+    counts = ServiceReplicas(number, number, number, 0, gpus)
     values = {"replicas": counts, "desired": number, "target": number, "updated": number, "selector": "s"}
     return ServiceFacts(role, **{**values, **more})
 
@@ -95,7 +95,7 @@ def test_a_graph_without_router_is_ready_with_its_workers():
 
 def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
     """Not while a replica is wanted, not without a router, and not where nothing brings workers back."""
-    none = Replicas(0, 0, 0, 0, 0)
+    none = ServiceReplicas(0, 0, 0, 0, 0)
     gone = {"replicas": none, "desired": 0, "target": 0, "updated": 0}
     services = {
         "frontend": ROUTER,
@@ -116,7 +116,7 @@ def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
 
 def leaving(number):
     """Return what changes on a service of one replica while more of it drain."""
-    return {"replicas": Replicas(number + 1, number + 1, 1, number, number + 1), "target": 1}
+    return {"replicas": ServiceReplicas(number + 1, number + 1, 1, number, number + 1), "target": 1}
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_an_address_stays_while_an_invalid_specification_does_not_tell_it_and_go
         (REST, "Ready"),
         (NOTHING, "Pending"),
         (with_service("decode", target=3), "Progressing"),
-        (with_service("decode", replicas=Replicas(0, 0, 0, 0, 0), desired=0, target=0), "Pending"),
-        (with_service("decode", replicas=Replicas(1, 0, 0, 0, 1), desired=1, target=1), "Progressing"),
+        (with_service("decode", replicas=ServiceReplicas(0, 0, 0, 0, 0), desired=0, target=0), "Pending"),
+        (with_service("decode", replicas=ServiceReplicas(1, 0, 0, 0, 1), desired=1, target=1), "Progressing"),
         (replace(REST, diagnoses=[FAULT]), "Degraded"),
         (replace(REST, failure=Failure("ApplyFailed", "m")), "Degraded"),
         (replace(NOTHING, failure=Failure("InvalidSpec", "m")), "Failed"),
@@ -238,7 +238,7 @@ def test_the_phase_is_one_word_for_it(facts, phase):
     assert graph_status(facts, old=None, now="now")["phase"] == phase
 
 
-COUNTS = st.builds(Replicas, *[st.integers(0, 3)] * 5)
+COUNTS = st.builds(ServiceReplicas, *[st.integers(0, 3)] * 5)
 FACTS = st.builds(
     ConditionFacts,
     generation=st.integers(1, 3),

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api import GraphSpec, Role
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.drain import Bounded, PodLoad, WorkerPool, plan_scale
+from penstock_operator.plan.drain import Bounded, PodLoad, ServicePool, plan_scale
 from penstock_operator.plan.pods import ContainerView, PodView
 from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import RolloutView
@@ -51,7 +51,7 @@ def states(graph, pods, *, loads, p=1, d=2, rolling=False):
     for name, desired in {"p": p, "d": d}.items():
         own = [each for each in pods if each.service == name]
         grace_s = graph.services[name].termination_grace_period_seconds
-        plan = plan_scale(WorkerPool(own, desired, len(own), grace_s), loads=loads, now_s=NOW_S)
+        plan = plan_scale(ServicePool(own, desired, len(own), grace_s), loads=loads, now_s=NOW_S)
         rollout = RolloutView(name, Role.PREFILL, rolling=rolling)
         found[name] = ServiceState(
             graph.services[name], Bounded(desired), running=len(own), rollout=rollout, plan=plan
