@@ -47,8 +47,8 @@ from penstock_planner.decide.sla.workers import ProfiledWorkers
 MOST_AT_ONCE = 64
 """Bound: more replicas than this are never added by one decision, regardless of `max_step`."""
 
-GIVES_AFTER_S = 30.0
-"""Chosen: a role that has just grown keeps what it got for so long: the time of a drain, after which its signals show it."""
+GIVES_AFTER_S = signals.LOAD_TAU_S
+"""A role that has just grown keeps what it got until the average of its load shows it."""
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

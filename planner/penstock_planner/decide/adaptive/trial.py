@@ -11,11 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
+from penstock_planner.decide.adaptive.signals import SPAN_S
 from penstock_planner.decide.observation import PoolCounts
-
-LATE_TAU_S = 300.0
-"""Chosen: five minutes of requests tell a fault that lasts from a moment's; with ten drifting-prompts was 95.9% in time, with five
-97.8%."""
 
 NOISE_SIGMAS = 3.0
 """Chosen: late requests come together; so many standard errors of the share allowed are no reason yet."""
@@ -48,7 +45,7 @@ class Trial:
     """One role's.
 
     Attributes:
-        first: Requests, decayed over `LATE_TAU_S`; since the replica on trial is ready, while one is.
+        first: Requests, decayed over `SPAN_S`; since the replica on trial is ready, while one is.
         late: Late ones that the model does not explain, decayed alike.
         seen_s: Seconds of them, decayed alike.
         lately: Requests, decayed alike, whatever is on trial.
@@ -101,7 +98,7 @@ class Trial:
             known = replace(blank(known), tried=pool.replicas, before=known.share, helped=None, age_s=0.0)
         if known.helped is not False and pool.replicas < known.tried:
             known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
-        kept = math.exp(-seen.dt_s / LATE_TAU_S)
+        kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
         lately = known.lately * kept + seen.first
         known = replace(known, replicas=pool.replicas, lately=lately, late_ago_s=late_ago_s)

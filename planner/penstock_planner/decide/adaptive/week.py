@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.cron import quarter_of_week
+from penstock_planner.decide.adaptive.signals import SPAN_S
 
 SLOTS = 672
 """Quarters of an hour of a week: most timetables begin at one."""
@@ -25,21 +26,13 @@ SLOT_S = 900.0
 
 DAY_SLOTS = 96
 
-PART_S = 300.0
-"""Chosen: a slot's demand is the most of any five minutes of it, as what begins within it needs its workers as long as what fills it."""
-
-NEW_SHARE = 0.5
-"""Chosen: of the newest week in its slot: a shift is known after two."""
+HALF = 0.5
+"""Chosen: what is new weighs as much as what was before. The newest week has this share of its slot, so that a shift is known after two; of
+what was told lately and did not come so much is forgotten each slot, and so much of a slot that came as told is assumed; so much of a
+jump that did not come is assumed, so that one that came once is believed, and after one that did not come two have to."""
 
 SCORE_KEPT = math.exp(-1.0 / SLOTS)
-"""Chosen: what was told right or wrong weighs a third after a week."""
-
-SHORTFALL_KEPT = 0.5
-SHORTFALL_ASSUMED = 0.5
-"""Chosen: of what was told lately and did not come, half is forgotten each slot, and half a slot that came as told is assumed."""
-
-ASSUMED_WRONG = 0.5
-"""Chosen: a jump of a size that came once as told is believed, and after one that did not come two have to."""
+"""What was told right or wrong is averaged over a week, as it is the week that is told of."""
 
 BELIEVED_FROM = 0.5
 """Above it the errors are less than those of demand as it is."""
@@ -70,12 +63,12 @@ class WeekRecord:
 
     def belief(self, scale: float) -> float:
         """Return the share of a told jump that came, >= 0; ``scale``: of the demand in question, requests/s."""
-        against = self.told_squares + ASSUMED_WRONG * scale * scale
+        against = self.told_squares + HALF * scale * scale
         return max(0.0, self.together / against) if against else 0.0
 
     def ended(self, said: float | None, before: float | None, came: float) -> WeekRecord:
         """Return it after a slot of ``came`` requests/s that began with ``before``, of which it ``said`` something on record."""
-        after = replace(self, expected=SHORTFALL_KEPT * self.expected + (said or 0.0))
+        after = replace(self, expected=HALF * self.expected + (said or 0.0))
         if self.told is None or before is None:
             return after
         told = self.told - before
@@ -89,7 +82,7 @@ class WeekRecord:
         """Return what it says of a slot with this demand on record, less what has lately not come as it said."""
         if known is None:
             return None
-        assumed = SHORTFALL_ASSUMED * known
+        assumed = HALF * known
         against = self.expected + assumed
         return known * min(1.0, (came + assumed) / against) if against else known
 
@@ -115,7 +108,7 @@ class Week:
         slots: Two hexadecimal digits each; empty before the first.
         place: Of the present slot; None before the first pull whose time is known.
         seen_s: Of it.
-        peak: Most of its parts' requests/s.
+        peak: Most of its parts' requests/s, of `SPAN_S` each, as what begins within a slot needs its workers as long as what fills it.
         part_s, arrivals: Length of the present part, and its requests.
         newest: Requests/s of the part before; None: unknown.
         before: The same when the slot began.
@@ -151,7 +144,7 @@ class Week:
             part_s=known.part_s + dt_s,
             arrivals=known.arrivals + arrivals,
         )
-        return known.part_ended() if known.part_s >= PART_S else known
+        return known.part_ended() if known.part_s >= SPAN_S else known
 
     def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> Recalled:
         """Return what is due at most from ``wall_s`` until ``ahead_s`` later, by the record that is believed more."""
@@ -184,7 +177,7 @@ class Week:
 
     def _begun(self, place: int) -> Week:
         """Return it at the beginning of a slot; the one before is recorded if most of it was seen."""
-        known = self.part_ended() if self.part_s >= PART_S / 2 else self
+        known = self.part_ended() if self.part_s >= SPAN_S / 2 else self
         if known.place is None or known.seen_s < SLOT_S / 2 or place != (known.place + 1) % SLOTS:
             day, week = replace(known.day, expected=0.0), replace(known.week, expected=0.0)
             known = replace(known, newest=None, came=0.0, day=day, week=week)
@@ -210,11 +203,11 @@ class Week:
         """Return it with the present slot's demand on record and held against what was told."""
         came, old = self.peak, self.at(place)
         slots = self.slots or _UNKNOWN * SLOTS
-        digits = _digits(came if old is None else old + NEW_SHARE * (came - old))
+        digits = _digits(came if old is None else old + HALF * (came - old))
         return replace(
             self,
             slots=slots[: 2 * place] + digits + slots[2 * place + 2 :],
-            came=SHORTFALL_KEPT * self.came + came,
+            came=HALF * self.came + came,
             day=self.day.ended(self.at((place - DAY_SLOTS) % SLOTS), self.before, came),
             week=self.week.ended(old, self.before, came),
         )

@@ -19,6 +19,9 @@ KV_SIGMAS = 1.1
 """Chosen: with the sixth of the cache that growing leaves free (`Stabilization.kv_ahead`), a cache of forty requests is full one time
 in sixty. With 0.75 a gap in the metrics was borne badly (scoreboard, fault-metrics-gap, seed 0: 92% in time, not 99.9%)."""
 
+ITL_AFTER = 0.95
+"""Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswers:
@@ -39,6 +42,11 @@ class ProfiledAnswers:
     factor: float
     sigmas: float
     target_s: float
+
+    @property
+    def after_s(self) -> float:
+        """Return the ITL that one worker fewer may reach, seconds."""
+        return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
         """Return the requests in flight at one of so many workers; None: they cannot keep up."""
