@@ -104,7 +104,7 @@ class Convergence:
         """Say what an edit costs: requests that its rollout refuses, and devices that escape the budget."""
         warnings = [] if order.lost is None else [("RequestsRefused", order.lost)]
         if of_devices:
-            found = uncounted_devices(graph.model, graph.context.gpu_resources)
+            found = uncounted_devices(graph.model, graph.context.gpu_resources, graph.context.claimed_gpus)
             warnings += [("DeviceNotCounted", f"{each.path}: {each.message}") for each in found]
         for reason, text in warnings:
             await self._recorder.emit(graph.raw, EventMessage(reason, text, "Apply", is_warning=True))

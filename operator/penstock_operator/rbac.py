@@ -44,6 +44,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("policy", "poddisruptionbudgets"): _CHILD,
     ("rbac.authorization.k8s.io", "rolebindings"): _CHILD,
     ("rbac.authorization.k8s.io", "roles"): _CHILD,
+    # The GPUs that podTemplates claim.
+    ("resource.k8s.io", "resourceclaimtemplates"): frozenset({"get"}),
 }
 """Verbs by API group and resource, without those that a runtime's processes need, which are its `ClusterNeeds.verbs`."""
 

@@ -27,6 +27,7 @@ from penstock.kube.objects.names import drain_finalizer, paused_by
 from penstock.kube.objects.refusals import RefusalKind, Refusals
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.apply import Applied, Applier, failure_of
+from penstock_operator.claims import ClaimReader
 from penstock_operator.cluster import Cluster, GraphSnapshot
 from penstock_operator.convergence import Convergence
 from penstock_operator.draining import Drains
@@ -74,6 +75,7 @@ class Dependencies:
     metrics: OperatorMetrics
     context: BuildContext
     allowances: NamespaceAllowances
+    claims: ClaimReader
     operator_class: str
     gates: Gates
     pools: GpuPools
@@ -197,6 +199,7 @@ class Reconciler:
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
             allowed=await self._parts.allowances.of(key[0]),
+            claimed_gpus=await self._parts.claims.of(key[0], model),
             kinds=frozenset(kinds),
         )
         return ObservedGraph(

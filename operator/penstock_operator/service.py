@@ -22,6 +22,7 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import STOP_S, Election, election_of, instance
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock_operator.apply import Applier
+from penstock_operator.claims import ClaimReader
 from penstock_operator.cluster import Cluster
 from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
@@ -92,6 +93,7 @@ class Operator:
                 everywhere=allowances_of(settings.allow_pod_templates),
                 profiles=profiles_of(settings.pod_template_profiles),
             ),
+            claims=ClaimReader(client, context.gpu_resources),
             operator_class=settings.operator_class,
         )
         self.reconciler = Reconciler(parts)

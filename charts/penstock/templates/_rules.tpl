@@ -77,6 +77,9 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings, roles]
   verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get]
 {{- end -}}
 
 {{- define "penstock.plannerRules" -}}

@@ -17,9 +17,13 @@ GPU_RESOURCES: Final = (
     "gpu.intel.com/*",
     "google.com/tpu",
     "habana.ai/gaudi*",
+    "gpu.*",
+    "mig.*",
+    "neuron.*",
+    "tpu.*",
 )
-"""Names, or patterns of names, of what the device plugins of NVIDIA, AMD, Intel, Habana, Google and AWS offer; the chart's
-``operator.gpuResources`` replaces them."""
+"""Names, or patterns of names, of what the device plugins of NVIDIA, AMD, Intel, Habana, Google and AWS offer, and of the device
+classes of their DRA drivers; the chart's ``operator.gpuResources`` replaces them."""
 
 
 _NETWORK: Final = ("*/efa", "rdma/*")
@@ -32,10 +36,38 @@ def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> boo
     return any(fnmatchcase(resource, pattern) for pattern in known)
 
 
+def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
+    """Return the ResourceClaimTemplates whose claims containers of a service's podTemplate use, once for each claim."""
+    spec = _map(graph.spec.services[name].pod_template.get("spec"))
+    containers = [_map(each) for kind in ("containers", "initContainers") for each in _list(spec.get(kind))]
+    used = {
+        _map(claim).get("name")
+        for container in containers
+        for claim in _list(_map(container.get("resources")).get("claims"))
+    }
+    claims = [_map(each) for each in _list(spec.get("resourceClaims"))]
+    named = [each.get("resourceClaimTemplateName") for each in claims if each.get("name") in used]
+    return [each for each in named if isinstance(each, str)]
+
+
+def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
+    """Return the GPUs that the claims of one pod of a service hold; None: it has none, or it cannot be told of one."""
+    templates = claim_templates(graph, name)
+    if not templates or not all(each in claimed for each in templates):
+        return None
+    return sum(claimed[each] for each in templates)
+
+
 def uncounted_devices(
-    graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES
+    graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES, claimed: Mapping[str, int] | None = None
 ) -> Iterator[ManifestProblem]:
-    """Yield what podTemplates ask for that may be accelerators and that the budget does not count: resources, and claims."""
+    """Yield what podTemplates ask for that may be accelerators and that the budget does not count: resources, and claims.
+
+    Args:
+        graph: Whose podTemplates.
+        known: Patterns of the resources that are counted.
+        claimed: GPUs of claims by their template, which are counted; those of others it cannot be told.
+    """
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")
         counted = {pool.gpu_resource_name} if pool is not None else set()
@@ -49,7 +81,8 @@ def uncounted_devices(
                 yield ManifestProblem(path=f"{path}.{place}", message=message)
         gpus = (pool or NodePool()).gpu_resource_name
         is_asked_for = service.gpus > 0 and not (graph.spec.models_gpus and pool is None)
-        if is_asked_for and _has_claims_beside(gpus, service.pod_template.get("spec")):
+        is_told = claimed_gpus(graph, name, claimed or {}) is not None
+        if is_asked_for and not is_told and _has_claims_beside(gpus, service.pod_template.get("spec")):
             message = (
                 f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'

@@ -43,6 +43,7 @@ from penstock.runtimes import (
 from penstock.runtimes.engine_flags import split_of
 from penstock.runtimes.protocol import OWN_REQUESTS
 from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
+from penstock_operator.resources.accelerators import claimed_gpus
 from penstock_operator.resources.metadata import (
     ROUTER_SUFFIX,
     WORKER_SUFFIX,
@@ -309,8 +310,14 @@ def pod_template(
         },
     }
     resource, _ = gpu_request(graph, spec.service) or ("", 0)
-    gpus = gpus_per_pod(graph, spec.service)
-    counted = Counted(gpus, resource, "gpusPerReplica", context.gpu_resources)
+    gpus, held = gpus_per_pod(graph, spec.service), claimed_gpus(graph, spec.service, context.claimed_gpus)
+    if held and held != gpus:
+        message = (
+            f"hold {held} GPUs in each pod, but the budget counts {gpus}; set gpusPerReplica: "
+            f"{held * service.nodes_per_replica}"
+        )
+        raise InvalidSpecError([ManifestProblem(path=f"{path}.spec.resourceClaims", message=message)])
+    counted = Counted(0 if held else gpus, resource, "gpusPerReplica", context.gpu_resources)
     template = overlaid(built, service.pod_template, path, counted=counted, allowed=context.allowed)
     _refuse_uncounted_split(graph, spec.service, template)
     return _with_own_marks(graph, spec.service, template, own_labels)
@@ -353,7 +360,7 @@ def _container(
         "env": environment(graph, spec, context),
         "envFrom": [each.to_manifest() for each in spec.env_from],
         "ports": _ports(graph, service.role),
-        "resources": _resources(graph, spec.service),
+        "resources": _resources(graph, spec.service, context),
         "securityContext": container_security(is_root_read_only=is_own),
         "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
     }
@@ -399,13 +406,14 @@ def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
     return args
 
 
-def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
+def _resources(graph: GraphDeployment, service: str, context: BuildContext) -> dict[str, Any]:
     role, spec = graph.spec.services[service].role, graph.spec
     if role is Role.ROUTER and _is_own(graph, service):
         cpu = {} if spec.models_gpus else {"cpu": _ROUTER_CPU}
         return {"requests": {**OWN_REQUESTS, **cpu}, "limits": dict(_ROUTER_LIMITS)}
     requests = runtime_of(spec.runtime).pod_requests(spec, role, gpus_per_pod(graph, service))
-    asked = gpu_request(graph, service)
+    # Of a pod whose claims hold its GPUs, which it would get once more.
+    asked = None if claimed_gpus(graph, service, context.claimed_gpus) else gpu_request(graph, service)
     gpus = {} if asked is None else {asked[0]: str(asked[1])}
     found = {"requests": {**requests, **gpus}, "limits": gpus}
     return {key: value for key, value in found.items() if value}

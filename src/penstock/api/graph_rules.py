@@ -399,10 +399,11 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="remove one of the two",
     ),
     Rule(
+        # EndpointSlices do not say which pod speaks what.
         path="engine.tls",
         must="engine.tls stays given, or stays null",
         cel=("has(self.engine.tls) == (has(oldSelf.engine) && has(oldSelf.engine.tls))"),
-        text="was given or removed, and is immutable: routers would not know which workers speak https",
+        text="was given or removed, and is immutable",
         remedy="keep it, or make a new graph",
     ),
     Rule(

@@ -61,6 +61,7 @@ ENDPOINT_SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointsl
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("v1", "Secret", "secrets")
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+RESOURCE_CLAIM_TEMPLATE: Final = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 NODE: Final = Kind("v1", "Node", "nodes", namespaced=False)
 NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.api.enums import Role
 from penstock.api.manifests.validation import shown
+from penstock.kube.objects.device_claims import claimed_devices
 from penstock_dynamo.importer.command import SCRIPT_AT, SHELLS, Command, parse_command
 from penstock_dynamo.importer.source import ManifestSource
 
@@ -253,24 +254,8 @@ def engine_gpus(command: Command | None, nodes: int) -> int:
 
 
 def claimed_gpus(template: Mapping[str, Any]) -> int:
-    """Return the GPUs that a ResourceClaimTemplate holds: of its requests of a device class that is named after them.
-
-    Source: resource.k8s.io/v1 and v1beta2 (``exactly``), v1beta1.
-    """
-
-    def at(value: Any, *keys: str) -> Any:
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-    total = 0
-    requests = at(template, "spec", "spec", "devices", "requests")
-    for request in requests if isinstance(requests, list) else ():
-        exactly = at(request, "exactly") or request
-        count = 1 if at(exactly, "count") is None else at(exactly, "count")
-        if "gpu" in str(at(exactly, "deviceClassName")) and isinstance(count, int) and count > 0:
-            total += count
-    return total
+    """Return the GPUs that a ResourceClaimTemplate holds: of a device class that is named after them; 0: it cannot be told."""
+    return claimed_devices(template, lambda name: "gpu" in name) or 0
 
 
 def number_of(text: str) -> float | int | str:
