@@ -193,9 +193,11 @@ class Deploy:
     def __init__(self, kube: Kube, namespace: str) -> None:
         self.kube, self.namespace = kube, namespace
 
-    def __call__(self, sample: str = "disaggregated", **changes: Any) -> Graph:
-        """Return the graph of a sample with ``changes`` laid over its spec."""
+    def __call__(self, sample: str = "disaggregated", *, name: str | None = None, **changes: Any) -> Graph:
+        """Return the graph of a sample with ``changes`` laid over its spec, and another ``name`` if one is given."""
         manifest = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
+        if name is not None:
+            manifest["metadata"]["name"] = name
         merge(manifest["spec"], changes)
         for service in manifest["spec"]["services"].values():
             service["podTemplate"] = _SMALL
