@@ -39,6 +39,7 @@ from penstock_operator.plan.pool import (
     shares_of,
 )
 from penstock_operator.plan.status import is_current
+from penstock_operator.pool_nodes import PoolNodeReader
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
 from penstock_operator.validity import message_of, validated
@@ -121,6 +122,7 @@ class GpuPools:
         self._acting: dict[Key, _Acting] = {}
         self._reports: dict[Key, _Report] = {}
         self._drains: dict[Key, DrainTimes] = {}
+        self._nodes = PoolNodeReader(client)
         self._wake = asyncio.Event()
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -253,6 +255,7 @@ class GpuPools:
         generation = None if change == "DELETED" else pool["metadata"].get("generation")
         if change == "DELETED":
             self._answers.pop(key, None)
+            self._nodes.forget(pool["metadata"]["uid"])
             for each in [each for each in self._models if each[0] == pool["metadata"]["uid"]]:
                 del self._models[each]
         if self._generations.get(key) != generation:
@@ -281,14 +284,19 @@ class GpuPools:
             return
         before = shares_of(old)
         members, elsewhere, unbounded = self._members(pool, model, before)
-        found = share_out(model, members, before, now_s)
+        nodes = await self._nodes.read(
+            model, pool["metadata"]["uid"], generation=generation, namespace=key[0], graphs=members
+        )
+        found = share_out(model, members, before, now_s, nodes=nodes)
         if found is None:
             for name, each in members.items():
                 if name not in before and each.arrived_with is None:
                     self._enqueue((key[0], name), True)
             return
         problems = problems_of(model, members, elsewhere, unbounded)
-        status = pool_status(model, members, found, problems, old=old, generation=generation, now_s=now_s)
+        status = pool_status(
+            model, members, found, problems, old=old, generation=generation, now_s=now_s, nodes=nodes
+        )
         await self._write(key, pool, status)
         for name, share in found.shares.items():
             was = before.get(name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, set_status, until
 from planning import INTERVAL_S
 
-from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, NODE, POD, SCALING_ADAPTER
 from penstock_planner.replay import replay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -86,6 +88,148 @@ async def test_a_graph_borrows_and_gives_back_by_draining(kwok, crds, make_node,
                 "Valid": "True",
             }
     assert watch.most == 6
+
+
+def favouring(batch):
+    """Return the pool's entries with another guarantee of batch, and none of chat above its floor."""
+    return [
+        {"match": {"name": "chat"}, "guaranteedGpus": 2},
+        {"match": {"name": "batch"}, "guaranteedGpus": batch},
+    ]
+
+
+class DyingClient:
+    """A client whose process dies at a write: just before the API server gets it, or just before it hears the answer."""
+
+    def __init__(self, client, *, writes, is_answer_lost):
+        self._client, self._left, self._is_answer_lost = client, writes, is_answer_lost
+        self.died = asyncio.Event()
+
+    def __getattr__(self, name):
+        found = getattr(self._client, name)
+        if name not in {"apply", "create", "delete", "patch"}:
+            return found
+
+        async def write(*args, **options):
+            self._left -= 1
+            if self._left < 0 or (self._left == 0 and self._is_answer_lost):
+                if self._left == 0:
+                    await found(*args, **options)
+                self.died.set()
+                await asyncio.Event().wait()
+            return await found(*args, **options)
+
+        return write
+
+
+async def test_an_operator_that_dies_at_each_step_of_a_hand_over_never_exceeds_the_pool(
+    kwok, crds, make_node, client, namespace
+):
+    """It dies at its first, second, third or fourth write, again and again; the GPUs move all the same."""
+    make_node(gpus=16)
+    await client.create(pool(namespace), field_manager="test")
+    for name in ("chat", "batch"):
+        await client.create(graph(namespace, name), field_manager="test")
+    moved = rows(client, namespace, held={"batch": 4, "chat": 2})
+    async with BudgetWatch(client, namespace).on() as watch:
+        async with running(client, namespace, loads=Loads(IDLE)):
+            await until(lambda: adapters(client, namespace), "adapters", timeout_s=60)
+            await ask(client, namespace, "chat", prefill=2, decode=2)
+            await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
+        await edit(client, namespace, {"graphs": favouring(4)}, name="shared", kind=GPU_POOL)
+        await ask(client, namespace, "batch", prefill=2, decode=2)
+        deaths = 0
+        for life in range(60):
+            dying = DyingClient(client, writes=1 + life // 2 % 4, is_answer_lost=bool(life % 2))
+            async with running(dying, namespace, loads=Loads(IDLE)):
+
+                async def ended(dying=dying):
+                    return dying.died.is_set() or await moved()
+
+                await until(ended, "the next death, or the end", timeout_s=60)
+            if not dying.died.is_set():
+                break
+            deaths += 1
+        async with running(client, namespace, loads=Loads(IDLE)):
+            await until(moved, "the hand-over", timeout_s=90)
+    assert watch.most == 6
+    assert deaths >= 5
+
+
+async def test_what_is_wrong_with_a_pool_is_told(kwok, crds, make_node, client, namespace):
+    """Two entries and two pools that match a graph, guarantees above the pool, and one below a floor; both graphs keep serving."""
+    make_node(gpus=16)
+    await client.create(pool(namespace), field_manager="test")
+    for name in ("chat", "batch"):
+        await client.create(graph(namespace, name), field_manager="test")
+
+    async def told(name, *texts):
+        live = await client.get(GPU_POOL, name, namespace=namespace)
+        said = {each["type"]: each for each in live.get("status", {}).get("conditions", ())}.get("Valid", {})
+        return said.get("status") == "False" and all(each in said["message"] for each in texts)
+
+    async with BudgetWatch(client, namespace).on() as watch, running(client, namespace, loads=Loads(IDLE)):
+        await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "two each", timeout_s=60)
+        any_of_both = {"match": {"labels": {"team": "both"}}}
+        await edit(client, namespace, {"graphs": [*favouring(1), any_of_both]}, name="shared", kind=GPU_POOL)
+        for name in ("chat", "batch"):
+            patch = {"metadata": {"labels": {"team": "both"}}}
+            await client.patch(GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager="test")
+        texts = (
+            "graph chat is matched by graphs[0] too",
+            "fewer than the 2 that graph batch never goes below",
+        )
+        await until(lambda: told("shared", *texts), "what is wrong", timeout_s=60)
+        younger = {**pool(namespace), "metadata": {"name": "younger", "namespace": namespace}}
+        await client.create(younger, field_manager="test")
+        text = "graph chat draws from GpuPool shared, which is older"
+        await until(lambda: told("younger", text), "two pools", timeout_s=60)
+        await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "still two each", timeout_s=60)
+        assert watch.most == 4
+
+
+@pytest.fixture
+def counts_nodes_often(monkeypatch):
+    """Let the operator count the nodes twice a second."""
+    monkeypatch.setattr("penstock_operator.pool_nodes.POLL_S", 0.5)
+
+
+@pytest.mark.usefixtures("counts_nodes_often", "kwok")
+async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_node, client, namespace):
+    """The borrower gives back; a foreign pod's GPU is left out, too, and is not fought."""
+    labels = {"pool": namespace}
+    make_node(gpus=4, labels=labels)
+    lost = make_node(gpus=2, labels=labels)
+    await client.create(pool(namespace, gpus=8, nodeSelector=labels), field_manager="test")
+    for name in ("chat", "batch"):
+        await client.create(graph(namespace, name), field_manager="test")
+
+    def counts(**expected):
+        async def check():
+            live = await client.get(GPU_POOL, "shared", namespace=namespace)
+            found = live.get("status", {}).get("gpus", {})
+            return all(found.get(key) == value for key, value in expected.items())
+
+        return check
+
+    async with running(client, namespace, loads=Loads(IDLE)):
+        await until(lambda: adapters(client, namespace), "adapters", timeout_s=60)
+        await until(counts(total=6, unavailable=2), "six of eight", timeout_s=60)
+        await ask(client, namespace, "chat", prefill=2, decode=2)
+        await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
+        await client.patch(NODE, lost, {"spec": {"unschedulable": True}}, namespace=None, field_manager="t")
+        await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "given back", timeout_s=60)
+        await until(counts(total=4, held=4, unavailable=4), "four left", timeout_s=60)
+        live = await client.get(GPU_POOL, "shared", namespace=namespace)
+        said = {each["type"]: each for each in live["status"]["conditions"]}
+        assert f"{lost} is cordoned (2)" in said["NodesCounted"]["message"]
+        await client.patch(NODE, lost, {"spec": {"unschedulable": False}}, namespace=None, field_manager="t")
+        await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "borrowed again", timeout_s=60)
+        asks = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
+        spec = {"nodeName": lost, "containers": [{"name": "main", "image": "x", "resources": asks}]}
+        await client.create(POD.of({"name": "foreign", "namespace": namespace}, spec=spec), field_manager="t")
+        await until(counts(total=5, unavailable=3), "a foreign pod", timeout_s=60)
+        await until(rows(client, namespace, held={"batch": 2, "chat": 3}), "room for it", timeout_s=60)
 
 
 async def test_a_deleted_pool_leaves_its_graphs_what_they_may_hold(kwok, crds, make_node, client, namespace):

@@ -16,11 +16,15 @@ from penstock.core.stamps import seconds, stamp
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate
 from penstock.gpu_pool.waiting import DrainTimes, holdings_in, lacking
 from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.pool_nodes import PoolNodes
 from penstock_operator.plan.status import ConditionResult, conditions
 
 VALID: Final = "Valid"
 GUARANTEES_MET: Final = "GuaranteesMet"
 CEILING_RESPECTED: Final = "CeilingRespected"
+NODES_COUNTED: Final = "NodesCounted"
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""By which Kueue takes over when a pod starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,20 @@ def shares_of(status: Mapping[str, Any] | None) -> dict[str, Share]:
     }
 
 
+def pool_gpus(pool: GpuPool, nodes: PoolNodes | None) -> int:
+    """Return the GPUs that a pool's graphs may hold together now: no more than its nodes offer, where that is known."""
+    if nodes is None or nodes.gpus is None:
+        return pool.spec.gpus
+    return min(pool.spec.gpus, nodes.gpus)
+
+
 def share_out(
-    pool: GpuPool, members: Mapping[str, PoolMember], shares: PoolState, now_s: float
+    pool: GpuPool,
+    members: Mapping[str, PoolMember],
+    shares: PoolState,
+    now_s: float,
+    *,
+    nodes: PoolNodes | None = None,
 ) -> PoolShares | None:
     """Return what every graph may hold; None while a graph that is new in the pool does not act under it yet.
 
@@ -119,6 +135,7 @@ def share_out(
         members: Its graphs, and those of ``shares`` of which workers are left; the others' shares are dropped.
         shares: What the last allocation left.
         now_s: Seconds since the epoch.
+        nodes: What its nodes offer; None: it selects none.
     """
     state = {name: share for name, share in shares.items() if name in members}
     for name, each in members.items():
@@ -132,7 +149,7 @@ def share_out(
         for name, each in members.items()
         if each.bid is not None
     }
-    grants, after = allocate(PoolTerms(pool.spec.gpus, pool.spec.hold_seconds), bids, state, now_s)
+    grants, after = allocate(PoolTerms(pool_gpus(pool, nodes), pool.spec.hold_seconds), bids, state, now_s)
     return PoolShares(grants, after)
 
 
@@ -154,6 +171,7 @@ def pool_status(
     old: Mapping[str, Any] | None,
     generation: int,
     now_s: float,
+    nodes: PoolNodes | None = None,
 ) -> dict[str, Any]:
     """Return the complete status of a pool, for server-side apply.
 
@@ -165,13 +183,17 @@ def pool_status(
         old: The status there, for transition times.
         generation: Of the pool.
         now_s: Seconds since the epoch.
+        nodes: As of `share_out`.
     """
+    total = pool_gpus(pool, nodes)
     rows = [
         _row(name, members[name], share, found.grants.get(name))
         for name, share in sorted(found.shares.items())
     ]
     held = sum(row["held"] for row in rows)
-    results = (_valid(problems), _met(rows, members), _ceiling(held, pool.spec.gpus))
+    results = [_valid(problems), _met(rows, members), _ceiling(held, total)]
+    if nodes is not None:
+        results.append(_counted(nodes))
     return {
         "observedGeneration": generation,
         "conditions": conditions(
@@ -181,10 +203,11 @@ def pool_status(
             now=stamp(now_s),
         ),
         "gpus": {
-            "total": pool.spec.gpus,
+            "total": total,
             "held": held,
             "leaving": sum(each.leaving for each in members.values()),
-            "free": max(0, pool.spec.gpus - held),
+            "free": max(0, total - held),
+            "unavailable": pool.spec.gpus - total,
             "borrowed": sum(row["borrowed"] for row in rows),
         },
         "graphs": rows,
@@ -223,10 +246,25 @@ def problems_of(
         for name, other in sorted(elsewhere.items())
     ]
     said += [
+        f"graph {graph.name}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue too decides when they start, and "
+        "a GPU that is granted may wait for it; use the pool or Kueue on these nodes"
+        for graph in graphs
+        if (
+            queued := sorted(
+                name for name, each in graph.spec.workers.items() if _is_queued(each.pod_template)
+            )
+        )
+    ]
+    said += [
         f"graph {name} has planner.enabled false, so no budget; enable it, or let no entry match it"
         for name in sorted(unbounded)
     ]
     return said
+
+
+def _is_queued(pod_template: Mapping[str, Any]) -> bool:
+    labels = (pod_template.get("metadata") or {}).get("labels") or {}
+    return QUEUE_LABEL in labels
 
 
 def moved(before: PoolState, found: PoolShares, pool: str) -> dict[str, tuple[bool, str]]:
@@ -295,6 +333,11 @@ def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -
         if row["exposed"] > row["granted"] and members[row["name"]].held > row["granted"]
     ]
     return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*owed, *giving]))
+
+
+def _counted(nodes: PoolNodes) -> ConditionResult:
+    reason = "Counted" if nodes.gpus is not None else "NotKnown"
+    return ConditionResult(NODES_COUNTED, nodes.gpus is not None, reason, nodes.words)
 
 
 def _ceiling(held: int, gpus: int) -> ConditionResult:

@@ -94,6 +94,14 @@ class GpuPoolSpec(SpecModel):
         "For so long a graph that gained GPUs loses none but to guarantees, and one that lost some gains none above its own; "
         "about the start-up of a replica; seconds.",
     )
+    node_selector: dict[str, str] = entry(
+        {},
+        "On Kubernetes: of gpus no more count than nodes with these labels offer, NotReady and cordoned nodes and what other pods "
+        "there hold left out. Needs the chart's rbac.nodes; foreign pods are seen by an operator of the complete cluster.",
+    )
+    resource: Annotated[
+        str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$")
+    ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes.")
 
     rules = (
         Rule(
@@ -110,10 +118,11 @@ class GpuPoolSpec(SpecModel):
 class PoolGpusStatus(SpecModel):
     """The pool's GPUs now."""
 
-    total: Integer = entry(0, "That the pool has.")
+    total: Integer = entry(0, "That its graphs may hold together now.")
     held: Integer = entry(0, "Of existing workers of its graphs, starting and draining ones included.")
     leaving: Integer = entry(0, "Of held: of workers that drain or end.")
     free: Integer = entry(0, "Held by none.")
+    unavailable: Integer = entry(0, "Of spec.gpus: that its nodes do not offer now.")
     borrowed: Integer = entry(0, "Held above guarantees.")
 
 
@@ -142,7 +151,9 @@ class GpuPoolStatus(SpecModel):
     """State of a GpuPool."""
 
     observed_generation: Integer = entry(0, "Generation that this status describes.")
-    conditions: tuple[Condition, ...] = entry((), "Valid, GuaranteesMet and CeilingRespected.")
+    conditions: tuple[Condition, ...] = entry(
+        (), "Valid, GuaranteesMet, CeilingRespected and, with a nodeSelector, NodesCounted."
+    )
     gpus: PoolGpusStatus = entry(PoolGpusStatus(), "The GPUs.")
     graphs: tuple[PoolGraphStatus, ...] = entry((), "The graphs that draw.")
 

@@ -26,6 +26,7 @@ from penstock_operator.plan.pool import (
     share_out,
     shares_of,
 )
+from penstock_operator.plan.pool_nodes import PoolNodes
 
 POOL = GpuPool.model_validate(
     {
@@ -108,7 +109,7 @@ def test_the_status_holds_the_allocators_state():
     found = share_out(POOL, members, shares, 500.0)
     status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0)
     assert shares_of(status) == dict(found.shares)
-    assert status["gpus"] == {"total": 6, "held": 6, "leaving": 0, "free": 0, "borrowed": 2}
+    assert status["gpus"] == {"total": 6, "held": 6, "leaving": 0, "free": 0, "unavailable": 0, "borrowed": 2}
     assert {each["type"]: each["status"] for each in status["conditions"]} == {
         "CeilingRespected": "True",
         "GuaranteesMet": "True",
@@ -176,12 +177,35 @@ def test_a_wrong_pool_keeps_what_its_graphs_may_hold():
     assert said["conditions"][0]["message"] == "spec.gpus: is wrong"
 
 
+def test_a_pool_has_no_more_than_its_nodes_offer():
+    """What they lack is unavailable; where nothing is known of them, what is written counts."""
+    members = {"a": member("a", 6, 2, serial=1), "b": member("b", 2, 2, serial=1)}
+    shares = {"a": Share(2, 1, 2), "b": Share(2, 1, 2)}
+    for nodes, total in ((PoolNodes(5, "x"), 5), (PoolNodes(None, "x"), 6), (PoolNodes(9, "x"), 6)):
+        found = share_out(POOL, members, shares, 500.0, nodes=nodes)
+        assert found.shares["a"].gpus == total - 2
+        status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0, nodes=nodes)
+        assert (status["gpus"]["total"], status["gpus"]["unavailable"]) == (total, 6 - total)
+        said = {each["type"]: each for each in status["conditions"]}["NodesCounted"]
+        assert said["status"] == ("False" if nodes.gpus is None else "True")
+
+
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
     assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "old"}, ["c"]) == [
         "graph b draws from GpuPool old, which is older; let one of them match it",
         "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
     ]
+
+
+def test_pods_that_kueue_admits_are_told():
+    """A pool and Kueue over the same nodes would each decide when they start."""
+    manifest = made("a").to_manifest()
+    labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    manifest["spec"]["services"]["d"]["podTemplate"] = {"metadata": {"labels": labels}}
+    graph = GraphDeployment.model_validate(manifest)
+    (said,) = problems_of(POOL, {"a": replace(member("a", 1, 1), graph=graph)}, {}, [])
+    assert said.startswith("graph a: pods of d carry kueue.x-k8s.io/queue-name, so Kueue too decides")
 
 
 def test_only_released_workers_that_leave_are_leaving():

@@ -1,0 +1,109 @@
+"""How many GPUs the nodes of a GpuPool offer its graphs now: nodes that cannot take pods, and foreign pods, left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kube.objects.names import FINISHED_PHASES, GRAPH_LABEL
+from penstock.kube.objects.quantity import quantity
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNodes:
+    """What was counted.
+
+    Attributes:
+        gpus: That the pool's graphs may hold; None: not known, and the pool's ``gpus`` counts as it is written.
+        words: From how many nodes, and what was left out; or why nothing is known.
+    """
+
+    gpus: int | None
+    words: str
+
+
+def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], list[str]]:
+    """Return the GPUs of each node that takes pods, and in words the others that have some.
+
+    Args:
+        nodes: Those of the pool.
+        resource: Extended resource that is counted.
+    """
+    found, left_out = {}, []
+    for node in nodes:
+        name, gpus = node["metadata"]["name"], _allocatable(node, resource)
+        if not gpus:
+            continue
+        if not _is_ready(node):
+            left_out.append(f"{name} is NotReady ({gpus})")
+        elif node.get("spec", {}).get("unschedulable"):
+            left_out.append(f"{name} is cordoned ({gpus})")
+        else:
+            found[name] = gpus
+    return found, left_out
+
+
+def foreign_gpus(pods: Sequence[Object], resource: str, *, namespace: str, graphs: Collection[str]) -> int:
+    """Return the GPUs that unfinished pods of others ask for.
+
+    Args:
+        pods: On the pool's nodes.
+        resource: Extended resource that is counted.
+        namespace: Of the pool.
+        graphs: Of the pool, whose pods are counted as held.
+    """
+    total = 0
+    for pod in pods:
+        metadata = pod["metadata"]
+        is_own = (
+            metadata["namespace"] == namespace and (metadata.get("labels") or {}).get(GRAPH_LABEL) in graphs
+        )
+        if is_own or pod.get("status", {}).get("phase") in FINISHED_PHASES:
+            continue
+        for container in pod.get("spec", {}).get("containers", ()):
+            asked = container.get("resources", {}).get("requests", {}).get(resource, 0)
+            total += int(quantity(asked) or 0)
+    return total
+
+
+def counted(
+    nodes: Sequence[Object], usable: Mapping[str, int], left_out: Sequence[str], foreign: int | None
+) -> PoolNodes:
+    """Return what the nodes offer.
+
+    Where no node offers any, or every one is NotReady, nothing is known: a wrong selector, or a network that cuts off all
+    kubelets, would end every worker.
+
+    Args:
+        nodes: Those of the pool.
+        usable: As of `usable_nodes`.
+        left_out: Likewise.
+        foreign: As of `foreign_gpus`; None: the operator may not see other namespaces' pods.
+    """
+    if not nodes:
+        return PoolNodes(None, "no node carries the labels of nodeSelector; spec.gpus counts")
+    if not usable and not any(_is_ready(each) for each in nodes):
+        return PoolNodes(
+            None, f"all {len(nodes)} nodes are NotReady, as if the network were cut; spec.gpus counts"
+        )
+    if not usable and not left_out:
+        return PoolNodes(None, f"none of the {len(nodes)} nodes offers the resource; spec.gpus counts")
+    total = sum(usable.values())
+    said = [f"{len(usable)} nodes offer {total} GPUs", *left_out]
+    if foreign is None:
+        said.append("foreign pods are not known: the operator may not list other namespaces' pods")
+    elif foreign:
+        said.append(f"foreign pods hold {foreign}")
+    return PoolNodes(max(0, total - (foreign or 0)), "; ".join(said))
+
+
+def _allocatable(node: Object, resource: str) -> int:
+    return int(quantity(node.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0)
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -1,0 +1,86 @@
+"""What the nodes of a GpuPool offer: tables of literals."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_operator.plan.pool_nodes import PoolNodes, counted, foreign_gpus, usable_nodes
+
+GPU = "nvidia.com/gpu"
+
+
+def node(name, gpus, *, ready="True", cordoned=False):
+    """Return a node that offers GPUs; None: it knows no such resource."""
+    return {
+        "metadata": {"name": name},
+        "spec": {"unschedulable": True} if cordoned else {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "allocatable": {} if gpus is None else {GPU: str(gpus)},
+        },
+    }
+
+
+def pod(gpus, *, namespace="ns", graph=None, phase="Running"):
+    """Return a pod that asks for GPUs."""
+    labels = {} if graph is None else {"penstock.dev/graph": graph}
+    containers = [{"resources": {"requests": {GPU: str(gpus)}}}, {"name": "sidecar"}]
+    return {
+        "metadata": {"namespace": namespace, "labels": labels},
+        "spec": {"containers": containers},
+        "status": {"phase": phase},
+    }
+
+
+def count(nodes, foreign=0):
+    """Return what nodes offer."""
+    return counted(nodes, *usable_nodes(nodes, GPU), foreign)
+
+
+def test_nodes_that_take_no_pods_are_left_out_and_named():
+    """NotReady, of unknown state, and cordoned ones; one without GPUs is of no interest."""
+    nodes = [
+        node("a", 8),
+        node("b", 4, ready="Unknown"),
+        node("c", 2, cordoned=True),
+        node("d", None),
+    ]
+    assert count(nodes) == PoolNodes(8, "1 nodes offer 8 GPUs; b is NotReady (4); c is cordoned (2)")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([], "no node carries the labels of nodeSelector; spec.gpus counts"),
+        ([node("a", None)], "none of the 1 nodes offers the resource; spec.gpus counts"),
+        (
+            [node("a", 8, ready="False"), node("b", 8, ready="Unknown")],
+            "all 2 nodes are NotReady, as if the network were cut; spec.gpus counts",
+        ),
+    ],
+)
+def test_what_looks_like_a_mistake_shrinks_nothing(nodes, words):
+    """A wrong selector or resource, or all kubelets cut off at once."""
+    assert count(nodes) == PoolNodes(None, words)
+
+
+def test_a_pool_whose_nodes_are_all_cordoned_has_none():
+    """Somebody wants them empty."""
+    assert count([node("a", 8, cordoned=True)]).gpus == 0
+
+
+def test_foreign_pods_are_left_out_where_they_are_seen():
+    """Neither the pool's own, nor finished ones; of another namespace a graph of that name is foreign."""
+    pods = [
+        pod(1),
+        pod(2, graph="chat"),
+        pod(4, graph="chat", namespace="other"),
+        pod(8, phase="Succeeded"),
+        pod(16, graph="batch"),
+    ]
+    assert foreign_gpus(pods, GPU, namespace="ns", graphs={"chat"}) == 21
+    assert count([node("a", 8)], 3) == PoolNodes(5, "1 nodes offer 8 GPUs; foreign pods hold 3")
+    assert count([node("a", 8)], 30).gpus == 0
+    unseen = count([node("a", 8)], None)
+    assert unseen.gpus == 8
+    assert "foreign pods are not known" in unseen.words
