@@ -1,10 +1,10 @@
 """Renews the pictures of docs/images that show what a user sees; the body of `make images`.
 
-    python bench/images.py [--only demo,page,tensorboard,notebook] [--folder DIR]
+    python bench/images.py [--only demo,page,tensorboard,notebook,routing] [--folder DIR]
 
 demo: the report's, of `penstock demo` on this machine; on a busy one their titles say so, and they are not to be committed.
 page: the live page of a sample's graph under load, in chromium. tensorboard: the dashboard of a scripted wave, in chromium.
-notebook: of simulations, the same on each machine. Pictures of recorded benches are renewed with their records.
+notebook: of simulations, the same on each machine. routing: of the record in bench/dualmap. Other benches draw with their records.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from penstock.local.ports import unused_port
+from penstock.report.drawing import DPI
+from penstock.simulator.charts import capacity, hits
 
 ROOT = Path(__file__).resolve().parents[1]
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SPEED = 5.0
 LOAD = "sine:rate=4,amplitude=0.6,period_s=300,duration_s=900,input_tokens=6000,output_tokens=200,share=0.4"
+SLO_S = 5.0
+"""Of the record's runs."""
 LOAD_S = 500.0
 """Simulated seconds of load before the live page is taken. Chosen: its charts then show a fleet that has grown and shrunk."""
 
@@ -109,8 +114,60 @@ def notebook(folder: Path, work: Path) -> None:
     shutil.copy(work / "notebook.png", folder / "notebook.png")
 
 
+def routing(folder: Path, _work: Path) -> None:
+    """Draw what bench/dualmap/RESULTS.md records of two loads; its figures are rounded, so that nothing is run again."""
+    record = (ROOT / "bench/dualmap/RESULTS.md").read_text(encoding="utf-8")
+    servers = recorded(record, "comparison.conversation-7b")
+    engines = recorded(record, "engines.a100-conversation-7b.arrival")
+    for name, figure in (
+        ("routing-capacity", capacity(servers, slo_s=SLO_S)),
+        ("routing-hits", hits(servers)),
+        ("routing-engines", capacity(engines, slo_s=SLO_S)),
+    ):
+        figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
+
+
+def recorded(record: str, section: str) -> list[dict[str, Any]]:
+    """Return a section's rows of one policy at one rate, with the keys of `penstock simulate --json`."""
+    text = record.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    table = text[text.index("| policy | QPS |") :].splitlines()
+    names = [cell.strip() for cell in table[0].strip("|").split("|")]
+    found = []
+    for line in table[2:]:
+        if not line.startswith("|"):
+            break
+        row = dict(zip(names, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+        share, hit = _share(row["in time"]), _share(row["hits"])
+        least, most = map(_share, row["seeds' range"].split(" to "))
+        of_bound = _share(row["bound"])
+        found.append(
+            {
+                "policy": row["policy"],
+                "qps": float(row["QPS"]),
+                "capacity": share,
+                "capacity_min": least,
+                "capacity_max": most,
+                "ttft_s": {"p90": _seconds(row["p90"])},
+                "hit_rate": hit,
+                "hit_bound": hit / of_bound,
+                "imbalance_cv": float(row["CV"]),
+            }
+        )
+    # By name, so that a policy has its colour in every picture.
+    return sorted(found, key=lambda row: row["policy"])
+
+
+def _share(cell: str) -> float:
+    return float(cell.removesuffix("%")) / 100
+
+
+def _seconds(cell: str) -> float:
+    value, unit = cell.split()
+    return float(value) * {"s": 1.0, "ms": 0.001}[unit]
+
+
 PARTS: Mapping[str, Callable[[Path, Path], None]] = {
-    each.__name__: each for each in (notebook, tensorboard, page, demo)
+    each.__name__: each for each in (notebook, routing, tensorboard, page, demo)
 }
 
 

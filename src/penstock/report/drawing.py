@@ -79,6 +79,22 @@ def legend_above(axes: Axes) -> None:
         )
 
 
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the legend of one of several axes side by side below all of them; above its own it would push them apart."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=6,
+            fontsize=8,
+            frameon=False,
+            columnspacing=1.2,
+            handlelength=1.6,
+        )
+
+
 def seconds_axis(axes: Axes, which: Literal["x", "y"], values: Floats) -> None:
     """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
     if not values.size or values.min() <= 0:

@@ -21,6 +21,7 @@ from penstock.report.drawing import (
     SKY,
     blank_figure,
     legend_above,
+    legend_below,
     legend_beside,
     save_all,
     seconds_axis,
@@ -48,6 +49,7 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     """Capacity and P90 TTFT against the rate."""
     figure = blank_figure("Effective request capacity")
     share, latency = figure.subplots(1, 2)
+    shown = [slo_s]
     for label, look, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
         share.plot(rates, [row["capacity"] for row in rows], label=label, **look)
@@ -55,13 +57,14 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
         share.fill_between(rates, low, high, color=look["color"], alpha=0.12, linewidth=0)
         p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
         latency.plot(rates, p90, label=label, **look)
+        shown += [each for each in p90 if each > 0]
     share.axhline(0.9, color=GREY, linestyle=":", linewidth=1.0)
     share.set_ylabel(f"share with TTFT below {slo_s:g} s")
     share.set_ylim(0, 1.02)
     latency.axhline(slo_s, color=PURPLE, linestyle="--", linewidth=1.2)
-    latency.set_ylabel("P90 TTFT (virtual s)")
-    latency.set_yscale("log")
-    _finish_rates(share, latency)
+    latency.set_ylabel("P90 TTFT (simulated s)")
+    seconds_axis(latency, "y", np.array(shown))
+    _finish_rates(figure, share, latency)
     return figure
 
 
@@ -81,7 +84,7 @@ def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
     rate.set_ylim(bottom=0)
     balance.set_ylabel("CV of pending tokens over workers")
     balance.set_ylim(bottom=0)
-    _finish_rates(rate, balance)
+    _finish_rates(figure, rate, balance)
     return figure
 
 
@@ -98,7 +101,7 @@ def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
         every.append(served)
     axes.axvline(slo_s, color=PURPLE, linestyle="--", linewidth=1.2)
     seconds_axis(axes, "x", np.concatenate(every))
-    axes.set_xlabel("TTFT (virtual s)")
+    axes.set_xlabel("TTFT (simulated s)")
     axes.set_ylabel("share of all requests at or below")
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.25)
@@ -118,7 +121,7 @@ def imbalance(recordings: Mapping[str, Recording]) -> Figure:
         total.plot(*_smooth(times, pending), color=colour, linewidth=1.2, label=label)
     spread.set_ylabel("CV over workers")
     total.set_ylabel("pending prompt tokens")
-    total.set_xlabel("time (virtual s)")
+    total.set_xlabel("time (simulated s)")
     for axes in (spread, total):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
@@ -146,7 +149,7 @@ def replicas(recording: Recording, *, slo_s: float) -> Figure:
     ends, shares = attainment_over_time(recording, slo_s, window_s=window_s)
     bottom.plot(ends, shares, color=BLACK, label=f"in time, over {window_s:.0f} s")
     bottom.set_ylim(0, 1.02)
-    bottom.set_xlabel("time (virtual s)")
+    bottom.set_xlabel("time (simulated s)")
     for axes, name in ((top, "replicas"), (middle, "GPUs"), (bottom, "share in time")):
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
@@ -187,11 +190,13 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _finish_rates(left: Axes, right: Axes) -> None:
+def _finish_rates(figure: Figure, left: Axes, right: Axes) -> None:
     for axes in (left, right):
-        axes.set_xlabel("requests / virtual s")
+        axes.set_xlabel("requests / simulated s")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=(1, 5, 10)))
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.25)
-    legend_above(left)
+    legend_below(figure, left)
 
 
 def _smooth(times: series.Floats, values: series.Floats) -> tuple[series.Floats, series.Floats]:
