@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import aiohttp
 import kopf
 
-from penstock.core.errors import ClusterError
+from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.http.loop import reclaim_signals
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
@@ -108,7 +108,7 @@ PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
 """Between kopf's tries of one request, for a day: an API server that is away comes back."""
 
 LOGIN_GAP_S: Final = 10.0
-"""Chosen: credentials that are refused sooner than this after they were read will not get better by reading them."""
+"""Chosen: pause between two readings of credentials that are refused; the kubelet writes a token long before its last ends."""
 
 log = get_logger(__name__)
 
@@ -144,7 +144,8 @@ class KopfOperator:
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
         self._resync_s = resync_s
-        self._login_s: float | None = None
+        self._login_s = 0.0
+        self._version = 0
         self._session: aiohttp.ClientSession | None = None
         self._diffbase = MemoryDiffBase()
         self._reported: dict[str, str] = {}  # newest version of each object, by its UID
@@ -301,21 +302,33 @@ class KopfOperator:
         body["metadata"].setdefault("finalizers", []).append(self._finalizer)
 
     async def _login(self) -> kopf.AiohttpSession:
-        """Give kopf a session with the client's credentials; a second call says that they were refused."""
-        now_s, transport = time.monotonic(), self._client.transport
-        if self._login_s is not None:
-            if now_s - self._login_s < LOGIN_GAP_S:
-                raise kopf.PermanentError(f"{self._client.server} refuses the credentials")
-            await transport.renew(transport.version)
-        self._login_s = now_s
+        """Give kopf a session with the client's credentials; a second call says that they were refused.
+
+        It waits for better ones and never fails: without credentials kopf would stay, and do nothing for ever.
+        """
+        transport = self._client.transport
         if self._session is not None:
+            await self._renew()
             await self._session.close()
+        self._login_s, self._version = time.monotonic(), transport.version
         self._session = transport.session()
         return kopf.AiohttpSession(
             server=self._client.server,
             aiohttp_session=self._session,
             default_namespace=self._client.namespace,
         )
+
+    async def _renew(self) -> None:
+        """Read the credentials again, unless the client did since; at once, and then no sooner than `LOGIN_GAP_S` later."""
+        transport = self._client.transport
+        while transport.version == self._version:
+            log.warning("kopf's credentials are refused", server=self._client.server)
+            await asyncio.sleep(max(0.0, self._login_s + LOGIN_GAP_S - time.monotonic()))
+            self._login_s = time.monotonic()
+            try:
+                await transport.renew(self._version)
+            except ConfigError as exc:
+                log.warning("credentials not read", error=str(exc), retry_s=LOGIN_GAP_S)
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()

@@ -48,6 +48,14 @@ _ERRORS: Final[Mapping[int, type[ClusterError]]] = MappingProxyType(
 """What else the server refuses is an invalid request; from 500 on it is unavailable."""
 
 
+_REMEDIES: Final[Mapping[int | None, str]] = MappingProxyType(
+    {
+        401: "; the API server refuses the token or certificate, which was read again: log in, or restore the pod's token"
+    }
+)
+"""What to do about answers that say nothing of it."""
+
+
 @contextmanager
 def penstock_errors(about: str) -> Iterator[None]:
     """Map foreign exceptions raised inside; ``about`` is what was tried, such as ``GET /api/v1/pods``."""
@@ -60,7 +68,8 @@ def penstock_errors(about: str) -> Iterator[None]:
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
     if isinstance(exc, ApiException):
-        error = _error_class(exc.status or 500)(f"{about}: {exc.status}: {_message(exc.body or '')}")
+        message = f"{about}: {exc.status}: {_message(exc.body or '')}{_REMEDIES.get(exc.status, '')}"
+        error = _error_class(exc.status or 500)(message)
         if isinstance(error, UnavailableError):
             error.retry_after_s = retry_after_seconds(exc)
         return error

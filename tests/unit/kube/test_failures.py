@@ -111,7 +111,8 @@ def test_statuses(status, error):
     """Each status is one kind of failure; the server's message is kept."""
     found = refused(status, body=orjson.dumps({"kind": "Status", "message": 'pods "a" is wrong'}))
     assert type(found) is error
-    assert str(found) == f'GET /api: {status}: pods "a" is wrong'
+    remedy = "; the API server refuses the token or certificate, which was read again: log in, or restore the pod's token"
+    assert str(found) == f'GET /api: {status}: pods "a" is wrong{remedy if status == 401 else ""}'
 
 
 @pytest.mark.parametrize(

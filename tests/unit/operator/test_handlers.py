@@ -32,13 +32,18 @@ class Server:
         self.watches = {plural: [] for plural in KINDS}
         self.patches = []
         self.authorizations = set()
+        self.refused, self.refusals = None, 0
         self.http = HttpServer(self._handle)
 
     async def _handle(self, request, responder):
-        self.authorizations.add(request.headers.get(b"authorization"))
+        authorization = request.headers.get(b"authorization")
+        self.authorizations.add(authorization)
         path, _, query = request.target.decode().partition("?")
         plural = path.rpartition("/")[2]
-        if request.method == "PATCH":
+        if authorization == self.refused:
+            self.refusals += 1
+            responder.send(401, b'{"kind":"Status","code":401}')
+        elif request.method == "PATCH":
             self._patch(path, orjson.loads(request.body), responder)
         elif plural not in KINDS:
             responder.send(200, orjson.dumps(self._discovery(path)))
@@ -227,6 +232,24 @@ async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
     assert await running.change() == ("there", "first", [DRAIN])
     assert len(server.patches) == 1
     assert server.authorizations == {b"Bearer secret"}
+
+
+async def test_refused_credentials_are_waited_for(running, monkeypatch, tmp_path):
+    """Read again and again until the API server takes them, or the client has read them; kopf then goes on."""
+    monkeypatch.setattr(handlers_module, "LOGIN_GAP_S", 0.01)
+    server, kubeconfig = running.server, tmp_path / "kubeconfig"
+    good, seen = kubeconfig.read_text(), len(server.patches)
+    kubeconfig.write_text("no kubeconfig")
+    server.refused = b"Bearer secret"
+    server.put("graphdeployments", "second")
+    await running.until(lambda: server.refusals)
+    kubeconfig.write_text(good)
+    await running.until(lambda: server.refusals > 2)
+    kubeconfig.write_text(good.replace("secret", "next"))
+    await running.until(lambda: len(server.patches) > seen)
+    while await running.change() != ("there", "second", [DRAIN]):
+        pass
+    assert b"Bearer next" in server.authorizations
 
 
 async def test_the_finalizer_goes_when_the_reconciler_is_done(running):
