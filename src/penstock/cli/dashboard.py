@@ -15,10 +15,10 @@ import click
 
 from penstock.cli.planner import ledger_folder
 from penstock.cli.say import say
+from penstock.cli.terminal import CHARTS
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 
 _SELECTOR: Final = "app.kubernetes.io/part-of=penstock,app.kubernetes.io/component=tensorboard"
-_CHARTS: Final = "#custom_scalars"
 
 KUBECTL_S: Final = 30.0
 """Real seconds that kubectl is waited for. Chosen: a cluster that takes longer needs a look first."""
@@ -57,7 +57,7 @@ def dashboard(
         if kubernetes
         else serve_command(ledger_folder(log_dir, namespace), port)
     )
-    say(f"dashboard    http://localhost:{port}/{_CHARTS}   (Ctrl-C ends it)")
+    say(f"dashboard    http://localhost:{port}/{CHARTS}   (Ctrl-C ends it)")
     sys.stdout.flush()
     os.execvp(command[0], command)  # noqa: S606 - signals reach what serves
 

@@ -20,6 +20,10 @@ PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
 
 
+CHARTS: Final = "#custom_scalars&_smoothingWeight=0"
+"""Where TensorBoard has the planner's charts. Smoothed by 0.6, as it does by itself, replicas would change along curves."""
+
+
 class Terminal(Console):
     """A console whose texts, however they are arranged, show control characters by their escapes."""
 
@@ -50,7 +54,7 @@ def tensorboard_hint(log_dir: Path | str) -> str:
 
     TensorBoard opens on *Time series*, whatever the log says; only the fragment of the URL chooses the tab.
     """
-    return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/#custom_scalars"
+    return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/{CHARTS}"
 
 
 def write_text(what: str, path: Path, text: str) -> None:

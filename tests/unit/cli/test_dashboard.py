@@ -67,7 +67,7 @@ def test_a_folder_is_shown_by_tensorboard(tmp_path, started):
     assert started == [
         [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path), "--port", "6116"]
     ]
-    assert "http://localhost:6116/#custom_scalars" in done.stdout
+    assert "http://localhost:6116/#custom_scalars&_smoothingWeight=0" in done.stdout
 
 
 def test_the_chart_s_tensorboard_is_forwarded(kubectl, started):

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from penstock.cli.dashboard import serve_command
+from penstock.cli.terminal import CHARTS
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.observation import Demand
 
@@ -75,7 +76,7 @@ class Browser:
             "--hide-scrollbars",
             "--remote-debugging-pipe",
         ]
-        command = [CHROMIUM, *flags, f"--user-data-dir={profile}", "--window-size=1500,1500"]
+        command = [CHROMIUM, *flags, f"--user-data-dir={profile}", "--window-size=1500,1592"]
         # Chromium reads at descriptor 3 and writes at 4.
         moved = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
@@ -159,7 +160,7 @@ def test_a_browser_shows_curves_and_charts(url, browser):
         "Demand and supply",
         "Replicas",
     ]
-    browser.open(f"{url}#custom_scalars")
+    browser.open(f"{url}{CHARTS}")
     drawn = ["Matches (3)"]  # Curves of the KV chart: measured, and both thresholds.
     wanted = orjson.dumps(curves + charts + drawn).decode()
     answer = browser.ask("Runtime.evaluate", expression=SEEN % wanted, awaitPromise=True, returnByValue=True)
