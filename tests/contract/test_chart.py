@@ -413,3 +413,12 @@ def test_the_plain_manifests_are_the_charts():
     )  # fmt: skip
 
     assert result.stdout == (ROOT / "manifests" / "install.yaml").read_text()
+
+
+def test_the_charts_icon_is_a_file_of_the_repository():
+    """Artifact Hub fetches it by its address on the main branch."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    _, path = chart["icon"].split("/main/")
+
+    assert chart["icon"].startswith("https://raw.githubusercontent.com/penstock/penstock/")
+    assert (ROOT / path).read_text().startswith("<svg")

@@ -52,6 +52,7 @@ STATES = {
     "leaving": {"node": "n", "phase": "Running", "ready": True, "serving": DRAINING, "drain_since_s": NOW_S},
     "ending": {"node": "n", "phase": "Running", "ready": True, "terminating": True, "deleted_s": NOW_S + 9},
     "failed": {"node": "n", "phase": "Failed"},
+    "without its node": {"node": "n", "phase": "Running", "node_is_deleted": True},
 }
 SERVICE = st.lists(st.sampled_from(sorted(STATES)), max_size=4)
 AT_REST = {name: ["ready"] for name in ROLES}
