@@ -12,14 +12,23 @@ from penstock.api.enums import Environment, KvBufferDevice, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
-from penstock.runtimes.engine_flags import engine_requests, tls_flags
+from penstock.runtimes.engine_flags import engine_requests, kv_event_flags, kv_sockets, tls_flags
 from penstock.runtimes.programs import check_program, program_of
-from penstock.runtimes.protocol import PORT, SIDE_CHANNEL_PORT, Runtime, RuntimeContext, WorkerCommand
+from penstock.runtimes.protocol import (
+    KV_EVENTS_PORT,
+    PORT,
+    SIDE_CHANNEL_PORT,
+    Runtime,
+    RuntimeContext,
+    WorkerCommand,
+)
 from penstock_sglang.bootstrap import Bootstrap
 
 _MODES: Final = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _RENDEZVOUS_PORT: Final = 5000
 """Of the nodes of one replica. Chosen: SGLang has no default for it."""
+
+_EVENT_BLOCK_TOKENS: Final = 16
 
 _PROGRAM: Final = "sglang"
 _HAS: Final = "SGLang, without a GPU .venv-sglang, which `make sglang` makes (docs/sglang.md)"
@@ -50,6 +59,10 @@ class SGLang(Runtime):
         if service.role is Role.PREFILL:
             argv += ["--disaggregation-bootstrap-port", f"{{{SIDE_CHANNEL_PORT}}}"]
             ports = (PORT, SIDE_CHANNEL_PORT)
+        events = kv_event_flags(spec, service.role, context, kv_sockets(context))
+        if events and context.environment is Environment.LOCAL:
+            ports = (*ports, KV_EVENTS_PORT)
+        argv += events
         return WorkerCommand(
             tuple(argv), ports, _environment(spec, service, context), self.traits.health_path
         )
@@ -84,6 +97,8 @@ def _batch_flags(spec: GraphSpec) -> list[str]:
     """Return cache and batch flags; a size left at null is left to SGLang."""
     engine = spec.engine
     blocks, block_tokens = engine.kv_blocks, engine.block_tokens
+    if block_tokens is None and spec.router.kv_events_port is not None:
+        block_tokens = _EVENT_BLOCK_TOKENS  # the router's own guess; SGLang's pages may have one token
     sizes = (
         ("--context-length", spec.model.context_tokens),
         ("--page-size", block_tokens),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -34,7 +35,7 @@ def sglang():
 class Graph:
     """One graph under `penstock up`."""
 
-    def __init__(self, folder, sglang, name, **roles):
+    def __init__(self, folder, sglang, name, router=None, **roles):
         workers = {
             role: {
                 "role": role,
@@ -58,6 +59,7 @@ class Graph:
                 "maxRunningRequests": 8,
             },
             "planner": {"enabled": False},
+            "router": router or {},
         }
         kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GraphDeployment", "metadata": {"name": name}}
         self.folder, self.name = folder, name
@@ -101,7 +103,8 @@ class Graph:
 @pytest.fixture(scope="module")
 def aggregated(sglang, tmp_path_factory):
     """One server for both stages."""
-    graph = Graph(tmp_path_factory.mktemp("one"), sglang, "one", aggregated=1)
+    router = {"kvEventsPort": unused_port()}
+    graph = Graph(tmp_path_factory.mktemp("one"), sglang, "one", router, aggregated=1)
     yield graph
     graph.run("down", "--namespace", "one")
 
@@ -123,6 +126,19 @@ def test_prefill_and_decode_say_what_one_server_says(aggregated, pair):
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (alone.usage.prompt_tokens, 24)
     again, _ = pair.texts()
     assert again.usage.prompt_tokens_details.cached_tokens >= 0.8 * whole.usage.prompt_tokens
+
+
+def test_the_router_follows_what_the_cache_holds(aggregated):
+    """By SGLang's KV events: a prompt's complete blocks of 512 tokens, named by their token ids; none is misread or lost."""
+    before = aggregated.metric("penstock_router_worker_prefix_blocks")
+    prompt = [7] + [5 + n % 400 for n in range(1100)]
+    aggregated.client().completions.create(model="tiny", prompt=prompt, max_tokens=2)
+    deadline_s = time.monotonic() + 60
+    while aggregated.metric("penstock_router_worker_prefix_blocks") < before + 2:
+        assert time.monotonic() < deadline_s, aggregated.metric("penstock_router_kv_event_batches_total")
+        time.sleep(0.5)
+    for name in ("kv_events_malformed", "kv_event_gaps"):
+        assert aggregated.metric(f"penstock_router_{name}_total") == 0
 
 
 def test_what_decode_cannot_compute_is_refused(pair):

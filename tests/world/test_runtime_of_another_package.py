@@ -1,5 +1,6 @@
 """The runtime of docs/runtimes.md, built as the distribution that the page shows: it serves here and deploys there."""
 
+import asyncio
 import dataclasses
 import os
 import re
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.api.rule import Rule
 from penstock.api.runtimes import traits_of
 from penstock.core.errors import InvalidSpecError
 from penstock.core.plugins import registered
+from penstock.local.store import StateStore
+from penstock.local.target import LocalTarget
 from penstock_operator.resources import BuildContext, children
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runtimes.md").read_text()
@@ -53,6 +57,28 @@ def test_it_serves_on_this_machine(world, graph):
     (worker,) = world.entries("decode").values()
     assert worker["env"] == {"ACME_HOST": "127.0.0.1"}
     assert world.down().returncode == 0
+
+
+async def test_its_workers_are_scaled_and_drained(world, graph, stream):
+    """Up and down by the local target: the one that leaves is seen busy on its own page, and its streams are complete."""
+    world.up(graph, speed=1.0, flags=("--no-planner",))
+    target = LocalTarget(StateStore(world.statefile))
+    await target.scale(Role.DECODE, 2, decision_id="d000001")
+    await asyncio.to_thread(world.wait_ready, prefill=1, decode=2)
+    streams = [stream(f"{number:08d} and so on", 300) for number in range(8)]
+    tasks = [asyncio.create_task(each.read()) for each in streams]
+    while not all(each.text for each in streams):
+        assert not any(task.done() for task in tasks), world.logs()
+        await asyncio.sleep(0.05)
+
+    await target.scale(Role.DECODE, 1, decision_id="d000002")
+    await asyncio.gather(*tasks)
+    await target.close()
+
+    assert [each.problem for each in streams if not each.is_complete] == [], world.logs()
+    while len(world.entries("decode", "ready", "draining")) > 1:
+        assert len(world.entries("decode", "ready")) <= 1, "the worker that leaves no longer drains"
+        await asyncio.sleep(0.05)
 
 
 def test_the_operator_builds_its_pods(graph):

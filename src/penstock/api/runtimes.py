@@ -131,7 +131,6 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
         health_path="/ready",
         serves_tls=True,
         has_leases=False,
-        publishes_kv_events=False,
         metric_names={
             names.VLLM_RUNNING: (
                 "sglang:num_running_reqs",

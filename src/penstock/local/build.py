@@ -84,11 +84,11 @@ _MAKE = "`penstock make-model` makes a small one (docs/vllm.md)"
 
 
 def check_model(spec: GraphSpec) -> None:
-    """Refuse a model that is written as a path and is no folder: its workers would end at their start."""
+    """Refuse a model that is written as a path and is neither folder nor file: its workers would end at their start."""
     name = spec.model.name
     if _is_absent(spec) and name.startswith(("/", "./", "../")):
         raise InvalidSpecError(
-            [ManifestProblem(path="spec.model.name", message=f"{name} is no folder here; {_MAKE}")]
+            [ManifestProblem(path="spec.model.name", message=f"{name} is no folder or file here; {_MAKE}")]
         )
 
 
@@ -101,7 +101,7 @@ def model_warnings(spec: GraphSpec) -> Iterator[ManifestProblem]:
 
 
 def _is_absent(spec: GraphSpec) -> bool:
-    return not spec.traits.is_simulated and not Path(spec.model.name).is_dir()
+    return not spec.traits.is_simulated and not Path(spec.model.name).exists()
 
 
 DEFAULT_GPUS = 8

@@ -12,7 +12,13 @@ from penstock.api.graph import GraphSpec
 from penstock.api.service import ServiceSpec
 from penstock.kube.objects.names import WORKER_TLS_FOLDER
 from penstock.runtimes.kv_stores import store_gib, with_store
-from penstock.runtimes.protocol import CACHE_FOLDER, RuntimeContext
+from penstock.runtimes.protocol import (
+    CACHE_FOLDER,
+    KV_EVENTS_PORT,
+    KV_EVENTS_SUFFIX,
+    KV_REPLAY_SUFFIX,
+    RuntimeContext,
+)
 
 _KV_EVENTS = "--kv-events-config"
 _KV_TRANSFER = "--kv-transfer-config"
@@ -174,6 +180,16 @@ def kv_event_flags(spec: GraphSpec, role: Role, context: RuntimeContext, local: 
         "replay_endpoint": replay,
     }
     return [_KV_EVENTS, json.dumps(config)]
+
+
+def kv_sockets(context: RuntimeContext) -> tuple[str, str]:
+    """Return where vLLM and SGLang publish KV events and answer for earlier ones on one machine.
+
+    Of TCP addresses they bind wildcards alone, which would show the prompts' token ids to the machine's network. So they get
+    sockets in the folder of the statefile, which its owner alone may enter.
+    """
+    socket = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
+    return f"{socket}{KV_EVENTS_SUFFIX}", f"{socket}{KV_REPLAY_SUFFIX}"
 
 
 def kv_replay_port(port: int) -> int:

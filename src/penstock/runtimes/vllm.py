@@ -7,7 +7,6 @@ of each other are added by the operator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Final
 
 from penstock.api.enums import Environment, KvBufferDevice, KvConnector, Role
@@ -20,6 +19,7 @@ from penstock.runtimes.engine_flags import (
     cache_variables,
     engine_requests,
     kv_event_flags,
+    kv_sockets,
     kv_transfer_flags,
     node_flags,
     parallel_flags,
@@ -32,8 +32,6 @@ from penstock.runtimes.mooncake import MOONCAKE
 from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
-    KV_EVENTS_SUFFIX,
-    KV_REPLAY_SUFFIX,
     PORT,
     SIDE_CHANNEL_PORT,
     Runtime,
@@ -68,11 +66,7 @@ class Vllm(Runtime):
         argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec) + adapter_flags(spec)
         argv += tls_flags(spec, context)
         argv += kv_transfer_flags(spec, service)
-        # Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its
-        # whole network; there it gets sockets in the folder of the statefile, which its owner alone may enter.
-        socket = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
-        sockets = (f"{socket}{KV_EVENTS_SUFFIX}", f"{socket}{KV_REPLAY_SUFFIX}")
-        events = kv_event_flags(spec, service.role, context, sockets)
+        events = kv_event_flags(spec, service.role, context, kv_sockets(context))
         argv += events
         ports: tuple[str, ...] = (
             (PORT, KV_EVENTS_PORT) if events and context.environment is Environment.LOCAL else (PORT,)

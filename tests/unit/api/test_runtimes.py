@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.runtimes import RuntimeContext, filled_argv, masked_argv, masked_env, process_specs, runtime_of
 from penstock.runtimes import build as building
 from penstock.runtimes.engine_flags import granted_lease_s, kv_events_endpoint, kv_replay_endpoint
+from penstock.runtimes.protocol import KV_EVENTS_SUFFIX
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -505,6 +506,23 @@ def test_lmcache_gets_its_share_of_host_memory_in_each_process_of_a_replica(buil
         "LMCACHE_MAX_LOCAL_CPU_SIZE": "2",
         "LMCACHE_REMOTE_URL": "lm://x:1",
     }
+
+
+def test_sglang_publishes_what_its_caches_hold(build, context):
+    """As vLLM: on sockets beside the statefile, or at the graph's port in a pod; pages are as long as the router takes them."""
+    graph = build(runtime="sglang", router={"kvEventsPort": 5557})
+    prefill, decode = (by_service(graph, context)[name] for name in ("prefill", "decode"))
+    config = json.loads(after(prefill.argv, "--kv-events-config"))
+    assert config["endpoint"] == "ipc:///state/llama.{kv_events_port}" + KV_EVENTS_SUFFIX
+    assert prefill.ports == ("port", "side_channel_port", "kv_events_port")
+    assert after(prefill.argv, "--page-size") == "16"
+    assert "--kv-events-config" not in decode.argv
+    pods = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    there = by_service(graph, pods)["prefill"]
+    assert json.loads(after(there.argv, "--kv-events-config"))["endpoint"] == "tcp://*:5557"
+    assert there.ports == ("port", "side_channel_port")
+    own = build(runtime="sglang", router={"kvEventsPort": 5557}, engine={"blockTokens": 64})
+    assert after(by_service(own, context)["prefill"].argv, "--page-size") == "64"
 
 
 @pytest.mark.parametrize("runtime", ["vllm", "sglang", "simulated"])

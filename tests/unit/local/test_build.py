@@ -146,7 +146,7 @@ def spec_of(name, runtime="vllm"):
 def test_a_path_without_a_folder_is_refused(name, tmp_path, monkeypatch):
     """Its workers would end at their start, several times, before anybody learnt why."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidSpecError, match=r"spec\.model\.name.*is no folder here.*make-model"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.model\.name.*is no folder or file here.*make-model"):
         check_model(spec_of(name))
     check_model(spec_of(name, "simulated"))
 
@@ -162,6 +162,14 @@ def test_a_name_that_may_be_a_folder_is_warned_of(tmp_path, monkeypatch):
     (tmp_path / "tiny-model").mkdir()
     assert not list(model_warnings(spec_of("tiny-model")))
     check_model(spec_of("./tiny-model"))
+
+
+def test_a_model_may_be_a_file(tmp_path, monkeypatch):
+    """As llama.cpp's GGUF is, and what vLLM loads of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.gguf").touch()
+    check_model(spec_of("./tiny.gguf"))
+    assert not list(model_warnings(spec_of("tiny.gguf")))
 
 
 @pytest.fixture

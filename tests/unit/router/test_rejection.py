@@ -139,15 +139,24 @@ async def test_thresholds_are_the_administrators(harness, settings, headers, rea
     assert changed[0] == change
 
 
+SGLANG_FULL = (
+    b'{"object":"error","message":"The request queue is full.","type":"503","param":null,"code":503}'
+)
+SGLANG_DISPLACED = SGLANG_FULL.replace(
+    b"The request queue is full.", b"The request is aborted by a higher priority request."
+)
+
+
+@pytest.mark.parametrize("answer", [AT_CAPACITY, SGLANG_FULL, SGLANG_DISPLACED])
 @pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode")])
-async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
-    """The next one answers; neither the retry budget nor the worker's circuit pays for it."""
+async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles, answer):
+    """The next one answers, whichever engine says it; neither the retry budget nor the worker's circuit pays for it."""
     retries = {"retries": {"maxPerRequest": 0, "budgetFraction": 0, "minPerSecond": 0}}
     *workers, router = await harness.served(*roles, config=retries)
     assert (await router.post(max_tokens=1)).status == 200
     preferred = next(each for each in reversed(workers) if each.seen)
     preferred.seen.clear()
-    preferred.otherwise = harness.answers.status(503, AT_CAPACITY)
+    preferred.otherwise = harness.answers.status(503, answer)
     for _ in range(6):
         assert (await router.post(max_tokens=1)).status == 200
     assert preferred.seen

@@ -64,6 +64,20 @@ def test_a_long_prompts_blocks_may_come_in_one_event():
 
 
 @pytest.mark.parametrize(
+    ("field", "held"),
+    [({}, 2), ({"cache_salt": "s"}, 0), ({"lora_id": 3}, 0), ({"lora_name": "sql", "lora_id": 3}, 0)],
+)
+def test_sglangs_blocks_of_a_salt_or_an_adapter_teach_nothing(field, held):
+    """Its maps say so by fields of their own; a plain prompt's are learnt as vLLM's."""
+    index, events = feed()
+    stored = {"block_hashes": list(range(8)), "parent_block_hash": None, "token_ids": TOKENS[:32]}
+    event = {"type": "BlockStored", **stored, "block_size": UNIT, "medium": "GPU", **field}
+    assert events.apply(event)
+    assert index.held(prefix(TOKENS[:32])) == held
+    assert not events.apply({"type": "Unheard", "cache_salt": "s"})
+
+
+@pytest.mark.parametrize(
     ("parent", "tokens"),
     [
         ("unknown", TOKENS[:16]),

@@ -32,6 +32,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "AllBlocksCleared": (),
 }
 """The first fields of each event in the order of an array."""
+_SGLANG_NAMESPACES: Final = ("cache_salt", "lora_id")
+"""By which SGLang 0.5.23 says that a block is of a salt or an adapter, where vLLM has ``extra_keys``."""
 _MEDIA: Final = {None, "GPU"}
 """Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
 
@@ -91,6 +93,8 @@ class KvEvents:
         Blocks that a plain prompt cannot hit, of a salt, an adapter or an image, teach nothing: tokens alone do not
         distinguish them from a plain prompt's. Of other memory an engine may send neither tokens nor a block size.
         """
+        if isinstance(event, dict) and any(event.get(name) is not None for name in _SGLANG_NAMESPACES):
+            return event.get("type") in _FIELDS
         match _as_array(event):
             case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
                 [*hashes, parent]

@@ -38,8 +38,13 @@ _KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"', b'"internal_error
 """In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,
 was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work. The last one is what vLLM
 makes of it in a stream of Anthropic's API."""
-_AT_CAPACITY_MARK: Final = b"worker at capacity"
-"""In the 503 of a worker whose engine and queue are full. Source: NVIDIA Dynamo's document "Request Rejection"."""
+_AT_CAPACITY_MARKS: Final = (
+    b"worker at capacity",
+    b"The request queue is full.",
+    b"The request is aborted by a higher priority request.",
+)
+"""In the 503 of a worker whose engine and queue are full. Sources: NVIDIA Dynamo's document "Request Rejection"; SGLang 0.5.23,
+``managers/scheduler.py`` (``--max-queued-requests``)."""
 _LEAVING: Final = frozenset({502, 503})
 """What a worker that is leaving or restarting answers."""
 _UNKNOWN_HERE: Final = frozenset({404, 405})
@@ -161,7 +166,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
     @property
     def is_at_capacity(self) -> bool:
         """Whether a worker says that it has no room for another request; it is neither leaving nor broken."""
-        return self.status == 503 and _AT_CAPACITY_MARK in self.content
+        return self.status == 503 and any(mark in self.content for mark in _AT_CAPACITY_MARKS)
 
     @property
     def is_kv_lost(self) -> bool:
