@@ -68,6 +68,11 @@ class ObservedGraph:
         return gpu_ceiling(self.model)
 
     @property
+    def reclaim_s(self) -> float | None:
+        """The longest drain that its pool allows; None: it says nothing, or the graph is in none."""
+        return None if self.standing is None else self.standing.reclaim_s
+
+    @property
     def wants(self) -> Mapping[str, int]:
         """Replicas by role that its planner would have of the GPU pool; empty: it says nothing."""
         planner = (self.raw.get("status") or {}).get("planner") or {}

@@ -64,6 +64,7 @@ class Standing:
         pool: Name of the GpuPool.
         gpus: Most GPUs of its existing workers.
         most: GPUs of the entire pool; the budget of a graph that states none.
+        reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
         message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
     """
 
@@ -71,6 +72,7 @@ class Standing:
     gpus: int
     most: int
     message: str = ""
+    reclaim_s: float | None = None
 
     @property
     def status(self) -> dict[str, Any]:
@@ -201,7 +203,9 @@ class GpuPools:
             acting = _Acting(metadata["uid"], 0, self._held(key))
         self._acting[key] = acting
         most = acting.gpus if model is None else model.spec.gpus
-        return Standing(metadata["name"], acting.gpus, most, lacking_in(pool.get("status"), key[1]))
+        reclaim_s = None if model is None else model.spec.reclaim.grace_seconds
+        message = lacking_in(pool.get("status"), key[1])
+        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s)
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""

@@ -6,6 +6,7 @@ written with the workload.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.gpu_pool.bid import sizes
@@ -18,8 +19,9 @@ from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
-from penstock_operator.plan.drain import Bounded, ServicePool, bounded, held
-from penstock_operator.plan.grant import bids_of, with_wants, within_grant
+from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held
+from penstock_operator.plan.grant import bids_of, drain_grace_s, with_wants, within_grant
+from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
@@ -69,7 +71,21 @@ class Scaling:
             if text is not None:
                 reason = "Draining" if state.plan.begin else "Restored"
                 messages.append(EventMessage(reason, text, action="Drain"))
+            messages += _cut_drains(graph, name, state.plan, pods)
         return [*messages, *await self._switching.carry_out(graph, plan.switches, refusals)]
+
+
+def _cut_drains(
+    graph: ObservedGraph, name: str, plan: ScalePlan, pods: Sequence[PodView]
+) -> Iterator[EventMessage]:
+    """Yield what to say of workers that end before they have drained, since their pool takes their GPUs back."""
+    bound_s = graph.reclaim_s
+    for each in pods:
+        if bound_s is None or each.drain_since_s is None or each.name not in plan.leaving:
+            continue
+        if bound_s <= graph.now_s - each.drain_since_s < each.grace_s and each.may_hold_requests:
+            text = f"{name}: {each.name} has drained for {bound_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or are lost"
+            yield EventMessage("DrainCut", text, action="Drain")
 
 
 def _service_states(
@@ -122,6 +138,7 @@ def _pools(
     # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
     waiting = blocked_on_budget(allowed, pods)
     pools = {}
+    is_above = graph.standing is not None and allowed.gpus > graph.standing.gpus
     for name, service in graph.model.spec.workers.items():
         state = services[name]
         rollout = state.rollout
@@ -129,7 +146,9 @@ def _pools(
         pools[name] = ServicePool(
             desired=state.bounds.replicas,
             spec_replicas=state.running,
-            grace_s=service.termination_grace_period_seconds,
+            grace_s=drain_grace_s(
+                service.termination_grace_period_seconds, reclaim_s=graph.reclaim_s, is_above=is_above
+            ),
             rolling=is_rolling and name not in waiting,
             pods=[each for each in pods if each.service == name],
             known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),

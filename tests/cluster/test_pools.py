@@ -9,6 +9,7 @@ from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, se
 from planning import INTERVAL_S
 
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, NODE, POD, SCALING_ADAPTER
+from penstock_operator.plan.drain import PodLoad
 from penstock_planner.replay import replay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -230,6 +231,29 @@ async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_
         await client.create(POD.of({"name": "foreign", "namespace": namespace}, spec=spec), field_manager="t")
         await until(counts(total=5, unavailable=3), "a foreign pod", timeout_s=60)
         await until(rows(client, namespace, held={"batch": 2, "chat": 3}), "room for it", timeout_s=60)
+
+
+async def test_a_graph_that_never_drains_gives_back_after_the_pools_grace(
+    kwok, crds, make_node, client, namespace
+):
+    """Its workers always have requests; they end once the pool's bound is over, long before their own, and that is told."""
+    make_node(gpus=16)
+    await client.create(pool(namespace, reclaim={"graceSeconds": 3}), field_manager="test")
+    for name in ("chat", "batch"):
+        made = graph(namespace, name)
+        for worker in ("prefill", "decode"):
+            made["spec"]["services"][worker]["terminationGracePeriodSeconds"] = 600
+        await client.create(made, field_manager="test")
+    busy = Loads(PodLoad(1, 0, 0.5))
+    async with BudgetWatch(client, namespace).on() as watch, running(client, namespace, loads=busy):
+        await until(lambda: adapters(client, namespace), "adapters", timeout_s=60)
+        await ask(client, namespace, "chat", prefill=2, decode=2)
+        await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
+        await edit(client, namespace, {"graphs": favouring(4)}, name="shared", kind=GPU_POOL)
+        await ask(client, namespace, "batch", prefill=2, decode=2)
+        await until(rows(client, namespace, held={"batch": 4, "chat": 2}), "given back", timeout_s=60)
+        await until(lambda: events(client, namespace, "DrainCut"), "Event DrainCut", timeout_s=60)
+    assert watch.most == 6
 
 
 async def test_a_deleted_pool_leaves_its_graphs_what_they_may_hold(kwok, crds, make_node, client, namespace):

@@ -74,6 +74,16 @@ class PoolEntry(SpecModel):
         return min(each for each in (pool_gpus, self.max_gpus, own) if each is not None)
 
 
+class PoolReclaim(SpecModel):
+    """How GPUs come back."""
+
+    grace_seconds: Annotated[Integer, Field(ge=0, le=86400)] | None = entry(
+        None,
+        "On Kubernetes: longest drain of a worker whose GPU the pool takes back, seconds; then it ends, and its streams go on "
+        "elsewhere or are lost. null: its terminationGracePeriodSeconds.",
+    )
+
+
 def _above_pool(spec: Any) -> Iterator[Breach]:
     parts = [each.guaranteed_gpus for each in spec.graphs]
     if sum(parts) > spec.gpus:
@@ -94,6 +104,7 @@ class GpuPoolSpec(SpecModel):
         "For so long a graph that gained GPUs loses none but to guarantees, and one that lost some gains none above its own; "
         "about the start-up of a replica; seconds.",
     )
+    reclaim: PoolReclaim = entry(PoolReclaim(), "How GPUs that were lent come back.")
     node_selector: dict[str, str] = entry(
         {},
         "On Kubernetes: of gpus no more count than nodes with these labels offer, NotReady and cordoned nodes and what other pods "
