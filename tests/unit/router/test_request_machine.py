@@ -1,5 +1,6 @@
 """The request machine over the router's real core: every end, and a client that leaves at every step."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.router.core.request_steps import (
     ComputedBeside,
     Confirm,
     CountTransfer,
+    Deadly,
     Deliver,
     End,
     EndKind,
@@ -318,6 +320,48 @@ def test_a_stream_goes_on_elsewhere_with_retries_of_its_own_and_ends_with_the_se
     end = driver.run({"Relay": [CRASH, CRASH]})
     assert (end.kind, end.failure.reason) == (EndKind.FAILED, BROKEN)
     assert driver.of(Lost) == [Lost("deaths", BROKEN)]
+
+
+@pytest.mark.parametrize(
+    ("is_split", "script", "is_deadly"),
+    [
+        (False, {"Send": [CRASH, CRASH]}, True),
+        (True, {"Prefill": [CRASH, CRASH]}, True),
+        (True, {"Prefill": [CRASH], "Send": [CRASH]}, True),
+        (True, {"Prefill": [CRASH], "Relay": [CRASH]}, True),
+        (False, {"Send": [CRASH, UNREACHED]}, False),
+        (False, {"Send": [CRASH, MOVED]}, False),
+    ],
+)
+def test_what_kills_two_workers_at_any_stage_gets_no_third(is_split, script, is_deadly):
+    """Before its first token, too: workers that had answered others, and broke off at it."""
+    driver = Driver(is_split=is_split, workers=4)
+    for worker in driver.core.pool:
+        worker.has_answered = True
+    end = driver.run(script)
+    assert (end.kind is EndKind.FAILED) is is_deadly
+    assert driver.of(Deadly) == [Deadly(2)] * is_deadly
+    driver.check_nothing_is_held()
+
+
+@pytest.mark.parametrize(("answered", "fell_s"), [(False, None), (False, -1.5)])
+def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered, fell_s):
+    """It has answered nothing yet, or fell before; the request is tried as often as it may."""
+    driver = Driver(is_split=False, workers=4)
+    for worker in driver.core.pool:
+        worker.has_answered, worker.fell_s = answered, fell_s
+    assert driver.run({"Send": [CRASH] * 3}).kind is EndKind.SERVED
+    assert driver.of(Deadly) == []
+
+
+def test_a_new_process_has_answered_nothing():
+    """What its predecessor did is forgotten."""
+    driver = Driver(is_split=False, workers=1)
+    driver.run({"Send": [COMPLETE]})
+    (worker,) = driver.core.pool
+    assert worker.has_answered
+    driver.core.set_workers([replace(worker.spec, incarnation="next")], 0.0)
+    assert (worker.has_answered, worker.fell_s) == (False, None)
 
 
 def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_death():

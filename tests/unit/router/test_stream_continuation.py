@@ -172,9 +172,10 @@ async def test_a_stream_that_lacks_only_its_end_gets_it_from_the_router(served, 
 
 async def test_retries_before_the_first_token_leave_a_stream_its_rest(served):
     """Both that a request has by default are used up when its stream begins."""
+    error = b'data: {"error":{"message":"no memory","code":502}}\n\n'
     speakers, router = served
     expected = read(await asked(router, "/v1/completions"))
-    speakers.breaks = [(0, b""), (0, b""), (1500, b"")]
+    speakers.breaks = [(0, error), (0, error), (1500, b"")]
     got = read(await asked(router, "/v1/completions"))
     assert got | {"identity": expected["identity"]} == expected
 
@@ -205,6 +206,21 @@ async def test_what_breaks_two_workers_off_ends_and_is_refused_for_a_while(serve
     assert await router.metric("penstock_router_errors_total", reason="query_of_death") == 1
     other = read(await asked(router, "/v1/completions", max_tokens=4))
     assert other["reasons"] == ["length"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_kills_two_workers_before_its_first_token_is_refused_for_a_while(served, stream):
+    """Complete answers as well; the two have answered others before, and a third is not tried."""
+    speakers, router = served
+    for _ in range(2):
+        await asked(router, "/v1/completions")
+    speakers.seen.clear()
+    speakers.breaks = [(0, b""), (0, b"")]
+    answers = [await router.post(prompt="kill", stream=stream) for _ in range(2)]
+    assert [each.status for each in answers] == [502, 422]
+    assert orjson.loads(answers[1].body)["error"]["code"] == "query_of_death"
+    assert len(speakers.seen) == 2
+    assert await router.metric("penstock_router_errors_total", reason="query_of_death") == 1
 
 
 async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(served):

@@ -7,7 +7,7 @@ that stands beside it, also when the client leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +26,7 @@ from penstock.router.core.request_steps import (
     ComputedBeside,
     Confirm,
     CountTransfer,
+    Deadly,
     Deliver,
     End,
     EndKind,
@@ -59,7 +60,10 @@ from penstock.router.core.retries import (
 from penstock.router.core.worker import Worker
 
 MAX_DEATHS: Final = 2
-"""Workers that may break a stream off, after which it ends: what killed two engines would kill a third."""
+"""Workers that may break off at a request, after which it ends: what killed two engines would kill a third."""
+
+SUDDENLY_S: Final = 1.0
+"""Within which a worker that dies breaks all its requests off. Chosen; simulated seconds."""
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 LEASE_EXPIRED: Final = "lease_expired"
@@ -123,7 +127,7 @@ class RequestMachine:
         rules: Whether it is tried again; another router's once that one picks.
         tries: What its tries have shown so far.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
-        deaths: Workers that broke its stream off.
+        deaths: Workers that broke off at it.
         continuations: How often its stream went on elsewhere.
     """
 
@@ -371,6 +375,10 @@ class RequestMachine:
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
         """Return once the request may be tried again, or the rest of its stream; else its end."""
         is_rest = self._has_begun
+        self.deaths += failure.reason == BROKEN and self._has_killed(failure.workers)
+        is_deadly = self.deaths >= MAX_DEATHS
+        if is_deadly:
+            self.steps.append(Deadly(self.deaths))
         if is_rest:
             why = self._lost_by(failure)
             if not why:
@@ -389,6 +397,8 @@ class RequestMachine:
                 self.continuations += 1
                 yield Retry(MOVED, 0, is_rest=True)
                 return None
+        elif is_deadly:
+            return End(EndKind.FAILED, failure)
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
@@ -397,11 +407,15 @@ class RequestMachine:
         yield Retry(failure.reason, pauses, is_rest)
         return None
 
+    def _has_killed(self, workers: Iterable[Worker]) -> bool:
+        """Return whether workers answered until now; one that breaks everything off says nothing of a request."""
+        fell_s = [each.fell_s for each in workers]
+        return all(each is not None and self._now_s() - each <= SUDDENLY_S for each in fell_s)
+
     def _lost_by(self, failure: FailedTry) -> str:
         """Return why a broken stream ends here; empty: its rest may be asked for."""
         if not self._may_go_on:
             return "request"
-        self.deaths += failure.reason == BROKEN
         if failure.scope is RetryScope.NOWHERE or self.continuations >= self._plan.max_continuations:
             return "limit"
         return "deaths" if self.deaths >= MAX_DEATHS else ""

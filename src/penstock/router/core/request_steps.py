@@ -121,6 +121,12 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Deadly(NamedTuple):
+    """The request has broken as many workers off as it may, so that it ends, and is refused for a while."""
+
+    deaths: int
+
+
 class EndKind(Enum):
     """How a request ends."""
 
@@ -160,6 +166,7 @@ Told: TypeAlias = (
     | CountTransfer
     | GiveBack
     | Lost
+    | Deadly
 )
 
 

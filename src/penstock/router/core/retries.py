@@ -110,6 +110,7 @@ class Assignment(Generic[T]):
         """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
         if self._has_verdict:
             return
+        self.worker.has_answered = True
         if self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False

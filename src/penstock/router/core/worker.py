@@ -105,6 +105,8 @@ class Worker(WorkerLoad):
         is_version_read: It has been asked since its process came.
         speed: What it has done, by this router's count.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
+        has_answered: Something of an answer that was right, since its last failure.
+        fell_s: When it failed after it had answered; None: it never has.
     """
 
     def __init__(
@@ -134,6 +136,8 @@ class Worker(WorkerLoad):
         self.failures = 0
         self.last_failure = ""
         self.lost_transfers = 0
+        self.has_answered = False
+        self.fell_s: float | None = None
         self.speed = SpeedCounts()
         self._is_kept = False
 
@@ -190,6 +194,8 @@ class Worker(WorkerLoad):
         ``openings`` are those of the circuit when the request was sent; one from before the last no longer counts.
         """
         self.failures += 1
+        if self.has_answered:
+            self.has_answered, self.fell_s = False, now_s
         if openings != self.breaker.openings:
             return False
         self.last_failure = cause
@@ -205,6 +211,7 @@ class Worker(WorkerLoad):
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
+        self.has_answered = True
         breaker = self.breaker
         if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
             return
@@ -395,6 +402,7 @@ class WorkerPool:
         if old.incarnation != spec.incarnation:
             worker.breaker.reset()
             worker.lost_transfers = 0
+            worker.has_answered, worker.fell_s = False, None
             worker.is_version_read = False
             worker.kv_engine = None
             worker.speed = SpeedCounts()

@@ -33,6 +33,7 @@ from penstock.router.core.request_steps import (
     ComputedBeside,
     Confirm,
     CountTransfer,
+    Deadly,
     Deliver,
     End,
     EndKind,
@@ -136,6 +137,7 @@ class CompletionHandler:
             CountTransfer: self._count_transfer,
             GiveBack: self._give_back,
             Lost: self._rests.lose,
+            Deadly: self._rests.refuse,
         }
         self._estimator = context.estimator
         self._clock = clock

@@ -10,7 +10,7 @@ from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.moves import StreamLeft
-from penstock.router.core.request_steps import Lost, Rest
+from penstock.router.core.request_steps import Deadly, Lost, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
@@ -107,15 +107,20 @@ class StreamRests:
         words = step.reason
         if step.why == "request":
             words = refusal_of(call.request) or "retries.maxContinuations is 0"
-        elif step.why == "deaths":
-            digest = self._deadly.add(_begun(call).request.raw)
-            words = (
-                f"{call.machine.deaths} workers broke off at it; refused for {REFUSED_S:g} s; body {digest}"
-            )
         elif step.why == "said":
             words = self._said(_begun(call)).refusal
         self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
+
+    def refuse(self, call: CompletionCall, step: Deadly) -> None:
+        """Refuse a request for a while, and name it."""
+        digest = self._deadly.add((call.request if call.begun is None else call.begun.request).raw)
+        log.warning(
+            "request refused that broke workers off",
+            workers=step.deaths,
+            body=digest,
+            refused_s=REFUSED_S,
+        )
 
 
 def _begun(call: CompletionCall) -> BegunStream:
