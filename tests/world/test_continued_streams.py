@@ -1,8 +1,11 @@
 """A graph of real processes whose workers are killed under live streams: each stream goes on, and says what it would have said."""
 
 import asyncio
+import itertools
 import os
 import signal
+import time
+from collections import Counter
 
 import pytest
 
@@ -39,4 +42,56 @@ async def test_killed_workers_cost_no_stream(world, stream, roles):
     continued = sum(world.samples("penstock_router_stream_continuations_total").values())
     assert (continued > 0) is ("decode" in roles)
     assert sum(world.samples("penstock_router_lost_streams_total").values()) == 0
+    world.down()
+
+
+CHAOS_S = 600.0
+EACH_S = 10.0
+"""Between two faults: twice a stream's length, so that none loses two workers, after which it would count as deadly."""
+FAULTS = (("kill", "decode"), ("kill", "prefill"), ("kill", "decode", "prefill"), ("drain", "decode"))
+
+
+@pytest.mark.nightly
+async def test_ten_minutes_of_kills_and_drains_cost_no_stream(world, stream):
+    """One fault after another under streams: none is lost, no token is lost, wrong or doubled; only the faults differ."""
+    router = "{drain: {migrateAfterSeconds: 0.5}}"
+    world.up(world.manifest(prefill=2, decode=2, router=router), speed=1, flags=("--no-planner",))
+    undisturbed = [stream(prompt(number), 200) for number in range(PROMPTS)]
+    await asyncio.gather(*(each.read() for each in undisturbed))
+    assert all(each.is_complete for each in undisturbed)
+    until_s, found, faults = time.monotonic() + CHAOS_S, Counter(), Counter()
+
+    async def ask(first):
+        for number in itertools.count(first):
+            if time.monotonic() > until_s:
+                return
+            one = stream(prompt(number % PROMPTS), 200)
+            await one.read()
+            if not one.is_complete:
+                found[f"lost: {one.problem or one.usage}"] += 1
+            else:
+                found["right" if one.text == undisturbed[number % PROMPTS].text else "wrong"] += 1
+
+    async def disturb():
+        for fault in itertools.cycle(FAULTS):
+            await asyncio.sleep(EACH_S)
+            if time.monotonic() > until_s - EACH_S:
+                return
+            await asyncio.to_thread(world.wait_ready, prefill=2, decode=2)
+            chosen = [next(iter(world.entries(role, "ready").items())) for role in fault[1:]]
+            faults[" ".join(fault)] += 1
+            for name, entry in chosen:
+                if fault[0] == "kill":
+                    os.kill(entry["pid"], signal.SIGKILL)
+                else:
+                    await asyncio.to_thread(world.post, f"{world.url}/workers/{name}/drain")
+                    await asyncio.sleep(EACH_S / 2)
+                    await asyncio.to_thread(world.post, f"{world.url}/workers/{name}/undrain")
+
+    await asyncio.gather(disturb(), *(ask(first) for first in range(PROMPTS)))
+    continued = world.samples("penstock_router_stream_continuations_total")
+    print(dict(found), dict(faults), {"continued": continued})  # noqa: T201 - the figures of a night
+    assert set(found) == {"right"}, (found, world.logs())
+    assert set(continued) >= {"drain", "upstream_broken"}
+    assert min(faults[" ".join(each)] for each in FAULTS) > 1
     world.down()
