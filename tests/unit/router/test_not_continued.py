@@ -9,7 +9,15 @@ import pytest
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import said_of
 from penstock.router.proxy.kept import Kept, KeptTotal
-from penstock.router.proxy.not_continued import BEGUN, NO_IDS, NOT_KEPT, OF_REQUEST, OF_STREAM, refusal_of
+from penstock.router.proxy.not_continued import (
+    BEGUN,
+    ENDING,
+    NO_IDS,
+    NOT_KEPT,
+    OF_REQUEST,
+    OF_STREAM,
+    refusal_of,
+)
 
 ROOT = Path(__file__).parents[3]
 COMPLETION = {"prompt": "Tell me of the sea."}
@@ -25,7 +33,18 @@ def asked(path, **fields):
 
 
 CASES = [
-    ("`/v1/responses`", [("responses", {"input": "Tell me."})]),
+    (
+        "`/v1/responses` with tools, `text.format`, `top_logprobs` or an earlier response",
+        [
+            ("responses", {"input": "Tell me."} | fields)
+            for fields in (
+                {"tools": [{"type": "function", "name": "f"}]},
+                {"text": {"format": {"type": "json_object"}}},
+                {"top_logprobs": 2},
+                {"previous_response_id": "resp_1"},
+            )
+        ],
+    ),
     ("`/v1/messages`", [("messages", CHAT | {"max_tokens": 8})]),
     (
         "`n`, `best_of`, several prompts",
@@ -90,6 +109,7 @@ def test_every_row_has_a_case():
     [
         ("completions", COMPLETION | {"stop": ["x"], "logprobs": 2, "repetition_penalty": 1.2, "seed": 3}),
         ("completions", {"prompt": [1, 2, 3]} | IDS),
+        ("responses", {"input": "Tell me.", "tools": [], "text": {"format": {"type": "text"}}}),
         ("completions", {"prompt": ["only one"], "presence_penalty": 0, "echo": False, "n": 1}),
         (
             "chat/completions",
@@ -133,6 +153,22 @@ def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
     """Also where text follows: the next worker's template would leave the thought out."""
     kept = kept_of({"delta": delta}, {"delta": {"content": "So"}})
     assert said_of(kept, asked("chat/completions", **CHAT)).refusal == str(BEGUN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("response.reasoning_text.delta", {"delta": "Hm"}, BEGUN),
+        ("response.output_item.added", {"item": {"type": "function_call", "id": "f"}}, BEGUN),
+        ("response.output_text.done", {"text": "The"}, ENDING),
+    ],
+)
+def test_a_response_is_not_taken_up_in_a_thought_a_call_or_its_end(kind, more, reason):
+    """Nor behind them."""
+    kept = Kept(KeptTotal())
+    for event in ({"type": kind, **more}, {"type": "response.output_text.delta", "delta": "The"}):
+        kept.append(b"event: x\ndata: " + orjson.dumps(event) + b"\n\n")
+    assert said_of(kept, asked("responses", input="Tell me.")).refusal == str(reason)
 
 
 def test_a_stream_without_the_ids_that_were_asked_for_is_not_taken_up():

@@ -195,6 +195,7 @@ class _Message(Fields):
     role: str
     content: Annotated[list[_Part] | None, BeforeValidator(_as_parts)] = None
     tool_calls: list[Any] | None = None
+    status: str | None = None
 
 
 def _render(
@@ -360,8 +361,7 @@ class ResponseFields(ChatFields):
 
     @property
     def prompt(self) -> bytes:
-        """See the base; instructions come first."""
-        if not self.instructions:
-            return super().prompt
-        head = _Message(role="system", content=[_Part(text=self.instructions)])
-        return _render([head, *self.messages], self.tools)
+        """Instructions come first; as in vLLM 0.32 a last message in progress goes on."""
+        head = [_Message(role="system", content=[_Part(text=self.instructions)])] if self.instructions else []
+        goes_on = self.messages[-1].status in {"in_progress", "incomplete"}
+        return _render([*head, *self.messages], self.tools, asks_for_answer=not goes_on, goes_on=goes_on)

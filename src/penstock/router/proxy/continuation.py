@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
 from penstock.router.proxy.kept import Kept
-from penstock.router.proxy.not_continued import BEGUN, NO_IDS, NOT_KEPT, WITH_IDS, refusal_of
+from penstock.router.proxy.not_continued import BEGUN, ENDING, NO_IDS, NOT_KEPT, WITH_IDS, refusal_of
 from penstock.router.proxy.routes import ApiEndpoint
 
-LIMITS: Final = ("max_tokens", "max_completion_tokens")
+LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of the most tokens of an answer."""
 
 _PROMPT_IDS: Final = "prompt_token_ids"
@@ -41,7 +41,8 @@ class Said:
         shown: Of the answer, that the client has: ``text``, and what the next worker says again.
         tokens: Of ``text``.
         reported: That the client has events of; those beyond ``tokens`` come again.
-        head: The keys of its chunks that a seam repeats: ``id``, ``created``, ``model``, ``object``.
+        head: The keys of its chunks that a seam repeats: ``id``, ``created``, ``model``, ``object``; of a response its own,
+            its item's id and the number of its last event.
         finish_reason: Of the answer, where the client has it; what lacks is the end of the stream.
         has_usage: The client has the event of it.
         refusal: Why no other worker can go on; empty: one can.
@@ -63,6 +64,22 @@ class Said:
 _NOTHING: Final = Said()
 
 
+class StreamSeam(Protocol):
+    """Makes the rest of a stream one with its beginning.
+
+    Attributes:
+        tokens: Said before; counted as output, and not as prompt.
+        usage: Of the whole, once the rest has shown its own.
+    """
+
+    tokens: int
+    usage: dict[str, Any] | None
+
+    def join(self, data: bytes) -> bytes:
+        """Return complete events of the rest as they follow the beginning."""
+        ...
+
+
 @dataclass(slots=True)
 class BegunStream:
     """A stream whose client has its beginning.
@@ -79,7 +96,7 @@ class BegunStream:
     request: CompletionRequest
     said: Said | None = None
     last_real_s: float = 0.0
-    seam: Seam | None = None
+    seam: StreamSeam | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +107,7 @@ class _Part:
     finish_reason: str | None = None
     has_usage: bool = False
     is_begun: bool = False
+    is_ending: bool = False
     text: str = ""
     tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -105,6 +123,9 @@ def _part_of(events: bytes, tokens_per_event: int) -> _Part:
         if data is None or not data.startswith(b"{"):
             continue
         chunk = orjson.loads(data)
+        if str(chunk.get("type")).startswith("response."):
+            _add_response_event(part, chunk, tokens_per_event)
+            continue
         part.head = part.head or {
             key: chunk[key] for key in ("id", "created", "model", "object") if key in chunk
         }
@@ -124,11 +145,33 @@ def _add_choice(part: _Part, choice: dict[str, Any], tokens_per_event: int) -> N
     text = delta.get("content" if "delta" in choice else "text") or ""
     if "role" in delta and not text:
         return
+    _add_text(part, text, len(ids) or _logprob_count(choice), tokens_per_event)
+
+
+def _add_text(part: _Part, text: str, tokens: int, tokens_per_event: int) -> None:
+    """Count an event of so many tokens; 0: it does not say how many."""
     # Each worker's first token comes alone, then so many an event.
-    part.tokens += len(ids) or _logprob_count(choice) or (tokens_per_event if part.tokens else 1)
+    part.tokens += tokens or (tokens_per_event if part.tokens else 1)
     if text:
         part.text += text
         part.steps.append((part.tokens, len(part.text)))
+
+
+def _add_response_event(part: _Part, chunk: dict[str, Any], tokens_per_event: int) -> None:
+    kind = chunk["type"]
+    if kind == "response.created":
+        made = chunk["response"]
+        part.head |= {key: made.get(key) for key in ("id", "created_at", "max_output_tokens")}
+    elif kind == "response.output_item.added":
+        part.is_begun |= "item_id" in part.head or chunk["item"].get("type") != "message"
+        part.head["item_id"] = chunk["item"].get("id")
+    elif kind == "response.output_text.delta":
+        _add_text(part, chunk.get("delta") or "", 0, tokens_per_event)
+    elif kind.endswith(".delta"):
+        part.is_begun = True
+    elif kind not in {"response.in_progress", "response.content_part.added"}:
+        part.is_ending = True
+    part.head["sequence_number"] = chunk.get("sequence_number")
 
 
 def _logprob_count(choice: dict[str, Any]) -> int:
@@ -153,6 +196,8 @@ def said_of(
         refusal = str(NOT_KEPT)
     elif part.is_begun:
         refusal = refusal or str(BEGUN)
+    elif part.is_ending:
+        refusal = refusal or str(ENDING)
     ids: tuple[int, ...] = ()
     prompt_tokens = before.prompt_tokens
     if request.body.get(WITH_IDS) and not refusal:
@@ -190,7 +235,7 @@ def _cut(part: _Part, request: CompletionRequest, before: str) -> tuple[int, int
     has shown may end within a token. The template of a chat may cut white space off the end of a message. At temperature 0
     the next worker goes on behind a whole token that is neither; else it would say other words again.
     """
-    is_chat = request.endpoint is ApiEndpoint.CHAT
+    is_chat = request.endpoint in {ApiEndpoint.CHAT, ApiEndpoint.RESPONSES}
     held = max((len(stop) - 1 for stop in _stops(request)), default=0)
     steps = [(0, 0), *((tokens, end + held) for tokens, end in part.steps if end + held <= len(part.text))]
     if request.body.get("temperature") == 0:
@@ -229,6 +274,8 @@ def rest_of(request: CompletionRequest, said: Said) -> CompletionRequest | None:
         elif said.text:
             messages.append({"role": "assistant", "content": said.text})
             body |= {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    elif request.endpoint is ApiEndpoint.RESPONSES:
+        body["input"] = _open_input(body["input"], said)
     else:
         prompt = body["prompt"]
         if said.token_ids:
@@ -247,24 +294,45 @@ def rest_of(request: CompletionRequest, said: Said) -> CompletionRequest | None:
     return request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
 
 
+def _open_input(given: Any, said: Said) -> Any:
+    """Return a response's input with what was said as a message in progress, which vLLM 0.32 leaves open."""
+    if not said.text:
+        return given
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = [{"type": "output_text", "text": said.text, "annotations": []}]
+    message = {"type": "message", "role": "assistant", "id": said.head["item_id"], "content": content}
+    return [*items, message | {"status": "in_progress"}]
+
+
 def _text_of(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-class Seam:
-    """Makes the rest of a stream one with its beginning.
+class Repeated:
+    """Text that the client has and the next worker says again."""
 
-    Attributes:
-        tokens: Said before; counted as output, and not as prompt.
-        usage: Of the whole, once the rest has shown its own.
-    """
+    def __init__(self, said: Said) -> None:
+        self._left = said.shown[len(said.text) :]
+
+    def new(self, text: str) -> str:
+        """Return a text without what the client has; what differs from that is all new."""
+        if not self._left:
+            return text
+        both = zip(self._left, text, strict=False)
+        same = sum(1 for _ in takewhile(lambda each: each[0] == each[1], both))
+        self._left = self._left[same:] if same == len(text) else ""
+        return text[same:]
+
+
+class Seam:
+    """That of a completion or a chat; a `StreamSeam`."""
 
     def __init__(self, said: Said) -> None:
         self.tokens = said.tokens
         self.usage: dict[str, Any] | None = None
         self._head = said.head
-        self._again = said.shown[len(said.text) :]
+        self._repeated = Repeated(said)
         self._again_tokens = said.reported - said.tokens
         self._characters = len(said.text)
         self._splitter = EventSplitter()
@@ -298,18 +366,11 @@ class Seam:
                     delta.pop(key, None)
                 if not any(delta.values()) and not choice.get("finish_reason"):
                     continue
-            if self._again and delta.get(key):
-                delta[key] = self._new(delta[key])
+            if delta.get(key):
+                delta[key] = self._repeated.new(delta[key])
             if isinstance(logprobs := choice.get("logprobs"), dict):
                 choice["logprobs"] = self._new_logprobs(logprobs)
             yield choice
-
-    def _new(self, text: str) -> str:
-        """Return a text without what the client has; what differs from that is all new."""
-        both = zip(self._again, text, strict=False)
-        same = sum(1 for _ in takewhile(lambda each: each[0] == each[1], both))
-        self._again = self._again[same:] if same == len(text) else ""
-        return text[same:]
 
     def _new_logprobs(self, logprobs: dict[str, Any]) -> dict[str, Any]:
         """Return the tokens' values without those that the client has, their offsets counted from the answer's beginning."""

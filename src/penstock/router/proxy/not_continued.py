@@ -47,8 +47,8 @@ def _must_call(request: CompletionRequest) -> bool:
 
 
 def _is_plain(request: CompletionRequest) -> bool:
-    prompt: Any = request.body.get("messages" if "messages" in request.body else "prompt")
-    return isinstance(prompt, str | list)
+    prompts = (request.body.get(key) for key in ("messages", "input", "prompt"))
+    return any(isinstance(each, str | list) for each in prompts)
 
 
 def _is_open(request: CompletionRequest) -> bool:
@@ -56,14 +56,22 @@ def _is_open(request: CompletionRequest) -> bool:
     return body.get("add_generation_prompt") is False and not body.get("continue_final_message")
 
 
+def _is_more_than_text(body: Mapping[str, Any]) -> bool:
+    text = body.get("text")
+    shape = text.get("format") if isinstance(text, Mapping) else None
+    is_shaped = isinstance(shape, Mapping) and shape.get("type") not in {None, "text"}
+    keys = ("tools", "top_logprobs", "previous_response_id", "previous_input_messages")
+    return is_shaped or any(body.get(key) for key in keys)
+
+
 _GRAMMAR: Final = "its grammar begins with the answer"
 _UNSEEN: Final = "they count only what a worker said itself"
 
 OF_REQUEST: Final = (
     NotContinued(
-        "`/v1/responses`",
-        "the worker numbers and stores its events",
-        lambda request: request.endpoint is ApiEndpoint.RESPONSES,
+        "`/v1/responses` with tools, `text.format`, `top_logprobs` or an earlier response",
+        "its last events repeat all of it",
+        lambda request: request.endpoint is ApiEndpoint.RESPONSES and _is_more_than_text(request.body),
     ),
     NotContinued(
         "`/v1/messages`",
@@ -126,9 +134,12 @@ OF_REQUEST: Final = (
 
 BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
 NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
+ENDING: Final = NotContinued(
+    "a response whose last events have begun", "the worker alone has the rest of them"
+)
 NOT_KEPT: Final = NotContinued("a stream beyond the 64 MiB kept of all", "what was said is forgotten")
 
-OF_STREAM: Final = (BEGUN, NO_IDS, NOT_KEPT)
+OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT)
 """By what was said."""
 
 

@@ -18,13 +18,16 @@ from penstock.router.proxy.continuation import (
     BegunStream,
     Said,
     Seam,
+    StreamSeam,
     ending,
     rest_of,
     said_of,
 )
 from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
 from penstock.router.proxy.kept import Kept, KeptTotal
-from penstock.router.proxy.not_continued import refusal_of
+from penstock.router.proxy.not_continued import ENDING, refusal_of
+from penstock.router.proxy.response_seam import ResponseSeam
+from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream import RelayMeter
 
 log = get_logger(__name__)
@@ -71,6 +74,8 @@ class StreamRests:
         if said.refusal:
             return Rest.UNKNOWN
         rest = None if said.finish_reason else rest_of(begun.request, said)
+        if rest is None and begun.request.endpoint is ApiEndpoint.RESPONSES:
+            return Rest.UNKNOWN
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
             call.responder.write(ending(begun.request, said, counted))
@@ -79,7 +84,9 @@ class StreamRests:
             return Rest.NOTHING
         call.request, call.transfer = rest, None
         begun.kept.drop()
-        begun.said, begun.seam = said, Seam(said)
+        is_response = begun.request.endpoint is ApiEndpoint.RESPONSES
+        before = begun.seam if isinstance(begun.seam, ResponseSeam) else None
+        begun.said, begun.seam = said, ResponseSeam(said, before) if is_response else Seam(said)
         return Rest.READY
 
     def _said(self, begun: BegunStream) -> Said:
@@ -108,7 +115,7 @@ class StreamRests:
         if step.why == "request":
             words = refusal_of(call.request) or "retries.maxContinuations is 0"
         elif step.why == "said":
-            words = self._said(_begun(call)).refusal
+            words = self._said(_begun(call)).refusal or str(ENDING)
         self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
 
@@ -128,6 +135,6 @@ def _begun(call: CompletionCall) -> BegunStream:
     return call.begun
 
 
-def _observe_rest(meter: RelayMeter, seam: Seam, data: bytes, at: int = 0) -> bytes:
+def _observe_rest(meter: RelayMeter, seam: StreamSeam, data: bytes, at: int = 0) -> bytes:
     """Take one read of a stream that goes on, and return what to send; as `RelayMeter.observe`."""
     return seam.join(meter.observe(data[at:-2] if at else data))
