@@ -99,7 +99,7 @@ DELETION_S: Final = 30.0
 """Chosen: how long one call of a deletion's handler waits; each further one costs a write that brings it."""
 
 AGAIN_S: Final = 1.0
-"""Chosen: pause before the next call of a deletion's handler."""
+"""Chosen: pause before the next call of a deletion's handler, and least time between two sessions of kopf's."""
 
 STOP_S: Final = 5.0
 """Chosen: longest wait for kopf's end. It writes finalizers alone, so a task that stays behind harms nothing."""
@@ -321,6 +321,7 @@ class KopfOperator:
     async def _renew(self) -> None:
         """Read the credentials again, unless the client did since; at once, and then no sooner than `LOGIN_GAP_S` later."""
         transport = self._client.transport
+        await asyncio.sleep(max(0.0, self._login_s + AGAIN_S - time.monotonic()))
         while transport.version == self._version:
             log.warning("kopf's credentials are refused", server=self._client.server)
             await asyncio.sleep(max(0.0, self._login_s + LOGIN_GAP_S - time.monotonic()))

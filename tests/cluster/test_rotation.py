@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from accounts import EVERYTHING, PLANNER, account, operators_rules
+from apiserver import write_certificates
 from operating import all_children, edit, graph, page, process, says, until
 
 from penstock.core.errors import NotFoundError
@@ -126,6 +127,19 @@ async def test_an_operator_without_a_valid_token_says_so_and_goes_on_once_it_has
         token.renew()
         await until(carried_out(client, namespace), "the edit", timeout_s=60)
         await until(says(port, "/readyz"), "readiness")
+        assert running.poll() is None
+
+
+async def test_an_operator_goes_on_with_a_new_certificate_authority(own):
+    """The API server comes back with another: the client reads it again, and so does kopf, for the finalizer of a new graph."""
+    plane, client = own
+    await client.create(graph("default"), field_manager="test")
+    with process(plane.kubeconfig, "default") as (running, _):
+        await until(lambda: all_children(client, "default"), "all children", timeout_s=90)
+        write_certificates(plane.folder)
+        plane.restart_api_server()
+        plane.apply(graph("default", "second"))
+        await until(carried_out(client, "default", "second"), "a new graph", timeout_s=90)
         assert running.poll() is None
 
 

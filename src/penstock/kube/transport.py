@@ -198,7 +198,8 @@ class Transport:
     def session(self) -> aiohttp.ClientSession:
         """Return a session of its own for a library that makes its own calls; the caller closes it.
 
-        Every request carries the token of that moment; a new certificate or authority needs a new session. As many
+        Every request carries the token of that moment. A server's certificate that is not of the session's authority closes it, and the library
+        asks for another. As many
         requests as this transport has of its own wait for an answer at once, a watch until it begins: kopf would open a
         connection for each of a thousand graphs, and a busy machine would finish the handshake of none within its time.
         """
@@ -212,9 +213,14 @@ class Transport:
             if configuration.tls_server_name is not None:
                 request.server_hostname = configuration.tls_server_name
             async with slots:
-                return await handler(request)
+                try:
+                    return await handler(request)
+                except aiohttp.ClientConnectorCertificateError:
+                    await made.close()
+                    raise
 
-        return _session(self._api, middlewares=(authorize,), proxy=configuration.proxy)
+        made = _session(self._api, middlewares=(authorize,), proxy=configuration.proxy)
+        return made
 
     async def close(self) -> None:
         """Close all connections; calls under way fail."""

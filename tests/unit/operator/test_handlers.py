@@ -236,7 +236,8 @@ async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
 
 async def test_refused_credentials_are_waited_for(running, monkeypatch, tmp_path):
     """Read again and again until the API server takes them, or the client has read them; kopf then goes on."""
-    monkeypatch.setattr(handlers_module, "LOGIN_GAP_S", 0.01)
+    for pause in ("LOGIN_GAP_S", "AGAIN_S"):
+        monkeypatch.setattr(handlers_module, pause, 0.01)
     server, kubeconfig = running.server, tmp_path / "kubeconfig"
     good, seen = kubeconfig.read_text(), len(server.patches)
     kubeconfig.write_text("no kubeconfig")
