@@ -9,7 +9,17 @@ from penstock.core.http.anthropic import MESSAGES
 
 
 class ApiEndpoint(StrEnum):
-    """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
+    """Endpoints in metrics; a closed set, so that paths made up by clients add no series.
+
+    Attributes:
+        is_relayed: One worker answers it, complete and without new tokens: no prefill apart, no stream, no prefix keys.
+        is_optional: A worker of the right model may lack it: an engine, its version or the model has no such API.
+        runs_model: The model runs for it; a tokenizer's answer says nothing of the model's load.
+    """
+
+    is_relayed: bool
+    is_optional: bool
+    runs_model: bool
 
     COMPLETIONS = "completions"
     CHAT = "chat_completions"
@@ -27,21 +37,6 @@ class ApiEndpoint(StrEnum):
     WORKERS = "workers"
     OTHER = "other"
 
-    @property
-    def is_relayed(self) -> bool:
-        """Whether one worker answers it, complete and without new tokens: no prefill apart, no stream, no prefix keys."""
-        return self in _RELAYED
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether a worker of the right model may lack it: an engine, its version or the model has no such API."""
-        return self.is_relayed or self in {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES}
-
-    @property
-    def runs_model(self) -> bool:
-        """Whether the model runs for it; a tokenizer's answer says nothing of the model's load."""
-        return self not in _OF_TOKENIZER
-
 
 _OF_TOKENIZER: Final = frozenset({ApiEndpoint.TOKENIZE, ApiEndpoint.DETOKENIZE, ApiEndpoint.COUNT_TOKENS})
 _RELAYED: Final = _OF_TOKENIZER | {
@@ -51,6 +46,11 @@ _RELAYED: Final = _OF_TOKENIZER | {
     ApiEndpoint.POOLING,
     ApiEndpoint.CLASSIFY,
 }
+_OPTIONAL: Final = _RELAYED | {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES}
+for _each in ApiEndpoint:
+    # Asked several times for each request, so they are no properties.
+    _each.is_relayed, _each.is_optional = _each in _RELAYED, _each in _OPTIONAL
+    _each.runs_model = _each not in _OF_TOKENIZER
 
 PATHS: Final[dict[str, ApiEndpoint]] = {
     "/v1/completions": ApiEndpoint.COMPLETIONS,

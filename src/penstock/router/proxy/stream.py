@@ -50,7 +50,12 @@ def read_completion(
 
 
 def _is_completion(answer: dict[str, Any]) -> bool:
-    return any(isinstance(answer.get(key), list) for key in ("choices", "output", "content"))
+    found = answer.get
+    return (
+        isinstance(found("choices"), list)
+        or isinstance(found("output"), list)
+        or isinstance(found("content"), list)
+    )
 
 
 def encoded_again(answer: dict[str, Any]) -> bytes:
