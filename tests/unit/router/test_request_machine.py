@@ -1,20 +1,17 @@
 """The request machine over the router's real core: every end, and a client that leaves at every step."""
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
+from request_driver import CRASH, MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, STREAM, UNREACHED, Driver
 
-from penstock.api import Role, RouterConfig
+from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
-from penstock.router.core.build import SPLIT, TOGETHER, build_router
-from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
+from penstock.router.core.request import BROKEN, MOVED
 from penstock.router.core.request_steps import (
     COMPLETE,
     Began,
     Choose,
-    Computed,
-    ComputedBeside,
     Confirm,
     CountTransfer,
     Deadly,
@@ -22,196 +19,22 @@ from penstock.router.core.request_steps import (
     End,
     EndKind,
     GiveBack,
-    LeavePrefill,
     Lost,
-    PrefillFailed,
     Problem,
-    PromptComputed,
     ReadRest,
     Relay,
     Release,
-    Rest,
     Retry,
     Send,
     Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import (
-    Assignment,
     FailedTry,
     RefusalReason,
-    RequestTries,
-    RetryRules,
     RetryScope,
 )
-from penstock.router.core.worker import WorkerSpec
-from penstock.router.policy.arrival import Arrival
 
-KV = PromptComputed(0, has_kv=True)
-STREAM = Began(is_stream=True, may_go_on=True)
-DONE = None
-CRASH = "crash"
-"""The worker breaks off."""
-LATER = "later"
-"""The prefill goes on, until the next step that may see its end."""
-UNREACHED = "unreached"
-"""No connection to the worker."""
-
-
-class Driver:
-    """Carries steps out on a core; a script answers those that ask, by their type's name, in turn."""
-
-    def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3):
-        roles = SPLIT if is_split else TOGETHER
-        config = RouterConfig.model_validate({"retries": {"maxPerRequest": retries}})
-        self.core = build_router(config, roles, is_supervised=True)
-        specs = [
-            WorkerSpec(f"{role}-{n}", role, "", supervised=True) for role in roles for n in range(workers)
-        ]
-        self.core.set_workers(specs, 0.0)
-        self.rules = RetryRules(self.core.pool, config.retries, 0.0)
-        plan = RequestPlan(self.core.entry, is_split, is_concurrent, lease_s=30.0, max_continuations=most)
-        self.is_concurrent, self.is_prefilling, self.prefill = is_concurrent, False, None
-        self.machine = RequestMachine(plan, self.rules, RequestTries(), lambda: 0.0)
-        self.steps = []
-        self.assignments = []
-        self.item = "request"
-
-    def _choose(self, step):
-        arrival = Arrival((), 100, self.machine.tries.avoid)
-        (effect,) = self.core.acquire(self.item, step.role, arrival, 0.0, again=step.again)
-        if not isinstance(effect, Assignment):
-            return effect.reason
-        self.assignments.append(effect)
-        if self.is_concurrent and step.role is Role.PREFILL:
-            self.prefill = effect
-        return effect
-
-    def _do(self, newest):
-        """Carry out the steps before the newest; return that one."""
-        self._do_told()
-        self.steps.append(newest)
-        return newest
-
-    def _do_told(self):
-        for step in self.machine.steps:
-            self.steps.append(step)
-            if isinstance(step, Release):
-                self.core.release(self.assignments[-1], 0.0)
-            elif isinstance(step, Computed):
-                self.core.prefilled(self.assignments[-1], 0.0, cached_tokens=step.cached_tokens)
-            elif isinstance(step, ComputedBeside):
-                self.core.prefilled(self.prefill, 0.0, cached_tokens=step.cached_tokens)
-            elif isinstance(step, LeavePrefill):
-                self.core.release(self.prefill, 0.0)
-            elif isinstance(step, TurnedAway):
-                self.core.refused_at_capacity(step.worker, 0.0)
-        self.machine.steps.clear()
-
-    def run(self, script, leave_at=None):
-        """Return the end; the client leaves instead of the ``leave_at``-th answer."""
-        left = {name: iter(answers) for name, answers in script.items()}
-        step = self._do(self.machine.answer(None))
-        for number in count():
-            if isinstance(step, End):
-                return step
-            if number == leave_at:
-                return self._do(self.machine.leave())
-            step = self._do(self.machine.answer(self._answer(step, left)))
-        raise AssertionError
-
-    def _answer(self, step, left):
-        name = type(step).__name__
-        if isinstance(step, Choose):
-            given = next(left.get(name, iter(())), None)
-            return self._choose(step) if given is None else given
-        if isinstance(step, Send) and step.role is Role.PREFILL:
-            name = "Prefill"
-            if self.is_concurrent:
-                self.is_prefilling = True
-                return None
-        if isinstance(step, Send | Settle) and self.is_prefilling:
-            failed = self._end_prefill(left)
-            if isinstance(step, Settle) or failed is not None:
-                return failed
-        defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
-        given = next(left.get(name, iter(())), defaults.get(name))
-        if given == MOVED:
-            return FailedTry(MOVED, RetryScope.ANYWHERE, (self.assignments[-1].worker,))
-        if given in (CRASH, UNREACHED):
-            assignment = self.assignments[-1]
-            assignment.failed(0.0, given)
-            return FailedTry(BROKEN if given == CRASH else CONNECT, RetryScope.ANYWHERE, (assignment.worker,))
-        return given
-
-    def _end_prefill(self, left):
-        """Let the prefill beside decode end; return how it failed."""
-        came = next(left.get("Prefill", iter(())), KV)
-        if came == LATER:
-            return None
-        self.is_prefilling = False
-        if came == CRASH:
-            self.prefill.failed(0.0, came)
-            came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
-        self.machine.prefill_ended(came)
-        self._do_told()
-        return None if isinstance(came, PromptComputed) else PrefillFailed(came)
-
-    def of(self, *kinds):
-        """Return the steps of some kinds."""
-        return [each for each in self.steps if isinstance(each, kinds)]
-
-    def check_nothing_is_held(self):
-        """Every share is given back once, and no prompt's KV is kept for a decode that never comes."""
-        assert len(self.of(Release, LeavePrefill)) == len(self.assignments)
-        assert not any(each.is_open for each in self.assignments)
-        for worker in self.core.pool:
-            assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
-        assert not any(queue.waiting for queue in self.core.queues.values())
-        kept = [each for each in self.of(Send) if each.role is Role.DECODE and each.reads_kv]
-        assert self.machine._is_kept is False
-        assert self.machine._source is None
-        assert len(self.of(GiveBack)) <= len(self.of(Send)) - len(kept) + len(self.of(TurnedAway, Retry))
-
-
-SCRIPTS = {
-    "served": ({}, EndKind.SERVED),
-    "complete": ({"Send": [COMPLETE]}, EndKind.SERVED),
-    "crashed before the first token": ({"Send": [CRASH]}, EndKind.SERVED),
-    "crashed until retries are exhausted": ({"Send": [CRASH] * 9}, EndKind.FAILED),
-    "the client's fault": ({"Send": [FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
-    "at capacity once": ({"Send": [Problem.AT_CAPACITY]}, EndKind.SERVED),
-    "at capacity everywhere": ({"Send": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
-    "no connection left": ({"Send": [Problem.SATURATED]}, EndKind.SATURATED),
-    "no worker": ({"Choose": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
-    "continued": ({"Relay": [CRASH]}, EndKind.SERVED),
-    "died of twice": ({"Relay": [CRASH, CRASH]}, EndKind.FAILED),
-    "left a draining worker": ({"Relay": [MOVED]}, EndKind.SERVED),
-    "all said": ({"Relay": [CRASH], "ReadRest": [Rest.NOTHING]}, EndKind.SERVED),
-    "said what cannot go on": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
-}
-SPLIT_SCRIPTS = SCRIPTS | {
-    "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
-    "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
-    "prefill without KV": ({"Prefill": [PromptComputed(None, has_kv=False)]}, EndKind.SERVED),
-    "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
-    "decode not reached": ({"Send": [UNREACHED]}, EndKind.SERVED),
-    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
-    "KV distrusted": ({"Confirm": [False]}, EndKind.SERVED),
-    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
-    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
-}
-MEETING_SCRIPTS = SCRIPTS | {
-    "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
-    "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
-    "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
-    "prefill at capacity everywhere": ({"Prefill": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
-    "prefill answers behind decode": ({"Prefill": [LATER]}, EndKind.SERVED),
-    "prefill never answers": ({"Prefill": [LATER] * 9}, EndKind.SERVED),
-    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
-    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
-    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
-}
 CASES = [(False, name) for name in SCRIPTS] + [(True, name) for name in SPLIT_SCRIPTS]
 
 
@@ -303,7 +126,7 @@ def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
     driver = Driver(is_split=False, workers=3)
     end = driver.run({"Send": [Problem.AT_CAPACITY] * 9})
 
-    assert end.kind in {EndKind.ALL_BUSY, EndKind.REFUSED}
+    assert end.kind is EndKind.REFUSED
     assert len({each.worker.name for each in driver.of(TurnedAway)}) == 3
     assert driver.machine.tries.retries == 0
 
@@ -418,3 +241,55 @@ def test_a_prompt_waited_for_longer_than_its_lease_is_computed_again():
     assert driver.run({}).kind is EndKind.SERVED
     assert [each.reason for each in driver.of(Retry)] == ["lease_expired"]
     assert len(driver.of(GiveBack)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "role"),
+    [
+        ({"is_split": False}, "Send", Role.AGGREGATED),
+        ({"is_split": True}, "Prefill", Role.PREFILL),
+        ({"is_split": True}, "Send", Role.DECODE),
+        ({"is_split": True, "is_concurrent": True}, "Prefill", Role.PREFILL),
+        ({"is_split": True, "is_concurrent": True}, "Send", Role.DECODE),
+    ],
+)
+def test_a_worker_that_is_chosen_again_without_room_ends_the_request(options, step, role):
+    """By then each of the role has been asked; the end names it."""
+    driver = Driver(**options, workers=1)
+    driver.core.refused_at_capacity = lambda *_: None
+
+    assert driver.run({step: [Problem.AT_CAPACITY] * 9}) == End(EndKind.ALL_BUSY, role=role)
+    assert len(driver.of(TurnedAway)) == 2
+    driver.check_nothing_is_held()
+
+
+def test_decode_of_another_version_computes_the_prompt_itself():
+    """No KV goes between the two; the prefill worker's is given back."""
+    driver = Driver(is_split=True, workers=1)
+    for worker in driver.core.pool:
+        worker.version = worker.name
+
+    assert driver.run({}).kind is EndKind.SERVED
+    assert [(each.role, each.reads_kv) for each in driver.of(Send)] == [
+        (Role.PREFILL, False),
+        (Role.DECODE, False),
+    ]
+    assert [each.result for each in driver.of(CountTransfer)] == [TransferResult.NONE]
+    assert len(driver.of(GiveBack)) == 1
+    driver.check_nothing_is_held()
+
+
+def test_what_is_left_of_the_time_is_told_by_the_clock():
+    """A retry and a move need time before the deadline."""
+    driver = Driver(is_split=False)
+    driver.machine.deadline_s = 5.0
+    driver.machine._now_s = lambda: 5.0
+    assert driver.run({"Send": [CRASH]}).kind is EndKind.FAILED
+
+    driver = Driver(is_split=False)
+    driver.machine.deadline_s = 5.0
+    driver.machine._now_s = lambda: 4.0
+    assert driver.run({"Send": [CRASH], "Relay": [MOVED]}).kind is EndKind.SERVED
+    assert driver.machine.may_move
+    driver.machine._now_s = lambda: 5.0
+    assert not driver.machine.may_move

@@ -1,0 +1,226 @@
+"""Drives the request machine over the router's real core by scripts of answers, and the scripts of every end."""
+
+from itertools import count
+
+from penstock.api import Role, RouterConfig
+from penstock.router.core.build import SPLIT, TOGETHER, build_router
+from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
+from penstock.router.core.request_steps import (
+    COMPLETE,
+    Began,
+    Choose,
+    Computed,
+    ComputedBeside,
+    End,
+    EndKind,
+    GiveBack,
+    LeavePrefill,
+    PrefillFailed,
+    Problem,
+    PromptComputed,
+    Release,
+    Rest,
+    Retry,
+    Send,
+    Settle,
+    TurnedAway,
+)
+from penstock.router.core.retries import (
+    Assignment,
+    FailedTry,
+    RefusalReason,
+    RequestTries,
+    RetryRules,
+    RetryScope,
+)
+from penstock.router.core.worker import WorkerSpec
+from penstock.router.policy.arrival import Arrival
+
+KV = PromptComputed(0, has_kv=True)
+STREAM = Began(is_stream=True, may_go_on=True)
+DONE = None
+CRASH = "crash"
+"""The worker breaks off."""
+LATER = "later"
+"""The prefill goes on, until the next step that may see its end."""
+UNREACHED = "unreached"
+"""No connection to the worker."""
+UNPROVEN = "unproven"
+"""The worker answers with an error that may be the request's own."""
+
+
+class Driver:
+    """Carries steps out on a core; a script answers those that ask, by their type's name, in turn."""
+
+    def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3):
+        roles = SPLIT if is_split else TOGETHER
+        config = RouterConfig.model_validate({"retries": {"maxPerRequest": retries}})
+        self.core = build_router(config, roles, is_supervised=True)
+        specs = [
+            WorkerSpec(f"{role}-{n}", role, "", supervised=True) for role in roles for n in range(workers)
+        ]
+        self.core.set_workers(specs, 0.0)
+        self.rules = RetryRules(self.core.pool, config.retries, 0.0)
+        plan = RequestPlan(self.core.entry, is_split, is_concurrent, lease_s=30.0, max_continuations=most)
+        self.is_concurrent, self.is_prefilling, self.prefill = is_concurrent, False, None
+        self.machine = RequestMachine(plan, self.rules, RequestTries(), lambda: 0.0)
+        self.steps = []
+        self.assignments = []
+        self.verdicts = []
+        """Of each assignment, in the order of the assignments."""
+        self.item = "request"
+
+    def _choose(self, step):
+        arrival = Arrival((), 100, self.machine.tries.avoid)
+        (effect,) = self.core.acquire(self.item, step.role, arrival, 0.0, again=step.again)
+        if not isinstance(effect, Assignment):
+            return effect.reason
+        self.assignments.append(effect)
+        self.verdicts.append(verdicts := [])
+        effect.on_verdict = lambda verdict, _: verdicts.append(verdict.name.lower())
+        if self.is_concurrent and step.role is Role.PREFILL:
+            self.prefill = effect
+        return effect
+
+    def _do(self, newest):
+        """Carry out the steps before the newest; return that one."""
+        self._do_told()
+        self.steps.append(newest)
+        return newest
+
+    def _do_told(self):
+        for step in self.machine.steps:
+            self.steps.append(step)
+            if isinstance(step, Release):
+                self.core.release(self.assignments[-1], 0.0)
+            elif isinstance(step, Computed):
+                self.core.prefilled(self.assignments[-1], 0.0, cached_tokens=step.cached_tokens)
+            elif isinstance(step, ComputedBeside):
+                self.core.prefilled(self.prefill, 0.0, cached_tokens=step.cached_tokens)
+            elif isinstance(step, LeavePrefill):
+                self.core.release(self.prefill, 0.0)
+            elif isinstance(step, TurnedAway):
+                self.core.refused_at_capacity(step.worker, 0.0)
+        self.machine.steps.clear()
+
+    def run(self, script, leave_at=None):
+        """Return the end; the client leaves instead of the ``leave_at``-th answer."""
+        left = {name: iter(answers) for name, answers in script.items()}
+        step = self._do(self.machine.answer(None))
+        for number in count():
+            if isinstance(step, End):
+                return step
+            if number == leave_at:
+                return self._do(self.machine.leave())
+            step = self._do(self.machine.answer(self._answer(step, left)))
+        raise AssertionError
+
+    def _answer(self, step, left):
+        name = type(step).__name__
+        if isinstance(step, Choose):
+            given = next(left.get(name, iter(())), None)
+            return self._choose(step) if given is None else given
+        if isinstance(step, Send) and step.role is Role.PREFILL:
+            name = "Prefill"
+            if self.is_concurrent:
+                self.is_prefilling = True
+                return None
+        if isinstance(step, Send | Settle) and self.is_prefilling:
+            failed = self._end_prefill(left)
+            if isinstance(step, Settle) or failed is not None:
+                return failed
+        defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
+        given = next(left.get(name, iter(())), defaults.get(name))
+        return self._failed(given) if given in (MOVED, UNPROVEN, CRASH, UNREACHED) else given
+
+    def _failed(self, how):
+        """Return a try of the newest worker that failed, once its circuit has the verdict."""
+        assignment, scope = self.assignments[-1], RetryScope.ANYWHERE
+        workers = (assignment.worker,)
+        if how == MOVED:
+            return FailedTry(MOVED, scope, workers)
+        assignment.failed(0.0, how, proven=how != UNPROVEN)
+        if how == UNPROVEN:
+            return FailedTry("upstream_5xx", RetryScope.ELSEWHERE, workers, unproven=assignment)
+        return FailedTry(BROKEN if how == CRASH else CONNECT, scope, workers)
+
+    def _end_prefill(self, left):
+        """Let the prefill beside decode end; return how it failed."""
+        came = next(left.get("Prefill", iter(())), KV)
+        if came == LATER:
+            return None
+        self.is_prefilling = False
+        if came == CRASH:
+            self.prefill.failed(0.0, came)
+            came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
+        self.machine.prefill_ended(came)
+        self._do_told()
+        return None if isinstance(came, PromptComputed) else PrefillFailed(came)
+
+    def of(self, *kinds):
+        """Return the steps of some kinds."""
+        return [each for each in self.steps if isinstance(each, kinds)]
+
+    def check_nothing_is_held(self):
+        """Every share is given back once, and no prompt's KV is kept for a decode that never comes."""
+        assert len(self.of(Release, LeavePrefill)) == len(self.assignments)
+        assert not any(each.is_open for each in self.assignments)
+        for worker in self.core.pool:
+            assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
+        assert not any(queue.waiting for queue in self.core.queues.values())
+        kept = [each for each in self.of(Send) if each.role is Role.DECODE and each.reads_kv]
+        assert self.machine._is_kept is False
+        assert self.machine._source is None
+        assert len(self.of(GiveBack)) <= len(self.of(Send)) - len(kept) + len(self.of(TurnedAway, Retry))
+
+
+SCRIPTS = {
+    "served": ({}, EndKind.SERVED),
+    "complete": ({"Send": [COMPLETE]}, EndKind.SERVED),
+    "crashed before the first token": ({"Send": [CRASH]}, EndKind.SERVED),
+    "crashed until retries are exhausted": ({"Send": [CRASH] * 9}, EndKind.FAILED),
+    "the client's fault": ({"Send": [FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
+    "at capacity once": ({"Send": [Problem.AT_CAPACITY]}, EndKind.SERVED),
+    "at capacity everywhere": ({"Send": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
+    "no connection left": ({"Send": [Problem.SATURATED]}, EndKind.SATURATED),
+    "no worker": ({"Choose": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
+    "continued": ({"Relay": [CRASH]}, EndKind.SERVED),
+    "died of twice": ({"Relay": [CRASH, CRASH]}, EndKind.FAILED),
+    "left a draining worker": ({"Relay": [MOVED]}, EndKind.SERVED),
+    "an error, and another serves": ({"Send": [UNPROVEN]}, EndKind.SERVED),
+    "an error of each": ({"Send": [UNPROVEN] * 9}, EndKind.FAILED),
+    "an error of one": ({"Send": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
+    "too late twice": (
+        {"Send": [FailedTry("timeout", RetryScope.ANYWHERE, is_timeout=True)] * 2},
+        EndKind.FAILED,
+    ),
+    "all said": ({"Relay": [CRASH], "ReadRest": [Rest.NOTHING]}, EndKind.SERVED),
+    "said what cannot go on": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
+}
+SPLIT_SCRIPTS = SCRIPTS | {
+    "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
+    "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
+    "prefill's error, and another serves": ({"Prefill": [UNPROVEN]}, EndKind.SERVED),
+    "errors of a prefill and a decode": (
+        {"Prefill": [UNPROVEN], "Send": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]},
+        EndKind.FAILED,
+    ),
+    "prefill without KV": ({"Prefill": [PromptComputed(None, has_kv=False)]}, EndKind.SERVED),
+    "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
+    "decode not reached": ({"Send": [UNREACHED]}, EndKind.SERVED),
+    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
+    "KV distrusted": ({"Confirm": [False]}, EndKind.SERVED),
+    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
+}
+MEETING_SCRIPTS = SCRIPTS | {
+    "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
+    "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
+    "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
+    "prefill at capacity everywhere": ({"Prefill": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
+    "prefill answers behind decode": ({"Prefill": [LATER]}, EndKind.SERVED),
+    "prefill never answers": ({"Prefill": [LATER] * 9}, EndKind.SERVED),
+    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
+    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
+}
