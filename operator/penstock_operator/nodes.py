@@ -30,8 +30,11 @@ log = get_logger(__name__)
 class DeletedNodes:
     """The names of nodes that were deleted and not made again."""
 
-    def __init__(self, client: KubeClient, on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: KubeClient, on_change: Callable[[str], None], *, retry_s: float = RETRY_S
+    ) -> None:
         """Prepare; ``on_change`` is called with the name of a node that was deleted, or is back."""
+        self._retry_s = retry_s
         self._client = client
         self._on_change = on_change
         self._deleted: LruCache[str, bool] = LruCache(MAX_DELETED)
@@ -63,8 +66,8 @@ class DeletedNodes:
             except (ForbiddenError, NotFoundError):
                 return False
             except ClusterError as exc:
-                log.warning("nodes not listed", error=str(exc), retry_s=RETRY_S)
-                await asyncio.sleep(RETRY_S)
+                log.warning("nodes not listed", error=str(exc), retry_s=self._retry_s)
+                await asyncio.sleep(self._retry_s)
             else:
                 return True
 

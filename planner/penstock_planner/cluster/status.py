@@ -309,10 +309,12 @@ class StatusWriter:
         live: Callable[[Key], Mapping[str, Any] | None],
         *,
         now_s: Callable[[], float] = time.time,
+        retry_s: float = RETRY_S,
     ) -> None:
         self._client = client
         self._live = live
         self._now_s = now_s
+        self._retry_s = retry_s
         self._wanted: dict[Key, Report] = {}
         self._written: dict[Key, tuple[Report, float]] = {}
         self._wake = asyncio.Event()
@@ -343,7 +345,7 @@ class StatusWriter:
                     self._wanted.setdefault(key, report)
                     failed = True
             if failed:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
                 self._wake.set()
 
     def _is_news(self, key: Key, report: Report) -> bool:
@@ -402,9 +404,16 @@ class DecisionEventWriter:
         dropped: Events that could not be written.
     """
 
-    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        instance: str,
+        now_s: Callable[[], float] = time.time,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
         self._recorder = EventRecorder(client, PLANNER, instance, "Scale", on_dropped=self._drop, now_s=now_s)
-        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
+        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(max_waiting)
         self.dropped = 0
 
     def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:

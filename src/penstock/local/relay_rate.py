@@ -57,20 +57,20 @@ def needed_rate(speed: float) -> float:
     return speed * _EVENTS_PER_S
 
 
-async def machine_rate() -> float | None:
+async def machine_rate(measure_real_s: float = MEASURE_REAL_S) -> float | None:
     """Return the events that this machine relays per real second over its usable cores; None where it cannot be measured."""
     number = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    rates = await asyncio.gather(*(_process_rate() for _ in range(number)))
+    rates = await asyncio.gather(*(_process_rate(measure_real_s) for _ in range(number)))
     known = [rate for rate in rates if rate is not None]
     return sum(known) if len(known) == number else None
 
 
-async def _process_rate() -> float | None:
+async def _process_rate(measure_real_s: float) -> float | None:
     measuring = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "penstock.local.relay_rate",
-        str(MEASURE_REAL_S),
+        str(measure_real_s),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -8,7 +8,6 @@ from fake_api import FakeApi
 from graph_harness import conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
-from penstock_operator import nodes
 from penstock_operator.nodes import DeletedNodes
 
 
@@ -82,12 +81,11 @@ async def test_a_node_that_was_never_seen_is_none_that_was_deleted():
         assert conditions(api)["Ready"]["status"] == "True"
 
 
-async def test_without_the_right_nothing_is_known_to_be_deleted(monkeypatch):
+async def test_without_the_right_nothing_is_known_to_be_deleted():
     """Asked again while the API server does not answer, and not once it forbids."""
-    monkeypatch.setattr(nodes, "RETRY_S", 0.0)
     api, changed = WithNodes(), []
     api.refusals = [UnavailableError("away"), ForbiddenError("403: nodes is forbidden")]
-    deleted = DeletedNodes(api, changed.append)
+    deleted = DeletedNodes(api, changed.append, retry_s=0.0)
     await deleted.run({"n"})
     assert ("n" in deleted, changed, api.refusals) == (False, [], [])
 

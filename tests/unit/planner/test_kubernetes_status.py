@@ -11,7 +11,6 @@ from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.stamps import seconds
 from penstock.kube.events import EventMessage
-from penstock_planner.cluster import status as status_module
 from penstock_planner.cluster.fleet import last_report
 from penstock_planner.cluster.status import (
     DecisionEventWriter,
@@ -83,7 +82,7 @@ class _Writer:
         self.server = _Server()
         self.live = _live()
         self.at_s = 1.8e9
-        self.writer = StatusWriter(self.server, lambda _key: self.live, now_s=lambda: self.at_s)
+        self.writer = StatusWriter(self.server, lambda _key: self.live, now_s=lambda: self.at_s, retry_s=0.0)
         self.task = None
 
     async def say(self, report, *, follows=True):
@@ -174,9 +173,8 @@ async def test_the_transition_time_is_that_of_the_status_not_of_the_reason(statu
     assert (second["status"], second["lastTransitionTime"]) == ("False", "2027-01-15T08:00:00Z")
 
 
-async def test_what_could_not_be_written_is_tried_again(status, monkeypatch):
+async def test_what_could_not_be_written_is_tried_again(status):
     """The newest report, not the one that failed."""
-    monkeypatch.setattr(status_module, "RETRY_S", 0.0)
     status.server.failures = [UnavailableError("busy"), UnavailableError("busy")]
     assert await status.say(CALM) == 1
 
@@ -317,8 +315,8 @@ async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
 # ---------------------------------------------------------------- events
 
 
-async def _written(server, *notes, regarding=None):
-    writer = DecisionEventWriter(server, instance="planner-0", now_s=lambda: 1.8e9)
+async def _written(server, *notes, regarding=None, **bounds):
+    writer = DecisionEventWriter(server, instance="planner-0", now_s=lambda: 1.8e9, **bounds)
     for note in notes:
         writer.emit(regarding or _live(), note)
     task = asyncio.create_task(writer.run())
@@ -336,10 +334,9 @@ async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
     assert (writer.dropped, [e["reason"] for e in server.created]) == (1, ["B"])
 
 
-async def test_more_events_than_can_wait_are_dropped(monkeypatch):
+async def test_more_events_than_can_wait_are_dropped():
     """Memory is bounded."""
-    monkeypatch.setattr(status_module, "MAX_WAITING", 2)
-    writer = await _written(_Server(), *[EventMessage("A", str(i)) for i in range(5)])
+    writer = await _written(_Server(), *[EventMessage("A", str(i)) for i in range(5)], max_waiting=2)
     assert writer.dropped == 3
 
 

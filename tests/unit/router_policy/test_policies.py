@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
-from penstock.router.policy import registry
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
     ALL_UP_TO,
@@ -148,10 +147,9 @@ def test_a_session_stays_where_another_router_began_it():
     assert set(where(queues).values()) == {"b"}
 
 
-def test_of_too_many_sessions_the_quietest_is_forgotten(monkeypatch):
+def test_of_too_many_sessions_the_quietest_is_forgotten():
     """Bounded: its next request is placed like a new one."""
-    monkeypatch.setattr(registry, "SESSIONS", 1)
-    queues = placement(StickySessions(LeastPending()), names=("a", "b"))
+    queues = placement(StickySessions(LeastPending(), most=1), names=("a", "b"))
     for item, session in enumerate("stus"):
         queues.submit(item, arrival(item, session=session), 0.0)
 

@@ -94,8 +94,9 @@ SESSIONS = 65_536
 class StickySessions:
     """Sends a session's requests to one worker while it exists and has not failed them."""
 
-    def __init__(self, inner: RoutingPolicy) -> None:
-        """Wrap the policy of requests without a session, and of each session's first."""
+    def __init__(self, inner: RoutingPolicy, *, most: int = SESSIONS) -> None:
+        """Wrap the policy of requests without a session, and of each session's first; ``most`` sessions are remembered."""
+        self._most = most
         self._inner = inner
         self.assigns = inner.assigns
         self.bottleneck_s = bottleneck_s(inner)
@@ -134,7 +135,7 @@ class StickySessions:
 
     def _remember(self, session: str, worker: str) -> None:
         self._workers[session] = worker
-        if len(self._workers) > SESSIONS:
+        if len(self._workers) > self._most:
             # Several at once: taking the oldest out of a dict walks over all that went before it.
-            for quiet in list(islice(self._workers, 1 + SESSIONS // 32)):
+            for quiet in list(islice(self._workers, 1 + self._most // 32)):
                 del self._workers[quiet]
