@@ -15,10 +15,12 @@ import click
 
 from penstock.cli.planner import ledger_folder
 from penstock.cli.say import say
-from penstock.cli.terminal import CHARTS
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 
 _SELECTOR: Final = "app.kubernetes.io/part-of=penstock,app.kubernetes.io/component=tensorboard"
+
+CHARTS: Final = "#custom_scalars&_smoothingWeight=0"
+"""Where TensorBoard has the planner's charts. Smoothed by 0.6, as it does by itself, replicas would change along curves."""
 
 KUBECTL_S: Final = 30.0
 """Real seconds that kubectl is waited for. Chosen: a cluster that takes longer needs a look first."""

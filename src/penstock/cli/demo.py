@@ -37,7 +37,7 @@ from penstock.cli.demo_steps import (
 )
 from penstock.cli.report import with_counterfactual
 from penstock.cli.samples import sample_files
-from penstock.cli.terminal import Terminal, tensorboard_hint
+from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import ended_or_stopped, run
@@ -127,7 +127,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
         # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, COUNTERFACTUAL_CPU_S, console)
     conclude(found, options.output_dir / "report", console, as_json=options.as_json)
-    console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
+    console.print(f"dashboard    penstock dashboard --log-dir {ledger}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
     console.print(f"took {time.monotonic() - began_s:.0f} s")
     if not found.load.summary["requests"]["ok"] and not stop.is_set():

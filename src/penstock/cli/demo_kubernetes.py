@@ -184,6 +184,8 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
     found = analyse(demo.output_dir / "run", ledger=ledger if ledger.is_dir() else None)
     found = with_graph(found, graph)
     conclude(found, demo.output_dir / "report", console, as_json=demo.as_json)
+    if ledger.is_dir():
+        console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
     console.print(f"took {time.monotonic() - began_s:.0f} s")
     if not found.load.summary["requests"]["ok"] and not stop.is_set():
         raise PenstockError(f"no request succeeded; the load's log is in {demo.output_dir / 'run'}")

@@ -23,7 +23,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import machine_warnings, option_warnings, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
-from penstock.cli.terminal import Terminal, printer, run_interruptible, tensorboard_hint
+from penstock.cli.terminal import Terminal, printer, run_interruptible
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions, model_warnings
@@ -168,7 +168,7 @@ def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json
     say(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
     say("  penstock status --watch")
     if arbiter.planner_log_dir is not None:
-        say(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
+        say(f"  penstock dashboard --log-dir {arbiter.planner_log_dir}")
     say(f"  penstock down --namespace {arbiter.namespace}")
 
 

@@ -20,10 +20,6 @@ PIPED_WIDTH: Final = 1000
 """Columns where nothing is known of a terminal. Chosen: longer than any line, so that none is wrapped or cut."""
 
 
-CHARTS: Final = "#custom_scalars&_smoothingWeight=0"
-"""Where TensorBoard has the planner's charts. Smoothed by 0.6, as it does by itself, replicas would change along curves."""
-
-
 class Terminal(Console):
     """A console whose texts, however they are arranged, show control characters by their escapes."""
 
@@ -47,14 +43,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **columns: Any
     for row in rows:
         made.add_row(*row)
     return made
-
-
-def tensorboard_hint(log_dir: Path | str) -> str:
-    """Return the command that serves a planner's dashboard, and where it is arranged.
-
-    TensorBoard opens on *Time series*, whatever the log says; only the fragment of the URL chooses the tab.
-    """
-    return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/{CHARTS}"
 
 
 def write_text(what: str, path: Path, text: str) -> None:

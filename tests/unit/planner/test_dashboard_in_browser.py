@@ -12,8 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.cli.dashboard import serve_command
-from penstock.cli.terminal import CHARTS
+from penstock.cli.dashboard import CHARTS, serve_command
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.observation import Demand
 
