@@ -74,7 +74,9 @@ class ObservedGraph:
 
     @property
     def wants(self) -> Mapping[str, int]:
-        """Replicas by role that its planner would have of the GPU pool; empty: it says nothing."""
+        """Replicas by role that its planner would have of the GPU pool; empty: it says nothing, or nothing any more."""
+        if self.standing is not None and self.standing.is_planner_silent:
+            return {}
         planner = (self.raw.get("status") or {}).get("planner") or {}
         return planner.get("wants") or {}
 

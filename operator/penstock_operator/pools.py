@@ -25,6 +25,7 @@ from penstock.kube.kinds import GPU_POOL
 from penstock.kube.objects.names import OPERATOR
 from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
+from penstock_operator.plan.grant import is_silent
 from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
@@ -65,6 +66,7 @@ class Standing:
         gpus: Most GPUs of its existing workers.
         most: GPUs of the entire pool; the budget of a graph that states none.
         reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
+        is_planner_silent: What its planner last wanted of the pool counts no more.
         message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
     """
 
@@ -73,6 +75,7 @@ class Standing:
     most: int
     message: str = ""
     reclaim_s: float | None = None
+    is_planner_silent: bool = False
 
     @property
     def status(self) -> dict[str, Any]:
@@ -205,7 +208,8 @@ class GpuPools:
         most = acting.gpus if model is None else model.spec.gpus
         reclaim_s = None if model is None else model.spec.reclaim.grace_seconds
         message = lacking_in(pool.get("status"), key[1])
-        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s)
+        silent = _is_silent(raw)
+        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s, silent)
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
@@ -340,6 +344,9 @@ class GpuPools:
             if first is not None and first["metadata"]["uid"] != uid:
                 elsewhere[key[1]] = first["metadata"]["name"]
                 continue
+            standing = self._standings.get(key)
+            if standing is not None and standing.is_planner_silent != _is_silent(raw):
+                self._enqueue(key, True)
             members[key[1]] = self._member(key, raw, model, pool, held)
         return members, elsewhere, unbounded
 
@@ -376,6 +383,10 @@ class GpuPools:
         metadata = {each: pool["metadata"][each] for each in ("name", "namespace", "uid", "resourceVersion")}
         said = GPU_POOL.of(metadata, status=status)
         self._answers[key] = await self._client.apply(said, field_manager=OPERATOR, subresource="status")
+
+
+def _is_silent(raw: Object) -> bool:
+    return is_silent((raw.get("status") or {}).get("planner") or {}, time.time())
 
 
 def _has_planner(raw: Object) -> bool:

@@ -45,8 +45,9 @@ _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapte
 def trim_graph(obj: Object) -> Object:
     """Return a GraphDeployment without field owners; of the planner's part of its status what that wants of a GPU pool."""
     status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
-    if wants := (obj.get("status", {}).get("planner") or {}).get("wants"):
-        status["planner"] = {"wants": wants}
+    planner = obj.get("status", {}).get("planner") or {}
+    if planner.get("wants"):
+        status["planner"] = {key: planner[key] for key in ("wants", "wantsTime") if key in planner}
     if "conditions" in status:
         status["conditions"] = [
             each for each in status["conditions"] if each.get("type") not in _OTHERS_CONDITIONS

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, set_status, until
 from planning import INTERVAL_S
 
+from penstock.core.stamps import stamp
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, NODE, POD, SCALING_ADAPTER
 from penstock_operator.plan.drain import PodLoad
 from penstock_planner.replay import replay
@@ -88,6 +90,9 @@ async def test_a_graph_borrows_and_gives_back_by_draining(kwok, crds, make_node,
                 "GuaranteesMet": "True",
                 "Valid": "True",
             }
+            columns, shown = crds.kubectl("get", "gpool", "--namespace", namespace).splitlines()
+            assert columns.split() == ["NAME", "TOTAL", "HELD", "FREE", "BORROWED", "VALID", "MET", "AGE"]
+            assert shown.split()[:-1] == ["shared", "6", "6", "0", "0", "True", "True"]
     assert watch.most == 6
 
 
@@ -231,6 +236,22 @@ async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_
         await client.create(POD.of({"name": "foreign", "namespace": namespace}, spec=spec), field_manager="t")
         await until(counts(total=5, unavailable=3), "a foreign pod", timeout_s=60)
         await until(rows(client, namespace, held={"batch": 2, "chat": 3}), "room for it", timeout_s=60)
+
+
+@pytest.mark.usefixtures("kwok")
+async def test_what_a_dead_planner_wanted_counts_no_more(crds, make_node, client, namespace, monkeypatch):
+    """Three minutes after its last word the graph wants what its adapters ask for, and the others may borrow."""
+    monkeypatch.setattr("penstock_operator.plan.grant.WANTS_VALID_S", 70.0)
+    make_node(gpus=16)
+    await client.create(pool(namespace), field_manager="test")
+    for name in ("chat", "batch"):
+        await client.create(graph(namespace, name), field_manager="test")
+    async with running(client, namespace, loads=Loads(IDLE)):
+        await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "two each", timeout_s=60)
+        status = {"planner": {"wants": {"prefill": 1, "decode": 3}, "wantsTime": stamp(time.time() - 50.0)}}
+        await set_status(client, GRAPH_DEPLOYMENT, "chat", namespace, status)
+        await until(rows(client, namespace, granted={"batch": 2, "chat": 4}), "its wants", timeout_s=15)
+        await until(rows(client, namespace, granted={"batch": 2, "chat": 2}), "its asks alone", timeout_s=60)
 
 
 async def test_a_graph_that_never_drains_gives_back_after_the_pools_grace(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 from penstock.api import GraphDeployment, Role
+from penstock.core.stamps import seconds
 from penstock.gpu_pool.bid import RoleBid, granted
 from penstock_operator.plan.drain import Bounded, bounded
 
@@ -25,6 +27,21 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
         )
         for name, service in graph.spec.workers.items()
     }
+
+
+WANTS_VALID_S: Final = 180.0
+"""For so long a bid counts after its planner last said it. Chosen: three of the planner's own minutes."""
+
+
+def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
+    """Return whether a graph's planner has stopped to say what it wants, so that its graph wants what it asks for already.
+
+    Args:
+        planner: ``status.planner`` of the graph.
+        now_s: Seconds since the epoch.
+    """
+    said_s = seconds(planner.get("wantsTime"))
+    return said_s is not None and now_s - said_s > WANTS_VALID_S
 
 
 def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> float:

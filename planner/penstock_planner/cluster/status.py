@@ -39,6 +39,9 @@ WRITE_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
 
+WANTS_S: Final = 60.0
+"""Real seconds between two writes that a bid still stands. Chosen: the operator believes it for three of them."""
+
 TRUST_S: Final = 30.0
 """Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
 lag by milliseconds; after that another writer has overwritten it."""
@@ -89,6 +92,7 @@ class Report:
         predicted_in_time: What the planner's model predicts for the same fleet, likewise.
         budget: GPUs allowed; None: no ceiling.
         wants: Replicas by role that it bids for in a GPU pool; empty: it makes no bid.
+        wants_time: When that was said, to the minute; empty: not yet by this process.
     """
 
     reason: PlannerReason
@@ -103,6 +107,7 @@ class Report:
     gpus: int = 0
     budget: int | None = None
     wants: Mapping[str, int] = field(default_factory=dict)
+    wants_time: str = ""
 
     @property
     def condition(self) -> dict[str, Any]:
@@ -126,6 +131,7 @@ class Report:
             **({**decided, **timed, **before} if self.decision_id else {}),
             **(shares if self.served_in_time else {}),
             **({"wants": dict(self.wants)} if self.wants else {}),
+            **({"wantsTime": self.wants_time} if self.wants and self.wants_time else {}),
             "gpus": self.gpus,
         }
         return found if self.budget is None else {**found, "budget": self.budget}
@@ -198,6 +204,7 @@ class StatusListener:
                 gpus=view.gpus,
                 budget=view.max_gpu_budget,
             )
+        self._report = replace(self._report, wants_time=stamp(view.wall_s // WANTS_S * WANTS_S))
         self._say(self._report)
 
     def decided(self, decision: Decision, view: View) -> None:

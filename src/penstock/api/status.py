@@ -76,6 +76,9 @@ class PlannerStatus(SpecModel):
         {},
         "Replicas by role that the planner would have of a GpuPool; empty: what the ScalingAdapters ask for.",
     )
+    wants_time: str = entry(
+        "", "When it last said so, to the minute, RFC 3339; three minutes later it counts no more."
+    )
 
 
 class Address(SpecModel):

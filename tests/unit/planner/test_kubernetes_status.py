@@ -9,7 +9,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
-from penstock.core.stamps import seconds
+from penstock.core.stamps import seconds, stamp
 from penstock.kube.events import EventMessage
 from penstock_planner.cluster.fleet import last_report
 from penstock_planner.cluster.status import (
@@ -437,6 +437,8 @@ async def test_the_status_has_what_the_planner_wants_of_a_pool_until_it_wants_so
         listener.tick(view)
         shown.append(said[-1].planner.get("wants"))
     zero = {"prefill": 0, "decode": 0}
+    assert said[-1].planner["wantsTime"] == stamp(view.wall_s // 60 * 60)
+    assert "wantsTime" not in said[0].planner
     assert shown == [None, {"prefill": 3, "decode": 2}, {"prefill": 3, "decode": 2}, zero, zero]
     kept = last_report(_live(said[-1]), PlannerReason.OBSERVING, "")
     assert kept.planner["wants"] == zero

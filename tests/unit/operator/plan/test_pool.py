@@ -11,7 +11,7 @@ from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock.gpu_pool.waiting import DrainTimes
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.grant import bids_of, drain_grace_s, with_wants, within_grant
+from penstock_operator.plan.grant import bids_of, drain_grace_s, is_silent, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.pool import (
     PoolMember,
@@ -241,6 +241,20 @@ def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected)
 def test_the_pool_bounds_drains_by_which_it_takes_back(reclaim, is_above, expected):
     """Other scale-downs keep the worker's own bound."""
     assert drain_grace_s(900, reclaim_s=reclaim, is_above=is_above) == expected
+
+
+@pytest.mark.parametrize(
+    ("planner", "expected"),
+    [
+        ({}, False),
+        ({"wantsTime": "1970-01-01T00:01:00Z"}, True),
+        ({"wantsTime": "1970-01-01T00:02:00Z"}, False),
+        ({"wantsTime": "1970-01-01T00:09:00Z"}, False),
+    ],
+)
+def test_a_planner_that_has_not_spoken_for_three_minutes_is_silent(planner, expected):
+    """One that says no time, and one whose clock is ahead, is not."""
+    assert is_silent(planner, 300.0) is expected
 
 
 @pytest.mark.parametrize(
