@@ -41,6 +41,16 @@ def test_the_wheel_holds_every_sample(wheel):
     assert samples == held
 
 
+def test_the_wheel_holds_the_chart(wheel):
+    """`penstock demo --kubernetes` installs it where there is no clone; the image is built of the same files."""
+    chart = _ROOT / "charts" / "penstock"
+    files = {str(path.relative_to(chart)) for path in chart.rglob("*") if path.is_file()}
+    place = "penstock/cli/data/chart/"
+    assert {name.removeprefix(place) for name in wheel.namelist() if name.startswith(place)} == files
+    assert "COPY charts/penstock ./charts/penstock\n" in (_ROOT / "Dockerfile").read_text()
+    assert "!charts/penstock\n" in (_ROOT / ".dockerignore").read_text()
+
+
 def test_the_index_page_has_absolute_links_and_project_urls(wheel):
     """README's relative links and pictures work where there is no repository around them."""
     name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
