@@ -31,6 +31,7 @@ class Requests:
     cached_tokens: Floats
     is_ok: NDArray[np.bool_]
     is_rejected: NDArray[np.bool_]
+    is_continued: NDArray[np.bool_]
 
     @property
     def tpot_s(self) -> Floats:
@@ -181,4 +182,5 @@ def _requests(jobs: Sequence[Job]) -> Requests:
         ),
         is_ok=np.array([job.outcome is JobOutcome.OK for job in jobs], dtype=bool),
         is_rejected=np.array([job.outcome is JobOutcome.REJECTED for job in jobs], dtype=bool),
+        is_continued=np.array([job.continuations > 0 for job in jobs], dtype=bool),
     )

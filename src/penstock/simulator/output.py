@@ -103,7 +103,7 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
         written = cells(row)
         table.add_row(*(written[place] for place in shown))
     parts: list[RenderableType] = [Text(line) for line in result["notes"]]
-    parts.append(table)
+    parts += [table, *_continued(result["summary"])]
     if any(row["tiers"] for row in result["summary"]):
         parts.append(_tiers(result["summary"]))
     if result["by_routers"]:
@@ -150,7 +150,17 @@ def _planners(result: dict[str, Any]) -> RenderableType:
             *(read(row) for read in _PLANNERS.values()),
             *(number(row["regret"].get(name)) for name in oracles),
         )
-    return Group(*(Text(note) for note in result["notes"]), table)
+    return Group(*(Text(note) for note in result["notes"]), table, *_continued(result["summary"]))
+
+
+def _continued(rows: Sequence[Row]) -> list[Text]:
+    """Return a line of each row whose workers broke streams off that went on elsewhere."""
+    lines = ((row["policy"], _rate(row), row["continued"]) for row in rows)
+    return [
+        Text(f"{policy}, {rate} req/s: {count} streams went on at another worker")
+        for policy, rate, count in lines
+        if count
+    ]
 
 
 def _by_routers(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -140,6 +140,7 @@ class RequestPath:
                 case ReadRest():
                     step, answer = None, self._rest(job)
                 case Retry():
+                    job.continuations += step.is_rest
                     self._start_over(job)
                     step, answer = None, None
                 case End():

@@ -179,6 +179,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "ok": int(requests.is_ok.sum()),
         "rejected": int(requests.is_rejected.sum()),
         "failed": int((~requests.is_ok & ~requests.is_rejected).sum()),
+        "continued": int(requests.is_continued.sum()),
         "rate_rps": rounded(workload.rate_rps),
         "slo_s": scenario.slo_s,
         "capacity": rounded(in_time / max(1, is_ok.size)),

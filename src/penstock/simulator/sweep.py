@@ -80,6 +80,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
         row["rate_rps"] = mean(run["rate_rps"] for run in members)
         row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
+        row["continued"] = sum(run["continued"] for run in members)
         row["tiers"] = mean_tiers(members)
         rows.append(row)
     return rows

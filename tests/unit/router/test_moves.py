@@ -148,3 +148,32 @@ async def test_a_stream_that_has_begun_a_tool_call_stays(harness):
     go.set()
     await asking
     assert len(began) == 1
+
+
+async def test_a_complete_answer_waits_for_its_drain_and_is_computed_again_where_its_worker_dies(harness):
+    """Nothing of it was relayed: a drain does not throw away what is computed, and its end costs no answer."""
+    *workers, router = await harness.served("aggregated", "aggregated", config=WORKS)
+    began, dies = [], asyncio.Event()
+
+    async def answer(worker, request, responder):
+        began.append(worker.name)
+        if len(began) == 1:
+            await dies.wait()
+            responder.start(200, content_type="application/json")
+            responder.write(b'{"choices": [')
+            responder.break_off()
+            return
+        await worker.complete(request, responder)
+
+    for each in workers:
+        each.otherwise = partial(answer, each)
+    asking = asyncio.create_task(router.post(prompt="Tell me of the sea.", max_tokens=2))
+    await router.until(lambda: began)
+    router.server.admission.set_drained(began[0], drained=True)
+    ticks = router.server.metrics.lag.total
+    await router.until(lambda: router.server.metrics.lag.total >= ticks + 5)
+    assert len(began) == 1
+    dies.set()
+    assert (await asking).status == 200
+    assert len(set(began)) == 2
+    assert await router.metric("penstock_router_retries_total", reason="upstream_broken") == 1

@@ -166,6 +166,17 @@ def test_numbers_of_routers_are_compared_in_one_table():
     assert "in time, by the number of routers" in run(*options, "--routers", "1,4").stdout
 
 
+def test_streams_that_went_on_behind_a_dead_worker_are_counted():
+    """In the JSON of each run and of the summary, and below the table; without a death there is no such line."""
+    options = (*FAST, "--policy", "least-loaded", "--manifest", SPLIT, "--qps", "6")
+    dying = (*options, "--fail", "5-60:decode-0")
+    result = orjson.loads(run(*dying, "--json").stdout)
+    (row,) = result["summary"]
+    assert row["continued"] == sum(each["continued"] for each in result["runs"]) > 0
+    assert f": {row['continued']} streams went on at another worker" in run(*dying).stdout
+    assert "went on" not in run(*options).stdout
+
+
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
 kind: GraphDeployment
