@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock_planner.decide import adaptive, by_demand
 
-MOST = 35
+MOST = 32
 """So many were left when they were last counted; the goal is 20 (bench/planner/TRIED.md). It is lowered with them, never raised."""
 
 

@@ -21,7 +21,7 @@ from penstock_planner.decide.observation import PoolCounts
 
 UNSEEN_SHARE = 0.5
 """Chosen: until a start-up has been seen or stated, what a lost replica costs is reckoned with this share of `startupTimeoutSeconds`: 300 s
-of 600, the longest that engines of 8 to 70 billion parameters take."""
+of 600, the longest that engines of 8 to 70 billion parameters take. At the whole *drifting-prompts* takes 5% more GPU-hours."""
 
 SETTLE_S = LEVEL_TAU_S
 """The least time between two scale-downs: the first one shows in the signals."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, served_by
+from penstock_planner.decide.adaptive.observed import SHARES
 from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
 TRUST_REQUESTS = 500.0
@@ -21,11 +22,6 @@ move nothing, a twentieth of late ones at two requests per second a tenth in a q
 SHARE_LEAST = 0.5
 """Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the throughput explains has another cause,
 and more workers would not help."""
-
-FIRST_SHARES = {Role.AGGREGATED: 0.7}
-"""Chosen: of its throughput what a worker of a shadow fleet does until it is seen; aggregated ones have requests wait in each worker,
-and decode between prompts: at 0.8 aggregated-sine was left to three workers, 96.5% in time, at 0.7 to four, 100%. Prefill workers
-share one queue and do all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Served:
 
     def share_of(self, role: Role) -> float:
         """Return the share of its throughput that a shadow worker of the role does."""
-        return FIRST_SHARES.get(role, 1.0) if self.share is None else self.share
+        return SHARES.get(role, 1.0) if self.share is None else self.share
 
     @property
     def in_time(self) -> float | None:
