@@ -209,7 +209,7 @@ test-sglang: $(SGLANG_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests agains
 	PENSTOCK_SGLANG=$(abspath $(SGLANG_VENV)) PENSTOCK_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(BIN)/pytest tests/real/test_sglang.py -p no:randomly -v $(ARGS)
 
 DYNAMO_VENV ?= .venv-dynamo
-DYNAMO_IMAGE ?= localhost/dynamo-cpu:1.6.0
+DYNAMO_IMAGE ?= localhost/dynamo-cpu:1.6.1
 
 $(DYNAMO_VENV)/.installed: tests/real/dynamo/requirements.txt tests/real/dynamo/overrides.txt $(VENV)/.dev
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(DYNAMO_VENV)

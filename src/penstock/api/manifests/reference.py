@@ -61,7 +61,7 @@ On the local backend `envFrom` and `valueFrom` name objects that only a cluster 
 |---|---|---|---|
 | `simulated` | `penstock engine serve` | `penstock router serve` | yes |
 | `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | vLLM 0.32.0 on a CPU, locally and on kind, no GPU: see vllm.md |
-| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | Dynamo 1.6.0's frontend and mocker, locally and on kind; its vLLM workers not: see dynamo.md |
+| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | Dynamo 1.6.1's frontend and mocker, locally, and 1.6.0's on kind; its vLLM workers not: see dynamo.md |
 
 Tensor parallelism is `gpusPerReplica` ÷ `nodesPerReplica`, pipeline parallelism `nodesPerReplica`. The
 addresses that a multi-node replica's nodes need of each other are added in a cluster; the local backend
