@@ -28,6 +28,26 @@ def account(plane, namespace, name, rules, *, cluster_wide=False):
     return plane.service_account_kubeconfig(namespace, name)
 
 
+def let_watch_nodes(plane, namespace, name):
+    """Give a ServiceAccount the one right of the operator's that no Role can give: nodes are of no namespace."""
+    own = {"name": f"{name}-nodes-{namespace}"}
+    plane.apply(
+        {
+            "apiVersion": f"{_GROUP}/v1",
+            "kind": "ClusterRole",
+            "metadata": own,
+            "rules": [_rule("", "nodes", *sorted(RULES["", "nodes"]))],
+        },
+        {
+            "apiVersion": f"{_GROUP}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": own,
+            "roleRef": {"apiGroup": _GROUP, "kind": "ClusterRole", "name": own["name"]},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    )
+
+
 def operators_rules():
     """Return the rules that the operator's rights make, and those that it grants to Dynamo's processes."""
     rights = {**RULES, **runtime_of("dynamo").cluster.verbs}

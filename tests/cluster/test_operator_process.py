@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 import pytest
-from accounts import account, operators_rules
+from accounts import account, let_watch_nodes, operators_rules
 from operating import CHILDREN, all_children, graph, no_graph, page, process, says, set_round, until
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE
@@ -43,6 +43,7 @@ async def test_the_table_of_rights_is_enough(crds, client, namespace):
     own = {**leases, "verbs": ["get", "update", "patch"], "resourceNames": ["penstock-operator"]}
     rules = [*operators_rules(), {**leases, "verbs": ["create"]}, own]
     kubeconfig = account(crds, namespace, "operator", rules)
+    let_watch_nodes(crds, namespace, "operator")
     mark = crds.audit_mark()
     await client.create(graph(namespace), field_manager="test")
     with process(kubeconfig, namespace) as (running, port):
