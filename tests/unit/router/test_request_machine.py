@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from request_driver import CRASH, MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, STREAM, UNREACHED, Driver
+from request_driver import CRASH, KV, MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, STREAM, UNREACHED, Driver
 
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
@@ -154,6 +154,9 @@ def test_a_stream_goes_on_elsewhere_with_retries_of_its_own_and_ends_with_the_se
         (True, {"Prefill": [CRASH], "Relay": [CRASH]}, True),
         (False, {"Send": [CRASH, UNREACHED]}, False),
         (False, {"Send": [CRASH, MOVED]}, False),
+        # Both were killed at once, by something else.
+        (False, {"Relay": [CRASH], "Send": [STREAM, CRASH]}, False),
+        (True, {"Relay": [CRASH], "Prefill": [KV, CRASH]}, False),
     ],
 )
 def test_what_kills_two_workers_at_any_stage_gets_no_third(is_split, script, is_deadly):

@@ -132,6 +132,7 @@ class RequestMachine:
     """
 
     __slots__ = (
+        "_broken_s",
         "_has_begun",
         "_is_kept",
         "_may_go_on",
@@ -139,6 +140,7 @@ class RequestMachine:
         "_now_s",
         "_plan",
         "_source",
+        "_speaks",
         "_way",
         "continuations",
         "deadline_s",
@@ -170,7 +172,8 @@ class RequestMachine:
         self._is_kept = False
         # The share of the prefill worker that computes beside decode, until it has answered.
         self._meeting: Assignment[Any] | None = None
-        self._has_begun = False
+        self._has_begun = self._speaks = False
+        self._broken_s = -inf
         self._may_go_on = False
         self._way = self._run()
 
@@ -336,6 +339,7 @@ class RequestMachine:
         else:
             self.steps.append(_COMPUTED)
             self._has_begun, self._may_go_on = True, came.may_go_on
+            self._speaks = True
             failure: FailedTry | None = yield _RELAY
             if failure is not None:
                 return failure
@@ -376,6 +380,7 @@ class RequestMachine:
         """Return once the request may be tried again, or the rest of its stream; else its end."""
         is_rest = self._has_begun
         self.deaths += failure.reason == BROKEN and self._has_killed(failure.workers)
+        self._speaks = False
         is_deadly = self.deaths >= MAX_DEATHS
         if is_deadly:
             self.steps.append(Deadly(self.deaths))
@@ -408,9 +413,15 @@ class RequestMachine:
         return None
 
     def _has_killed(self, workers: Iterable[Worker]) -> bool:
-        """Return whether workers answered until now; one that breaks everything off says nothing of a request."""
-        fell_s = [each.fell_s for each in workers]
-        return all(each is not None and self._now_s() - each <= SUDDENLY_S for each in fell_s)
+        """Return whether workers broke off at this request.
+
+        One that breaks everything off says nothing of it, nor do two that die at once, of which a stream has met the other.
+        """
+        now_s, before_s = self._now_s(), self._broken_s
+        self._broken_s = now_s
+        if self._has_begun and not self._speaks and now_s - before_s <= SUDDENLY_S:
+            return False
+        return all(each.fell_s is not None and now_s - each.fell_s <= SUDDENLY_S for each in workers)
 
     def _lost_by(self, failure: FailedTry) -> str:
         """Return why a broken stream ends here; empty: its rest may be asked for."""
