@@ -1,28 +1,24 @@
-"""Every runtime through the same sentences: start, health, metrics, transfer, cancel, drain, kill, stall and scale.
+"""Every runtime through the same sentences: start, health, metrics, drain, stall and scale.
 
 Runtimes are those of this distribution and the one of docs/runtimes.md. Their workers' pages are as the engines write them.
 """
 
-import asyncio
 import dataclasses
 import re
-import sys
 import time
 import urllib.request
 from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
-import orjson
 import pytest
+from runtime_pages import JOINS, PAGES, graph_of, page
 
-from penstock.api import Environment, GraphDeployment, Role
+from penstock.api import Environment, Role
 from penstock.api.runtimes import SHIPPED, RuntimeTraits, traits_of
 from penstock.core.errors import InvalidSpecError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
-from penstock.core.plugins import registered
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, running
 from penstock.kube.objects.names import HTTP_PORT
 from penstock.local.probes import Probes
@@ -36,118 +32,15 @@ from penstock_planner.sources.base import Query
 from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock_planner.targets.base import Endpoint
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "router"))
-
-from fake_workers import Answers, FakeWorker  # noqa: E402 - the router's tests bring them
-from router_harness import Harness  # noqa: E402 - likewise
+pytestmark = pytest.mark.usefixtures("acme")
 
 ROLES = ("prefill", "decode", "aggregated")
-VLLM_PAGE = """\
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0",model_name="llama"}} {running}
-vllm:num_requests_waiting{{engine="0",model_name="llama"}} {waiting}
-vllm:kv_cache_usage_perc{{engine="0",model_name="llama"}} {kv}
-vllm:prompt_tokens_total{{engine="0",model_name="llama"}} 100
-vllm:generation_tokens_total{{engine="0",model_name="llama"}} {tokens}
-"""
-SGLANG_PAGE = """\
-# TYPE sglang:num_running_reqs gauge
-sglang:num_running_reqs{{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}} {running}
-sglang:num_queue_reqs{{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}} {waiting}
-sglang:num_prefill_bootstrap_queue_reqs{{engine_type="unified",model_name="llama"}} 0
-sglang:num_prefill_inflight_queue_reqs{{engine_type="unified",model_name="llama"}} 0
-sglang:num_decode_prealloc_queue_reqs{{engine_type="unified",model_name="llama"}} 0
-sglang:num_decode_transfer_queue_reqs{{engine_type="unified",model_name="llama"}} 0
-sglang:token_usage{{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}} {kv}
-sglang:prompt_tokens_total{{engine_type="unified",model_name="llama"}} 100
-sglang:generation_tokens_total{{engine_type="unified",model_name="llama"}} {tokens}
-"""
-TRTLLM_PAGE = """\
-# TYPE trtllm_num_requests_running gauge
-trtllm_num_requests_running{{engine_type="trtllm",model_name="llama"}} {running}
-trtllm_num_requests_waiting{{engine_type="trtllm",model_name="llama"}} {waiting}
-trtllm_kv_cache_utilization{{engine_type="trtllm",model_name="llama"}} {kv}
-trtllm_prompt_tokens_total{{engine_type="trtllm",model_name="llama"}} 100
-trtllm_generation_tokens_total{{engine_type="trtllm",model_name="llama"}} {tokens}
-"""
-COUNTED = 'dynamo_component_inflight_requests{{dynamo_component="backend"}} {running}\n'
-PAGES = {
-    "vllm": VLLM_PAGE,
-    "simulated": VLLM_PAGE,
-    "acme": VLLM_PAGE,
-    "dynamo": VLLM_PAGE + COUNTED,
-    "sglang": SGLANG_PAGE,
-    "trtllm": TRTLLM_PAGE,
-}
-"""What a worker of each runtime writes; all of them are here, or the first test fails."""
-JOINS = {
-    "vllm": ("kv_transfer_params",),
-    "simulated": ("kv_transfer_params",),
-    "acme": ("kv_transfer_params",),
-    "sglang": ("bootstrap_host", "bootstrap_port", "bootstrap_room"),
-    "trtllm": ("disaggregated_params",),
-}
-"""Keys by which the requests of one prompt are joined, of the runtimes behind Penstock's router."""
-
-
-def page(runtime, *, requests=0, waiting=0, kv=0, tokens=50):
-    """A worker's page."""
-    return PAGES[runtime].format(running=requests, waiting=waiting, kv=kv, tokens=tokens)
-
-
-@pytest.fixture(autouse=True)
-def acme(tmp_path, monkeypatch):
-    """The runtime of the guide is installed, as its blocks stand there."""
-    text = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    (point,) = re.findall(r'^acme = "(.*)"$', text, re.MULTILINE)
-    (tmp_path / "acme_runtime.py").write_text(code, encoding="utf-8")
-    info = tmp_path / "acme_runtime-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-runtime\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[penstock.runtimes]\nacme = {point}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registered.cache_clear()
-    runtime_of.cache_clear()
-    yield
-    registered.cache_clear()
-    runtime_of.cache_clear()
-    sys.modules.pop("acme_runtime", None)
 
 
 @pytest.fixture(params=sorted(PAGES))
 def runtime(request):
     """The name of each runtime."""
     return request.param
-
-
-@pytest.fixture(params=sorted(JOINS))
-def routed(request):
-    """The name of each runtime behind Penstock's router."""
-    return request.param
-
-
-def graph_of(runtime, *roles):
-    """A graph with a service of each role."""
-    workers = {
-        role: {"role": role, "gpusPerReplica": 2, "scaling": {"minReplicas": 1, "maxReplicas": 4}}
-        for role in roles or ("prefill", "decode")
-    }
-    spec = {
-        "model": {"name": "llama"},
-        "runtime": runtime,
-        "services": {"router": {"role": "router"}, **workers},
-        "planner": {"enabled": False},
-    }
-    return GraphDeployment.model_validate(
-        {
-            "apiVersion": "penstock.dev/v1alpha1",
-            "kind": "GraphDeployment",
-            "metadata": {"name": "g"},
-            "spec": spec,
-        }
-    )
 
 
 LOCAL = RuntimeContext(python="/py", graph_file="/g.yaml", discovery="/state/g.json", namespace="g")
@@ -376,125 +269,6 @@ def test_an_engine_that_makes_no_token_hangs_and_one_that_does_not(runtime):
     assert not after(limit_s + 1, 51)
     assert not after(limit_s + 1, 50, requests=0)
     assert {spec.stall_s for spec in workers_of(runtime).values()} == {limit_s}
-
-
-# ------------------------------------------------------------------ transfer, cancel, kill
-
-
-class OwnPages(FakeWorker):
-    """A worker with the page of its runtime."""
-
-    runtime = "vllm"
-
-    async def complete(self, request, responder):
-        """Answer, as a context server of TensorRT-LLM where it is one."""
-        params = orjson.loads(request.body).get("disaggregated_params") or {}
-        if params.get("request_type") != "context_only":
-            await super().complete(request, responder)
-            return
-        said = {**params, "ctx_request_id": 7, "first_gen_tokens": [5], "encoded_opaque_state": "b3BhcXVl"}
-        choice = {"index": 0, "text": "x", "finish_reason": "not_finished", "disaggregated_params": said}
-        responder.send(200, orjson.dumps({"choices": [choice], "usage": self.usage(1)}))
-
-    async def _handle(self, request, responder):
-        if request.path == traits_of(self.runtime).metrics_path:
-            responder.send(200, page(self.runtime).encode(), content_type="text/plain")
-        else:
-            await super()._handle(request, responder)
-
-
-class RuntimeHarness(Harness):
-    """Workers of one runtime."""
-
-    def __init__(self, statefile, runtime):
-        super().__init__(statefile)
-        self.runtime = runtime
-
-    async def worker(self, role):
-        """Start a worker."""
-        worker = OwnPages(role, next(self._numbers[role]))
-        worker.runtime = self.runtime
-        await worker.server.start("127.0.0.1", 0)
-        self._closers.append(lambda: worker.server.close(grace_s=0))
-        return worker
-
-    async def serving(self, *roles, **settings):
-        """Start workers and a router of this runtime's graph."""
-        return await self.served(*roles, graph=graph_of(self.runtime).spec, **settings)
-
-
-@pytest.fixture
-async def harness(routed, tmp_path):
-    """Of one runtime."""
-    harness = RuntimeHarness(tmp_path / "state.json", routed)
-    yield harness
-    await harness.close()
-
-
-async def test_both_workers_of_a_prompt_get_what_joins_them(harness, routed):
-    """Prefill one token and no stream, decode the client's own; usage has the prefill worker's cached tokens."""
-    prefill, decode, router = await harness.serving("prefill", "decode")
-
-    answer = await router.post(max_tokens=3)
-
-    assert answer.status == 200
-    (first,), (second,) = prefill.seen, decode.seen
-    assert set(JOINS[routed]) <= first.body.keys() & second.body.keys()
-    asked = 3 if routed == "trtllm" else 1  # a context-only request makes one token by itself
-    assert (first.body["max_tokens"], first.body["stream"], second.body["max_tokens"]) == (asked, False, 3)
-    details = orjson.loads(answer.body)["usage"]["prompt_tokens_details"]
-    assert details["cached_tokens"] == prefill.cached_tokens
-    assert await router.metric("penstock_router_kv_transfers_total", result="done") == 1
-
-
-async def test_a_client_cannot_choose_where_the_kv_comes_from(harness, routed):
-    """It would choose which hosts a worker connects to; whatever runtime the key is of."""
-    prefill, decode, router = await harness.serving("prefill", "decode")
-
-    for key in JOINS[routed]:
-        answer = await router.post(**{key: "evil"})
-
-        assert answer.status == 400
-        assert f"{key}: set by the router alone" in orjson.loads(answer.body)["error"]["message"]
-    assert not prefill.seen + decode.seen
-
-
-async def test_a_client_that_leaves_ends_its_request_everywhere(harness):
-    """At each worker that has it, and the router holds nothing more."""
-    _, decode, router = await harness.serving("prefill", "decode")
-    decode.script = [Answers.hang()]
-
-    request = asyncio.create_task(router.post(max_tokens=2))
-    await router.until(lambda: decode.seen)
-    request.cancel()
-
-    await router.until(lambda: decode.disconnects == 1)
-    await router.assert_idle()
-
-
-@pytest.mark.parametrize("killed", ["prefill", "decode"])
-async def test_a_worker_that_dies_before_a_token_costs_no_request(harness, killed):
-    """Another one serves it."""
-    *workers, router = await harness.serving("prefill", "prefill", "decode", "decode")
-    for each in workers:
-        if each.role == killed:
-            each.script = [Answers.drop()]
-
-    answers = [await router.post(max_tokens=2) for _ in range(4)]
-
-    assert [each.status for each in answers] == [200] * 4
-
-
-async def test_a_stream_that_breaks_does_not_look_complete(harness):
-    """Where it may not go on elsewhere, the client sees the break."""
-    _, decode, router = await harness.serving(
-        "prefill", "decode", config={"retries": {"maxContinuations": 0}}
-    )
-    decode.script = [Answers.stream(harness.token_event(0), broken=True)]
-
-    stream = await router.begun_stream(max_tokens=4)
-
-    assert b"[DONE]" not in await router.broken(stream)
 
 
 # ------------------------------------------------------------------ scale
