@@ -1,10 +1,10 @@
 """Renews the pictures of docs/images that show what a user sees; the body of `make images`.
 
-    python bench/images.py [--only demo,page,tensorboard,notebook,routing] [--folder DIR]
+    python bench/images.py [--only demo,page,tensorboard,notebook,routing,pool] [--folder DIR]
 
 demo: the report's, of `penstock demo` on this machine; on a busy one their titles say so, and they are not to be committed.
 page: the live page of a sample's graph under load, in chromium. tensorboard: the dashboard of a scripted wave, in chromium.
-notebook: of simulations, the same on each machine. routing: of the record in bench/dualmap. Other benches draw with their records.
+notebook and pool: of simulations, the same on each machine. routing: of the record in bench/dualmap. Other benches draw with their records.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from penstock.local.ports import unused_port
 from penstock.report.drawing import DPI
@@ -33,6 +34,10 @@ PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SPEED = 5.0
 LOAD = "sine:rate=4,amplitude=0.6,period_s=300,duration_s=900,input_tokens=6000,output_tokens=200,share=0.4"
+EVENING = "duration_s=14400,count=100000,input_tokens=10000,output_tokens=400,length_cv=0.5"
+POOLED = {"chat": f"sine:rate=1.0,amplitude=1,period_s=10800,{EVENING}"}
+POOLED["batch"] = f"ramp:rate=0.25,peak=7,step_s=3600,step_length_s=3600,{EVENING}"
+"""Four hours of the graphs of manifests/samples/gpu-pool.yaml. Chosen: batch borrows what chat leaves, and gives it back."""
 SLO_S = 5.0
 """Of the record's runs."""
 LOAD_S = 500.0
@@ -127,6 +132,20 @@ def routing(folder: Path, _work: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
 
 
+def pool(folder: Path, work: Path) -> None:
+    """Simulate an evening of two graphs, made from the disaggregated sample, on the sample's pool."""
+    command = [*PENSTOCK, "simulate", "--pool", "manifests/samples/gpu-pool.yaml", "--output-dir", str(work)]
+    for name, trace in POOLED.items():
+        graph = yaml.safe_load((ROOT / "manifests/samples/disaggregated.yaml").read_text(encoding="utf-8"))
+        graph["metadata"] = {"name": name, "labels": {"team": name}}
+        graph["spec"]["planner"] = {"mode": "adaptive"}
+        manifest = work / f"{name}.yaml"
+        manifest.write_text(yaml.safe_dump(graph), encoding="utf-8")
+        command += ["--manifest", str(manifest), "--trace", trace]
+    run(command)
+    shutil.copy(work / "pool.png", folder / "pool.png")
+
+
 def recorded(record: str, section: str) -> list[dict[str, Any]]:
     """Return a section's rows of one policy at one rate, with the keys of `penstock simulate --json`."""
     text = record.partition(f"## {section}\n")[2].partition("\n## ")[0]
@@ -167,7 +186,7 @@ def _seconds(cell: str) -> float:
 
 
 PARTS: Mapping[str, Callable[[Path, Path], None]] = {
-    each.__name__: each for each in (notebook, routing, tensorboard, page, demo)
+    each.__name__: each for each in (notebook, routing, pool, tensorboard, page, demo)
 }
 
 

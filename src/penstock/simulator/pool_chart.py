@@ -23,16 +23,17 @@ def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]
     names = [row["graph"] for row in result["graphs"]]
     held_axes.stackplot(hours, held, labels=names, colors=colours, step="post", linewidth=0)
     held_axes.axhline(result["pool"]["gpus"], color=BLACK, linestyle="--", linewidth=1.0, label="pool")
-    held_axes.set_ylabel("held")
+    held_axes.set_ylabel("GPUs held")
     legend_above(held_axes)
     for axes, row, values, colour in zip(wanted_axes, result["graphs"], held, colours, strict=True):
         wanted = [sample.grants[row["graph"]].wanted for sample in run.samples]
         axes.step(hours, wanted, where="post", color=GREY, linewidth=0.8, label="wanted")
         axes.step(hours, values, where="post", color=colour, linewidth=1.2, label="held")
         axes.axhline(row["guaranteed"], color=BLACK, linestyle=":", linewidth=0.8, label="guaranteed")
-        axes.set_ylabel(row["graph"])
+        axes.set_ylabel(f"{row['graph']}, GPUs")
         axes.set_ylim(0, 1.1 * result["pool"]["gpus"])
     for axes in (held_axes, *wanted_axes):
+        axes.margins(x=0.0)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(wanted_axes[0])
     wanted_axes[-1].set_xlabel("hours, virtual time")
