@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.stamps import seconds
-from penstock.gpu_pool.bid import RoleBid, granted
+from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, granted
 from penstock_operator.plan.drain import Bounded, bounded
 
 
@@ -27,10 +27,6 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
         )
         for name, service in graph.spec.workers.items()
     }
-
-
-WANTS_VALID_S: Final = 180.0
-"""For so long a bid counts after its planner last said it. Chosen: three of the planner's own minutes."""
 
 
 def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:

@@ -18,6 +18,7 @@ from penstock.api import Role
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
+from penstock.gpu_pool.bid import WANTS_S
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.objects.names import PLANNER
@@ -38,9 +39,6 @@ WRITE_TIMEOUT_S: Final = 10.0
 
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
-
-WANTS_S: Final = 60.0
-"""Real seconds between two writes that a bid still stands. Chosen: the operator believes it for three of them."""
 
 TRUST_S: Final = 30.0
 """Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 K = TypeVar("K")
+
+WANTS_S: Final = 60.0
+"""Seconds between two times at which it is noted that a bid stands, so that not every look writes. Chosen."""
+WANTS_VALID_S: Final = 180.0
+"""For so long a bid counts after its planner last said it. Chosen: three of those."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
+from penstock.gpu_pool.bid import WANTS_S, WANTS_VALID_S
 from penstock.gpu_pool.waiting import DrainTimes, Holding, PoolRow, lacking, rows_of
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, read_own, replace_file
@@ -37,6 +38,7 @@ class PoolMember:
         bid: GPUs of each replica that its planner wants, in order of need.
         starts_on: GPU ids that it holds until its statefile is there.
         is_arriving: Its statefile has not been seen yet.
+        said_s: When its planner last claimed, in steps of `WANTS_S`; None: not yet.
     """
 
     guaranteed: int
@@ -45,6 +47,7 @@ class PoolMember:
     bid: tuple[int, ...]
     starts_on: tuple[int, ...] = ()
     is_arriving: bool = True
+    said_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +161,17 @@ class PoolStore:
             members, states = self._seen(pool)
             if namespace not in members:
                 raise NotFoundError(f"{self.path}: has no graph {namespace}; start it with `penstock up`")
-            if bid is not None:
-                members[namespace] = replace(members[namespace], bid=bid)
+            own = states[namespace]
+            now_s = SimulatedClock(1.0 if own is None else own.arbiter.speed).now_s()
+            told = members[namespace].bid if bid is None else bid
+            members[namespace] = replace(members[namespace], bid=told, said_s=now_s // WANTS_S * WANTS_S)
             bids = {
-                name: _bid(member, states[name], pool.shares.get(name))
+                name: _bid(member, states[name], pool.shares.get(name), now_s)
                 for name, member in members.items()
                 if member.is_arriving or states[name] is not None
             }
-            own = states[namespace]
-            speed = 1.0 if own is None else own.arbiter.speed
             shares = {name: share for name, share in pool.shares.items() if name in members}
-            terms, now_s = PoolTerms(pool.gpus, pool.hold_s), SimulatedClock(speed).now_s()
+            terms = PoolTerms(pool.gpus, pool.hold_s)
             grants, after = allocate(terms, bids, shares, now_s)
             kept = {name: grant for name, grant in pool.grants.items() if name in members}
             drains = _drains(pool.drains, states, now_s)
@@ -225,10 +228,21 @@ def _known_ids(name: str, member: PoolMember, state: StateFile | None) -> frozen
     return _ids(member, state)
 
 
-def _bid(member: PoolMember, state: StateFile | None, share: Share | None) -> GraphBid:
+def _bid(member: PoolMember, state: StateFile | None, share: Share | None, now_s: float) -> GraphBid:
     serial = (0 if share is None else share.serial) if state is None else state.arbiter.grant_serial
     held = len(_ids(member, state))
-    return GraphBid(member.guaranteed, member.priority, member.most, member.bid, held, serial)
+    is_silent = member.said_s is not None and now_s - member.said_s > WANTS_VALID_S
+    wants = _standing(state) if state is not None and is_silent else member.bid
+    return GraphBid(member.guaranteed, member.priority, member.most, wants, held, serial)
+
+
+def _standing(state: StateFile) -> tuple[int, ...]:
+    """Return the GPUs of each worker that stays, which is what a graph wants whose planner has stopped to say so."""
+    return tuple(
+        len(each.gpus)
+        for each in state.entries.values()
+        if each.gpus and (each.takes or each.state is not EntryState.DRAINING)
+    )
 
 
 def _drains(

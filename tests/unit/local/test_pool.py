@@ -220,6 +220,26 @@ async def test_kills_between_two_writes_never_bring_the_graphs_above_the_pool(po
         assert len(ids("a")) + len(ids("b")) == len(ids("a") | ids("b")) <= GPUS
 
 
+async def test_what_a_dead_planner_wanted_counts_for_three_minutes(pool, monkeypatch):
+    """Then its graph wants the workers that it has, without those that drain, and others borrow; its next word counts again."""
+    now = [600.0]
+    monkeypatch.setattr("penstock.core.clock.time.monotonic", lambda: now[0])
+    pool.claim("b", (1,) * 6)
+    await scaled("b", 2, 1)
+    started("b")
+    await scaled("b", 1, 1)
+
+    def targets(name, bid):
+        pool.claim(name, bid)
+        return {graph: (each.wanted, each.target) for graph, each in pool.read().grants.items()}
+
+    now[0] = 780.0
+    assert targets("a", (1,) * 8) == {"a": (8, 5), "b": (6, 3)}
+    now[0] = 781.0
+    assert targets("a", None) == {"a": (8, 6), "b": (2, 2)}
+    assert targets("b", None) == {"a": (8, 5), "b": (6, 3)}
+
+
 def test_a_pool_whose_graphs_run_is_not_founded_again(pool):
     """They would lose what they were granted."""
     with pytest.raises(ConfigError, match="p has graphs that run: a, b; stop them with `penstock down`"):
