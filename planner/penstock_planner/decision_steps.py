@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock_planner.decide.decision import count_of
+
 _DEMAND: Final = "demand"
 _PROFILE: Final = "profile"
 _NEEDED: Final = "needed"
@@ -40,7 +42,7 @@ class DemandForecast:
         can = "unknown" if self.supply_tokens_per_s is None else f"{self.supply_tokens_per_s:,.0f}"
         return (
             f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; {can} is what"
-            f" {self.workers} can compute"
+            f" {count_of(self.workers, 'worker')} can compute"
         )
 
 

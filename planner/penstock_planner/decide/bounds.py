@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
 
@@ -79,13 +79,8 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
-    detail = f"{in_intervals(state.backoff)} of backoff left after a replica that never became ready"
+    detail = f"{count_of(state.backoff, 'interval')} of backoff left after a replica that never became ready"
     return proposal.held(Reason.WITHDRAWAL_BACKOFF, detail, Step("backoff", inputs, 0, "hold"))
-
-
-def in_intervals(count: int) -> str:
-    """Return "1 interval" or "3 intervals"."""
-    return f"{count} interval" if count == 1 else f"{count} intervals"
 
 
 UNHEARD_WRITES = 3
@@ -293,7 +288,7 @@ def kept(proposals: Sequence[RoleProposal], config: DecideConfig, *, freeable: i
 def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: DecideConfig) -> RoleProposal:
     floor = config.total_floor
     step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, floor, Reason.BELOW_TOTAL_FLOOR.value)
-    detail = f"{staying} GPUs in all are below the total floor of {floor}"
+    detail = f"{count_of(staying, 'GPU')} in all {'is' if staying == 1 else 'are'} below the total floor of {floor}"
     return back_off(proposal.changed(Action.UP, Reason.BELOW_TOTAL_FLOOR, detail, step), state)
 
 

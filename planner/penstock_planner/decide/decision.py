@@ -14,6 +14,11 @@ Memory = Mapping[str, Any]
 """What a mode remembers, by its own names: dataclasses and plain values, which the ledger gives back as JSON has them."""
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return "1 worker" or "3 workers"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class RoleState:
     """Memory of one role.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.bounds import back_off, below_floor, in_intervals, remember
+from penstock_planner.decide.bounds import back_off, below_floor, remember
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -20,6 +20,7 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     RoleState,
     Step,
+    count_of,
 )
 from penstock_planner.decide.observation import Pull, Window, turned_away
 from penstock_planner.decide.policy import PlannerPolicy
@@ -299,7 +300,7 @@ def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig)
         return proposal
     inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}
     if state.grace:
-        detail = f"{in_intervals(state.grace)} of grace left for a new worker to fill its cache"
+        detail = f"{count_of(state.grace, 'interval')} of grace left for a new worker to fill its cache"
         return proposal.held(Reason.DECODE_GRACE_PERIOD, detail, Step("decode_grace", inputs, 0, "hold"))
     return proposal.passed(Step("decode_grace", inputs, 0, "pass"))
 
@@ -316,7 +317,9 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
     if after > config.kv_up:
         step = Step("scale_down_check", inputs, config.kv_up, "hold")
         return proposal.held(
-            Reason.ONE_FEWER_TOO_FEW, f"{left} would stand at {against(after, '>', config.kv_up)}", step
+            Reason.ONE_FEWER_TOO_FEW,
+            f"{count_of(left, 'worker')} would stand at {against(after, '>', config.kv_up)}",
+            step,
         )
     return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
 
@@ -354,7 +357,7 @@ def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) 
         falls = -slope * config.adjustment_interval_s
         how = f"it falls by {falls:.2f} per interval" if falls >= 0.005 else "it is worked off"
         left = against(max(predicted, 0.0), "<", config.queue_up)
-        detail = f"{how}: {left} in {in_intervals(config.queue_buffer_intervals)}"
+        detail = f"{how}: {left} in {count_of(config.queue_buffer_intervals, 'interval')}"
         step = Step("queue_trend", inputs, config.queue_up, "hold: it drains by itself")
         return proposal.held(Reason.PREFILL_QUEUE_FALLING, detail, step)
     return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass"))

@@ -129,7 +129,7 @@ def test_growing_by_demand_says_the_share_that_it_compares_with():
     """9,500 tokens/s are less than the 10,000 that one can compute, and more than the 9,000 that it is to fill."""
     found, _ = _after(60, rate=9500.0)
     assert re.search(
-        r"9\d{3} tokens/s in \d+ s exceed 9000, 90% of the 10000 that 1 can compute",
+        r"9\d{3} tokens/s in \d+ s exceed 9000, 90% of the 10000 that 1 worker can compute",
         found[Role.PREFILL].sentence,
     )
 

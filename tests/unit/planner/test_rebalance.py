@@ -150,7 +150,14 @@ async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every
 
 _PRESSED = RoleProposal(D, _pool(1), 1, Action.UP, Reason.KV_ABOVE_CAPACITY, "full", ())
 _TRIED = RoleProposal(
-    P, _pool(3), 1, Action.HOLD, Reason.WITHIN_CAPACITY, "fits", (), yields="2 would have been enough"
+    P,
+    _pool(3),
+    1,
+    Action.HOLD,
+    Reason.WITHIN_CAPACITY,
+    "fits",
+    (),
+    yields="2 prefill workers would have been enough",
 )
 
 

@@ -67,6 +67,17 @@ def test_replay_shows_a_changed_number_and_fails(folder):
     assert "6 decisions made again, 1 differences" in answer.stdout
 
 
+def test_a_ledger_whose_version_worded_its_sentences_otherwise_replays(folder):
+    """What was decided, its reasons and its numbers are the same."""
+
+    def change(record):
+        for role in record.get("decision", {}).get("roles", ()):
+            role["sentence"] = role["sentence"].replace("prefill", "Prefill")
+
+    _rewrite(folder, change)
+    assert replay(read_ledger(folder)).differences == ()
+
+
 def test_replay_notices_a_broken_chain_of_states(folder):
     """A decision whose state before is not what the last one left, which the ledger only counts."""
 
@@ -182,7 +193,9 @@ async def test_explain_tells_demand_forecast_and_supply(world, new_world):
     )
     await adaptive.run_until(60)
     text = _invoke("explain", "--log-dir", adaptive.folder, "--all").stdout
-    assert re.search(r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 can compute", text), text
+    assert re.search(
+        r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 workers can compute", text
+    ), text
 
 
 def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
@@ -208,7 +221,7 @@ def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
         (
             ("--mode", "sla"),
             [
-                "prefill 2 -> 3: 18000 tokens/s in 31 s exceed 16302, 82% of the 19883 that 2 can compute with a wait",
+                "prefill 2 -> 3: 18000 tokens/s in 31 s exceed 16302, 82% of the 19883 that 2 workers can compute with",
                 "needed       replicas=3 replicas_now=2",
             ],
         ),

@@ -155,7 +155,7 @@ def test_demand_beyond_the_limits_names_them_and_what_to_expect(changes, binds):
     found, _ = decided_after(60, prefill=2, decode=2, config=replace(CONFIG, **changes), **OVERLOAD)
     step = step_of(found[P], "limit")
     assert step.outcome == f"{binds} binds: expect TTFT without end, 33% of the prompts' tokens computed"
-    assert f"are needed and {binds} allows 2: expect TTFT without end" in found[P].sentence
+    assert f"workers are needed and {binds} allows 2: expect TTFT without end" in found[P].sentence
     assert step.inputs["replicas_needed"] >= 7
     assert (step.inputs["ttft_s_expected"], step.threshold) == (None, 2)
 

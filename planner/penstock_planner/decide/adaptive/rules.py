@@ -21,7 +21,7 @@ from penstock_planner.decide.adaptive.signals import (
     light_of,
 )
 from penstock_planner.decide.adaptive.trial import Trial
-from penstock_planner.decide.decision import Reason, Step
+from penstock_planner.decide.decision import Reason, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
 LEVEL_SIGMAS = 2.0
@@ -220,7 +220,8 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
     inputs = {"floor": known.floor_now, "idle_s": idle_s, "hold_s": case.hold_s}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
-    return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
+    after = count_of(workers - 1, f"{case.role.value} worker")
+    return RoleFinding(Reason.SPARE_CAPACITY, f"{after} would have been enough", step)
 
 
 def _served_late(case: Case, trial: Trial) -> RoleFinding:
@@ -254,7 +255,8 @@ def _trial_after(case: Case, trial: Trial) -> RoleFinding:
     workers = case.pool.replicas
     applies = workers > trial.floor
     step = Step("tried", {"workers": workers}, trial.floor, "shrink" if applies else "hold")
-    return RoleFinding(Reason.SPARE_CAPACITY, f"{workers - 1} are enough for what is served in time", step)
+    after = f"{count_of(workers - 1, 'worker')} {'is' if workers == 2 else 'are'}"
+    return RoleFinding(Reason.SPARE_CAPACITY, f"{after} enough for what is served in time", step)
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
@@ -281,7 +283,7 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     why = "" if case.workers.has_shadows else " with a wait within the SLO"
     detail = (
         f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s exceed {most * able:.0f}, {most:.0%} of the {able:.0f} that"
-        f" {workers} can compute{why}"
+        f" {count_of(workers, 'worker')} can compute{why}"
     )
     return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
 
@@ -339,7 +341,9 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         "left_tokens": left,
         "clears_in_s": clears_s if math.isfinite(clears_s) else None,
     }
-    detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {case.pool.replicas} clear in {most_s:.0f} s"
+    workers = case.pool.replicas
+    able = f"{count_of(workers, 'worker')} {'clears' if workers == 1 else 'clear'}"
+    detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {able} in {most_s:.0f} s"
     return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, grows(applies)))
 
 
@@ -356,7 +360,8 @@ def _rejected(case: Case) -> RoleFinding:
     """Grow once for rejected requests; while a replica starts, demand and backlog say whether more is needed."""
     applies = case.rejected > 0 and not case.pool.starting
     step = Step("rejected", {"requests": case.rejected}, 0, grows(applies))
-    return RoleFinding(Reason.REQUESTS_REJECTED, f"{case.rejected:.0f} requests refused or timed out", step)
+    requests = count_of(round(case.rejected), "request")
+    return RoleFinding(Reason.REQUESTS_REJECTED, f"{requests} refused or timed out", step)
 
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
@@ -371,9 +376,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
         "kv_load_demanded": kv.decoding.load_on(workers),
         "workers": workers,
     }
-    detail = (
-        f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s, more than {most:.2f}"
-    )
+    detail = f"KV usage of {count_of(workers, 'worker')} will be {ahead:.2f} in {case.horizon_s:.0f} s, more than {most:.2f}"
     return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
 
 
@@ -401,7 +404,11 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
         "busy_after": busy if math.isfinite(busy) else None,
     }
     step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
-    detail = f"{workers} would be {busy:.0%} busy, at most {most:.0%}" if workers else "no demand is left"
+    detail = (
+        f"{count_of(workers, 'worker')} would be {busy:.0%} busy, at most {most:.0%}"
+        if workers
+        else "no demand is left"
+    )
     return RoleFinding(Reason.SPARE_CAPACITY, detail, step)
 
 
@@ -413,7 +420,9 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return RoleFinding(
-        Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}, at most {kept.kv:.2f}", step
+        Reason.SPARE_CAPACITY,
+        f"KV usage of {count_of(workers, 'worker')} would be {usage:.2f}, at most {kept.kv:.2f}",
+        step,
     )
 
 
@@ -436,4 +445,4 @@ def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
     shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
-    return f"ITL of {workers} workers will be {shown}, to hold are {1000 * target_s:g} ms"
+    return f"ITL of {count_of(workers, 'worker')} will be {shown}, to hold are {1000 * target_s:g} ms"

@@ -15,7 +15,7 @@ from penstock.api import Role
 from penstock.performance.capacity import wait_quantile_s
 from penstock_planner.decide.adaptive.signals import KvLoad
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.sla import queueing
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 
@@ -306,7 +306,7 @@ def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -
         "gpus_needed": limits.gpus_needed,
         **expected.numbers,
     }
-    words = f"{need.needed} are needed and {binds} allows {allowed}: expect {expected.words}"
+    words = f"{count_of(need.needed, 'worker')} {'is' if need.needed == 1 else 'are'} needed and {binds} allows {allowed}: expect {expected.words}"
     step = Step("limit", inputs, allowed, f"{binds} binds: expect {expected.words}")
     return replace(proposal.passed(step), detail=f"{proposal.detail}; {words}")
 
