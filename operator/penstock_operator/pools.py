@@ -66,6 +66,7 @@ class Standing:
         gpus: Most GPUs of its existing workers.
         most: GPUs of the entire pool; the budget of a graph that states none.
         reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
+        guaranteed: GPUs that the graph gets as soon as it wants them.
         is_planner_silent: What its planner last wanted of the pool counts no more.
         message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
     """
@@ -76,11 +77,13 @@ class Standing:
     message: str = ""
     reclaim_s: float | None = None
     is_planner_silent: bool = False
+    guaranteed: int = 0
 
     @property
     def status(self) -> dict[str, Any]:
         """As a graph's status has it."""
-        return {"name": self.pool, "grantedGpus": self.gpus, "message": self.message}
+        gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
+        return {"name": self.pool, **gpus, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,9 @@ class GpuPools:
         most = acting.gpus if model is None else model.spec.gpus
         reclaim_s = None if model is None else model.spec.reclaim.grace_seconds
         message = lacking_in(pool.get("status"), key[1])
-        silent = _is_silent(raw)
-        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s, silent)
+        entry = None if model is None else entry_of(model, key[1], raw["metadata"].get("labels") or {})
+        guaranteed = 0 if entry is None else entry.guaranteed_gpus
+        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s, _is_silent(raw), guaranteed)
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""

@@ -115,9 +115,10 @@ class Dashboard:
     def _begin(self, view: View) -> None:
         """Write what TensorBoard needs once: how charts are arranged, the settings, the row of the HParams table."""
         config = self._config
-        curves = curves_of(set(view.pools), config.mode, has_schedule=bool(config.schedule))
+        roles, in_pool = set(view.pools), view.grant is not None
+        curves = curves_of(roles, config.mode, has_schedule=bool(config.schedule), in_pool=in_pool)
         self._runs.create(["", *curves], wall_s=view.wall_s)
-        layout = summary.custom_scalars(layout_of(set(view.pools), config.mode))
+        layout = summary.custom_scalars(layout_of(roles, config.mode, in_pool=in_pool))
         self._runs.put(NOTES, layout, wall_s=view.wall_s, step=0)
         settings = {
             "mode": str(config.mode),
@@ -171,7 +172,7 @@ def _step(view: View, at_s: float | None = None) -> int:
     return round((view.at_s if at_s is None else at_s) - view.origin_s)
 
 
-def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
+def layout_of(roles: Collection[Role], mode: str, *, in_pool: bool) -> dict[str, Charts]:
     """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them.
 
     What the mode decides by comes first; thresholds are there in the one mode that compares with them.
@@ -188,7 +189,11 @@ def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
         "Demand and supply": _DEMAND,
         **({} if has_thresholds else {"Load": load}),
         "Replicas": {f"{kind} replicas": f"replicas/{kind}" for kind in kinds},
-        "GPUs": {"GPUs of workers, and the budget": "gpus/count", "GPU-hours so far": "gpus/hours"},
+        "GPUs": {
+            "GPUs of workers, and the budget": "gpus/count",
+            "GPU-hours so far": "gpus/hours",
+            **({"GPUs of its pool: held, granted, guaranteed, wanted": "gpu_pool/count"} if in_pool else {}),
+        },
         "Latency": {f"{name.upper()}, s": f"{name}/seconds" for name in ("ttft", "itl")},
         "Planner": {"Lateness of ticks, p99, s": "lag/p99_seconds"},
     }
@@ -223,17 +228,19 @@ _CURVES = (
     ("ready", "scheduled least", "draining", "waiting", "ttft", "p50", "mean"),
     ("target", "p99", "decode", "aggregated", "computed", "supply", "measured"),
     ("itl", "completed", "expected", "arriving", "up threshold", "down threshold", "needed"),
-    ("predicted", "budget", "rejected", "in use"),
+    ("predicted", "budget", "rejected", "in use", "granted", "guaranteed", "wanted"),
 )
 """All curves, each line in the order of TensorBoard's seven colours, so that no chart has one colour twice."""
 
 
-def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool) -> list[str]:
+def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool: bool) -> list[str]:
     """Return the curves that a mode draws, in an order by which those of one chart differ in colour."""
     kinds = {role.value for role in Role if role.is_worker}
     absent = kinds - {role.value for role in roles}
     if mode != Mode.LOAD:
         absent |= {"up threshold", "down threshold"}
+    if not in_pool:
+        absent |= {"granted", "guaranteed", "wanted"}
     if not has_schedule:
         absent |= {"scheduled least", "scheduled most"}
     if mode != Mode.ADAPTIVE:

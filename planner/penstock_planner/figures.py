@@ -15,6 +15,7 @@ from penstock_planner.core.ledger_history import Remembered
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.served_shares import ServedShares, shares_of
@@ -43,6 +44,8 @@ class View:
         remembered: What a former run left in the ledger; None: nothing.
         scheduled: Entries of the schedule that hold, and until when, in words.
         memory: What the policy remembers after its newest decision.
+        grant: GPUs that a pool lets the graph hold; None: it is in no pool.
+        guaranteed: Of those, what it gets whenever it wants them; None likewise.
     """
 
     at_s: float
@@ -67,6 +70,8 @@ class View:
     remembered: Remembered | None = None
     scheduled: tuple[str, ...] = ()
     memory: Memory = field(default_factory=dict)
+    grant: int | None = None
+    guaranteed: int | None = None
 
 
 class Observer(Protocol):
@@ -123,6 +128,7 @@ class PlannerFigures:
         dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
         forecast: Of the newest decision; None in a mode without.
         shares: Served and predicted share by the newest decision; None in a mode without, and before the first request.
+        wanted_gpus: What the newest decision bids for in a GPU pool; None: it makes no bid.
         quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
         attained: Share within each target in the last complete interval.
         newly_attained: The same where the newest decision ended that interval; else empty.
@@ -141,6 +147,7 @@ class PlannerFigures:
     gpu_seconds: float = 0.0
     forecast: DemandForecast | None = None
     shares: ServedShares | None = None
+    wanted_gpus: int | None = None
     readings: Mapping[str, ProfileReading] = field(default_factory=dict)
     quantiles_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     attained: Mapping[str, float] = field(default_factory=dict)
@@ -158,7 +165,7 @@ class PlannerFigures:
         """Follow a loop that starts with this configuration; counters continue, expectations and attainment restart."""
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
-        self.shares = None
+        self.shares = self.wanted_gpus = None
         self._expected, self._due = [], None
         self._latency, self._decided, self._interval = {}, {}, {}
         self._interval_s, self._rejected = None, 0.0
@@ -201,6 +208,8 @@ class PlannerFigures:
         if self.forecast is not None:
             heapq.heappush(self._expected, (view.at_s + self.forecast.horizon_s, self.forecast.tokens_per_s))
         self.shares = shares_of(decision)
+        bid = bid_sizes(decision)
+        self.wanted_gpus = None if bid is None else sum(bid)
         found = {role: profile_reading(of_role) for role, of_role in steps.items()}
         self.readings = {role: reading for role, reading in found.items() if reading is not None}
         gains = {key: gained(self._decided.get(key, ()), now) for key, now in self._latency.items()}

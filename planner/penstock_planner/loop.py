@@ -309,6 +309,8 @@ class PlannerLoop:
             remembered=current.remembered,
             scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),
             memory=current.decided.memory,
+            grant=None if observed is None else observed.grant,
+            guaranteed=None if observed is None else observed.guaranteed,
         )
 
     def _left_to(self) -> dict[Role, str]:

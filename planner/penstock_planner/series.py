@@ -197,6 +197,10 @@ SERIES: Final[Mapping[str, Series]] = {
         names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/count", curve="budget"
     ),
     "gpu_hours": _drawn("gpus/hours", "in use"),
+    "pool_held": _drawn("gpu_pool/count", "in use"),
+    "pool_granted": _drawn("gpu_pool/count", "granted"),
+    "pool_guaranteed": _drawn("gpu_pool/count", "guaranteed"),
+    "pool_wanted": _drawn("gpu_pool/count", "wanted", is_decided=True),
     "phase": Series(names.PLANNER_PHASE, "1 for the current phase.", ("phase",)),
     "lag": Series(
         names.SCHEDULE_LAG_P99,
@@ -262,6 +266,10 @@ def _of_view(figures: PlannerFigures) -> Iterator[Sample]:
     yield "gpus", (), view.gpus
     yield "budget", (), inf if view.max_gpu_budget is None else view.max_gpu_budget
     yield "lag", (), view.lag_p99_s
+    if view.grant is not None:
+        yield "pool_held", (), view.gpus
+        yield "pool_granted", (), view.grant
+        yield "pool_guaranteed", (), view.guaranteed
 
 
 def _of_pull(figures: PlannerFigures) -> Iterator[Sample]:
@@ -340,6 +348,7 @@ def _of_decision(figures: PlannerFigures) -> Iterator[Sample]:
     # Every role's reading is of the same profile and of the same corrections.
     for name, value in next((each.factors for each in readings.values()), {}).items():
         yield "correction", (name,), value
+    yield "pool_wanted", (), figures.wanted_gpus
     if figures.shares is not None:
         yield "shares", ("served",), figures.shares.served
         yield "shares", ("predicted",), figures.shares.predicted

@@ -160,17 +160,24 @@ class GraphWatch:
 
     def grant(self) -> int | None:
         """Return the GPUs that the graph's pool lets it hold; None: it is in none, or the operator has said nothing of it yet."""
-        graph = self._watch.live(self._key)
-        pool = None if graph is None else graph["status"]["pool"]
+        pool = self._pool()
         return None if pool is None else int(pool["grantedGpus"])
+
+    def guaranteed(self) -> int | None:
+        """Return the GPUs that the pool guarantees the graph; None likewise."""
+        pool = self._pool()
+        return None if pool is None else int(pool.get("guaranteedGpus", 0))
 
     def grant_note(self) -> str:
         """Return which pool grants that, and what the operator says of it; empty: the graph is in none."""
-        graph = self._watch.live(self._key)
-        pool = None if graph is None else graph["status"]["pool"]
+        pool = self._pool()
         if pool is None:
             return ""
         return ": ".join(filter(None, (f"GpuPool {pool['name']}", pool.get("message") or "")))
+
+    def _pool(self) -> Object | None:
+        graph = self._watch.live(self._key)
+        return None if graph is None else graph["status"]["pool"]
 
     def pods(self) -> Mapping[str, PodFacts]:
         """Return the graph's pods by name, routers included."""

@@ -39,6 +39,7 @@ class TargetState:
         writers: Who set each role's number of replicas last, where that is known.
         failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
         grant: GPUs that a pool lets the graph hold; None: it is in no pool.
+        guaranteed: GPUs that the pool lets it hold whenever it wants them; None: it is in no pool.
         grant_note: Which pool, who holds what the graph lacks there, and when it comes.
         never_ready: Roles with a replica that counts as starting and will never become ready, and why.
     """
@@ -52,6 +53,7 @@ class TargetState:
     never_ready: Mapping[Role, str] = field(default_factory=dict)
     grant: int | None = None
     grant_note: str = ""
+    guaranteed: int | None = None
 
 
 class Target(Protocol):

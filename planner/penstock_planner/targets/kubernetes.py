@@ -146,6 +146,7 @@ class KubernetesTarget:
             failures={role: pool.failed[-1] for role, pool in pools.items() if pool.failed},
             grant=self._view.grant(),
             grant_note=self._view.grant_note(),
+            guaranteed=self._view.guaranteed(),
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:

@@ -102,6 +102,7 @@ class PoolShareStatus(SpecModel):
 
     name: str = Field(description="Of the GpuPool.")
     granted_gpus: Integer = entry(0, "GPUs that the graph's workers may hold now.")
+    guaranteed_gpus: Integer = entry(0, "GPUs that the graph gets as soon as it wants them.")
     message: str = entry(
         "",
         "Who holds what the graph lacks and when it comes, or what keeps the grant from changing; empty: nothing.",

@@ -65,9 +65,10 @@ class PoolFile:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a pool lets a graph hold, GPUs, and in words which pool and who holds what the graph lacks."""
+    """What a pool lets a graph hold and guarantees it, GPUs, and in words which pool and who holds what the graph lacks."""
 
     gpus: int
+    guaranteed: int
     note: str
 
 
@@ -180,7 +181,7 @@ class PoolStore:
                 self._write(changed)
             grant = grants[namespace]
             store.update(lambda state: (_under(state, grant), None))
-            return Claim(grant.gpus, _note(changed, states, namespace, now_s))
+            return Claim(grant.gpus, members[namespace].guaranteed, _note(changed, states, namespace, now_s))
 
     def rows(self) -> list[PoolRow]:
         """Return what each graph holds, may hold, wants, and whom it waits for."""

@@ -118,7 +118,9 @@ class LocalTarget:
             claim = PoolStore.of(state.arbiter.pool).claim(state.arbiter.namespace, self._bid)
         except (ConfigError, ConflictError, NotFoundError) as exc:
             raise ClusterError(str(exc)) from exc
-        return replace(target_state(self._read()), grant=claim.gpus, grant_note=claim.note)
+        return replace(
+            target_state(self._read()), grant=claim.gpus, grant_note=claim.note, guaranteed=claim.guaranteed
+        )
 
     def tick(self, view: View) -> None:
         """Do nothing: a bid changes with a decision."""

@@ -448,22 +448,23 @@ def test_the_owner_of_a_number_is_whoever_set_it_last():
 
 
 @pytest.mark.parametrize(
-    ("status", "grant", "note"),
+    ("status", "gpus", "note"),
     [
-        ({}, None, ""),
-        ({"pool": {"name": "h", "grantedGpus": 0}}, 0, "GpuPool h"),
+        ({}, (None, None), ""),
+        ({"pool": {"name": "h", "grantedGpus": 0}}, (0, 0), "GpuPool h"),
         (
-            {"pool": {"name": "h", "grantedGpus": 2, "message": "b gives back 1"}},
-            2,
+            {"pool": {"name": "h", "grantedGpus": 2, "guaranteedGpus": 4, "message": "b gives back 1"}},
+            (2, 4),
             "GpuPool h: b gives back 1",
         ),
     ],
 )
-def test_what_a_gpu_pool_grants_is_in_the_graph_s_status(status, grant, note):
+def test_what_a_gpu_pool_grants_is_in_the_graph_s_status(status, gpus, note):
     """Where the operator has said nothing, and where there is no graph, nothing is known of a pool."""
     watch, _ = _watch()
     assert (watch.of(A).grant(), watch.of(A).grant_note()) == (None, "")
     graph = _graph("a")
     graph["status"] |= status
     _feed(watch, "graphs", "ADDED", graph)
-    assert (watch.of(A).grant(), watch.of(A).grant_note()) == (grant, note)
+    found = watch.of(A)
+    assert ((found.grant(), found.guaranteed()), found.grant_note()) == (gpus, note)

@@ -142,6 +142,7 @@ def _each_scalar_is_in_one_chart(drawn):
 
 def test_the_layout_arranges_every_drawn_tag(drawn):
     """TensorBoard opens with the charts; each scalar is in exactly one of them."""
+    assert not {"granted", "guaranteed", "wanted"} & set(drawn)
     assert _each_scalar_is_in_one_chart(drawn) == [
         "Load and thresholds",
         "Demand and supply",
@@ -159,9 +160,10 @@ COLOURS = 7
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("roles", [{P, D}, {Role.AGGREGATED}])
 @pytest.mark.parametrize("has_schedule", [True, False])
-def test_no_chart_has_one_colour_twice(roles, mode, has_schedule):
+@pytest.mark.parametrize("in_pool", [True, False])
+def test_no_chart_has_one_colour_twice(roles, mode, has_schedule, in_pool):
     """Every curve that the table knows, by the order in which its run begins."""
-    order = curves_of(roles, mode, has_schedule=has_schedule)
+    order = curves_of(roles, mode, has_schedule=has_schedule, in_pool=in_pool)
     values = {
         "role": [role.value for role in roles],
         "state": ["ready", "starting", "draining"],
@@ -183,6 +185,24 @@ def test_no_chart_has_one_colour_twice(roles, mode, has_schedule):
         assert len({order.index(curve) % COLOURS for curve in shown}) == len(shown), chart
     drawn = set.union(*charts.values())
     assert set(order) - drawn == {"planner"} - drawn
+
+
+async def test_a_graph_in_a_gpu_pool_has_a_chart_of_it(world):
+    """What it holds, may hold, is guaranteed, and wants by its last decision; of one in no pool there is no such curve."""
+    world.load.kv = lambda _now, _workers: 0.95
+    observe = world.backend.observe
+
+    async def pooled():
+        return replace(await observe(), grant=3, guaranteed=2)
+
+    world.backend.observe = pooled
+    drawn = await _drawn_in(world, 120)
+    chart = "gpu_pool/count"
+    assert set(_values(drawn, "granted", chart).values()) == {3.0}
+    assert set(_values(drawn, "guaranteed", chart).values()) == {2.0}
+    assert list(_values(drawn, "wanted", chart).values())[:2] == [3.0, 4.0]
+    assert max(_values(drawn, "in use", chart).values()) == 3.0
+    _each_scalar_is_in_one_chart(drawn)
 
 
 async def test_what_the_schedule_bounds_is_drawn_with_the_replicas(world, monkeypatch):
