@@ -33,6 +33,7 @@ from penstock_operator.plan.pool import (
     lacking_in,
     leaving_gpus,
     moved,
+    pool_gpus,
     pool_status,
     problems_of,
     refused_status,
@@ -41,6 +42,7 @@ from penstock_operator.plan.pool import (
 )
 from penstock_operator.plan.status import is_current
 from penstock_operator.pool_nodes import PoolNodeReader
+from penstock_operator.pool_quotas import PoolQuotaReader
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
 from penstock_operator.validity import message_of, validated
@@ -131,6 +133,7 @@ class GpuPools:
         self._reports: dict[Key, _Report] = {}
         self._drains: dict[Key, DrainTimes] = {}
         self._nodes = PoolNodeReader(client)
+        self._quotas = PoolQuotaReader(client)
         self._wake = asyncio.Event()
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -306,6 +309,7 @@ class GpuPools:
                     self._enqueue((key[0], name), True)
             return
         problems = problems_of(model, members, elsewhere, unbounded)
+        problems += await self._quotas.problems(model, key[0], pool_gpus(model, nodes))
         status = pool_status(
             model, members, found, problems, old=old, generation=generation, now_s=now_s, nodes=nodes
         )

@@ -22,6 +22,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "namespaces"): frozenset({"get"}),
     # A node that is deleted is told at once.
     ("", "nodes"): frozenset({"list", "watch"}),
+    # One that is lower than a GpuPool is told.
+    ("", "resourcequotas"): frozenset({"list"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
