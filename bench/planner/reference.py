@@ -129,9 +129,9 @@ def _aim(case: Case, name: str) -> dict[str, Any]:
     requests = prepare(case.spec, seed=0, qps=case.qps).requests
     found = search(scenario_of(Cell(case, name, 0)), requests)
     return {
-        "deadline": found.aim.deadline,
-        "kv": found.aim.kv,
-        "fleet": found.aim.fleet,
+        "deadline": found.target.deadline,
+        "kv": found.target.kv,
+        "fleet": found.target.fleet,
         "in_time": found.in_time,
         "gpu_hours": round(found.gpu_s / 3600, 6),
     }

@@ -128,7 +128,7 @@ class Applier:
             async with slots:
                 await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner, found)
 
-        todo = [each for each in stages[0] if self._needs_a_look(each, live, owner)]
+        todo = [each for each in stages[0] if self._differs(each, live, owner)]
         if todo:
             await _all([one(each) for each in todo])
         for each in stages[1]:
@@ -175,7 +175,7 @@ class Applier:
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
 
-    def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
+    def _differs(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
         """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
         there = live.get((want["kind"], want["metadata"]["name"]))
         return (

@@ -87,7 +87,7 @@ class FileObservers:
         self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])
         self._thread = thread
         self._figures = figures
-        self._room = threading.Semaphore(QUEUED)
+        self._slots = threading.Semaphore(QUEUED)
 
     def tick(self, view: View) -> None:
         """Show a tick, unless the disk queue is full."""
@@ -103,13 +103,13 @@ class FileObservers:
             self._thread.submit(self._dashboard.close)
 
     def _submit(self, show: Callable[[], None]) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             self._figures.dropped_updates += 1
             return
 
         def write() -> None:
             show()
-            self._room.release()
+            self._slots.release()
 
         self._thread.submit(write)
 

@@ -29,7 +29,7 @@ from penstock_operator.doctor.facts import (
 from penstock_operator.plan.diagnose import diagnose
 from penstock_operator.plan.pods import PodView, pod_view
 
-_DOOR: Final = (
+_ADMISSION_SERIES: Final = (
     names.ROUTER_ARRIVALS + names.COUNTER_SUFFIX,
     names.ROUTER_REFUSED + names.COUNTER_SUFFIX,
     names.ROUTER_QUEUE_TIMEOUTS + names.COUNTER_SUFFIX,
@@ -182,7 +182,7 @@ def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
     return problem(subject, f"{path}: {found.why}", remedy)
 
 
-def _looks(
+def _scrapes(
     subject: str, page: Page, remedy: str, *wanted: str, own_names: OwnNames | None = None
 ) -> tuple[list[Sample], list[Sample]] | Finding:
     """Return the samples of both looks at a page, or what is wrong with it."""
@@ -200,22 +200,28 @@ def _router_page(
     router: PodView, page: Page, workers: list[PodView], max_age_s: float, interval_s: float
 ) -> Iterator[Finding]:
     subject, logs = f"router {router.namespace}/{router.name}", _logs(router)
-    looks = _looks(
-        subject, page, logs, names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, _KV_TRANSFERS, *_DOOR
+    scrapes = _scrapes(
+        subject,
+        page,
+        logs,
+        names.ROUTER_WORKER_READY,
+        names.ROUTER_WORKER_METRICS_AGE,
+        _KV_TRANSFERS,
+        *_ADMISSION_SERIES,
     )
-    if isinstance(looks, Finding):
-        yield looks
+    if isinstance(scrapes, Finding):
+        yield scrapes
         return
-    faults = {each: _fault(each.name, *looks, max_age_s, interval_s) for each in workers}
+    faults = {each: _fault(each.name, *scrapes, max_age_s, interval_s) for each in workers}
     for worker, said in faults.items():
         if said is not None:
             yield problem(subject, f"worker {worker.name}: {said}", f"{_logs(worker)}; {logs}")
     if workers and not any(faults.values()):
-        ages_s = _by_worker(looks[1], names.ROUTER_WORKER_METRICS_AGE)
+        ages_s = _by_worker(scrapes[1], names.ROUTER_WORKER_METRICS_AGE)
         oldest_s = max(ages_s[worker.name] for worker in workers)
         yield ok(subject, f"sends to {len(workers)} workers; their metrics are at most {oldest_s:.1f} s old")
-    yield from _rejections(subject, *looks, interval_s)
-    doubled = _transfers(looks[1]).problem()
+    yield from _rejections(subject, *scrapes, interval_s)
+    doubled = _transfers(scrapes[1]).problem()
     if doubled is not None:
         yield problem(subject, doubled, REMEDY)
 
@@ -251,7 +257,7 @@ def _rejections(
     subject: str, first: list[Sample], later: list[Sample], interval_s: float
 ) -> Iterator[Finding]:
     """Say what share of the requests between the two observations was turned away."""
-    came, *lost = (_total(later, name) - _total(first, name) for name in _DOOR[:3])
+    came, *lost = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
     rejected = sum(lost)
     if rejected <= 0:
         return
@@ -295,15 +301,15 @@ def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[
 
 def _worker_page(worker: PodView, page: Page, own_names: OwnNames) -> Finding | None:
     subject, logs = f"worker {worker.namespace}/{worker.name}", _logs(worker)
-    looks = _looks(subject, page, logs, names.VLLM_RUNNING, *_TOKENS, own_names=own_names)
-    if isinstance(looks, Finding):
-        return looks
-    if all(each.name != names.VLLM_RUNNING for each in looks[1]):
+    scrapes = _scrapes(subject, page, logs, names.VLLM_RUNNING, *_TOKENS, own_names=own_names)
+    if isinstance(scrapes, Finding):
+        return scrapes
+    if all(each.name != names.VLLM_RUNNING for each in scrapes[1]):
         message = f"/metrics holds no {names_on_page(names.VLLM_RUNNING, own_names)[0]}, so nothing is known of its load"
         remedy = f"a runtime with other names declares them, RuntimeTraits.metric_names; else {logs}"
         return problem(subject, message, remedy)
-    running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in looks]
-    tokens = [_by_label(each, "engine", *_TOKENS) for each in looks]
+    running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in scrapes]
+    tokens = [_by_label(each, "engine", *_TOKENS) for each in scrapes]
     for rank, requests in running[1].items():
         busy = min(requests, running[0].get(rank, 0.0))
         if busy > 0 and tokens[0].get(rank) == tokens[1].get(rank):

@@ -246,9 +246,9 @@ class _Gatherer:
     async def _each(
         self,
         graphs: tuple[GraphFacts, ...] | Unreadable,
-        look: Callable[[GraphFacts], Awaitable[GraphFacts]],
+        fetch: Callable[[GraphFacts], Awaitable[GraphFacts]],
     ) -> tuple[GraphFacts, ...] | Unreadable:
-        return graphs if isinstance(graphs, Unreadable) else tuple(await asyncio.gather(*map(look, graphs)))
+        return graphs if isinstance(graphs, Unreadable) else tuple(await asyncio.gather(*map(fetch, graphs)))
 
     async def _first(self, facts: GraphFacts) -> GraphFacts:
         graph = facts.graph

@@ -284,24 +284,24 @@ def _admit(
     held_for: Unit | None = None
     for unit, kept in line:
         need = unit.all_gpus
-        room = None if budget is None else budget - gpus - kept
-        if room is None or (need <= room and held_for is None):
+        headroom = None if budget is None else budget - gpus - kept
+        if headroom is None or (need <= headroom and held_for is None):
             started.append(unit)
             gpus += need
             continue
-        reason = _reason(need, room, coming + kept, budget, held_for)
+        reason = _reason(need, headroom, coming + kept, budget, held_for)
         waiting += [Waiting(pod.uid, pod.name, pod.service, reason) for pod in unit.gated]
-        if held_for is None and room < need <= room + coming:
+        if held_for is None and headroom < need <= headroom + coming:
             held_for = unit
     return started, waiting
 
 
-def _reason(need: int, room: int, coming: int, budget: int | None, held_for: Unit | None) -> str:
-    free = f"needs {need} of {budget} GPUs and {max(0, room)} are free"
+def _reason(need: int, headroom: int, coming: int, budget: int | None, held_for: Unit | None) -> str:
+    free = f"needs {need} of {budget} GPUs and {max(0, headroom)} are free"
     if budget is not None and need > budget:
         return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget"
     if held_for is not None:
         return f"{free}; {held_for.service} is next in line"
-    if need <= room + coming:
+    if need <= headroom + coming:
         return f"{free}; {coming} more are being freed"
     return f"{free}; scale something down or raise planner.maxGpuBudget"

@@ -81,8 +81,8 @@ def uncounted_devices(
                 yield ManifestProblem(path=f"{path}.{place}", message=message)
         gpus = (pool or NodePool()).gpu_resource_name
         is_asked_for = service.gpus > 0 and not (graph.spec.models_gpus and pool is None)
-        is_told = claimed_gpus(graph, name, claimed or {}) is not None
-        if is_asked_for and not is_told and _has_claims_beside(gpus, service.pod_template.get("spec")):
+        is_claimed = claimed_gpus(graph, name, claimed or {}) is not None
+        if is_asked_for and not is_claimed and _has_claims_beside(gpus, service.pod_template.get("spec")):
             message = (
                 f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'

@@ -194,16 +194,16 @@ def _keep_ceiling(
 ) -> RoleProposal:
     ceiling = config.max_replicas.get(proposal.role)
     if ceiling is not None and proposal.pool.replicas + proposal.amount > ceiling:
-        room = ceiling - proposal.pool.replicas
+        headroom = ceiling - proposal.pool.replicas
         step = Step(
             "max_replicas",
             {"replicas_after": proposal.pool.replicas + proposal.amount},
             ceiling,
-            "hold" if room < 1 else "pass",
+            "hold" if headroom < 1 else "pass",
         )
-        if room < 1:
+        if headroom < 1:
             return proposal.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the most replicas allowed", step)
-        proposal = _at_most(proposal, room, step)
+        proposal = _at_most(proposal, headroom, step)
     needed = proposal.engine_gpus * proposal.amount
     if free is None:
         return proposal.passed(Step("gpu_budget", {"gpus_needed": needed}, None, "pass: no ceiling"))
@@ -247,7 +247,7 @@ def raised(
     added = sum(
         each.engine_gpus * each.amount
         for each in proposals
-        if each.action is Action.UP and _has_room(each, gpus, config)
+        if each.action is Action.UP and _may_grow(each, gpus, config)
     )
     if staying + added >= config.total_floor:
         return list(proposals)
@@ -257,7 +257,7 @@ def raised(
         for each in proposals
         if each.action is not Action.UP
         and grown[each.role].action is Action.UP
-        and _has_room(each, gpus + added, config)
+        and _may_grow(each, gpus + added, config)
     ]
     able = [each for each in able if not is_left(each.role, seen[each.role], config)]
     chosen = min(able, key=lambda each: (each.pool.replicas, each.role is Role.PREFILL), default=None)
@@ -292,7 +292,7 @@ def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: Decid
     return back_off(proposal.changed(Action.UP, Reason.BELOW_TOTAL_FLOOR, detail, step), state)
 
 
-def _has_room(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
+def _may_grow(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
     ceiling = config.max_replicas.get(proposal.role)
     if proposal.engine_gpus < 1 or (ceiling is not None and proposal.pool.replicas >= ceiling):
         return False
@@ -320,11 +320,11 @@ def yielded(
     """
     for taker in proposals:
         is_pressed = taker.action is Action.UP and taker.reason is not Reason.SERVED_LATE
-        if not is_pressed or _has_room(taker, gpus, config) or any(each.pool.draining for each in proposals):
+        if not is_pressed or _may_grow(taker, gpus, config) or any(each.pool.draining for each in proposals):
             continue
         for giver in proposals:
             is_free = bool(giver.yields) and not is_left(giver.role, seen[giver.role], config)
-            if is_free and _has_room(taker, gpus - giver.engine_gpus, config):
+            if is_free and _may_grow(taker, gpus - giver.engine_gpus, config):
                 detail = f"{giver.yields}; {taker.role.value} lacks GPUs, and one was only tried"
                 step = Step("yield", {"gpus_existing": gpus}, config.max_gpu_budget, f"to {taker.role.value}")
                 given = giver.changed(Action.DOWN, Reason.SPARE_CAPACITY, detail, step)

@@ -30,13 +30,13 @@ def switched(
     if not config.switches_roles or len(proposals) != 2:
         return None
     for taker, giver in (proposals, reversed(proposals)):
-        count = min(_room(taker, config), _spare(giver, seen[giver.role], config))
+        count = min(_headroom(taker, config), _spare(giver, seen[giver.role], config))
         if count > 0:
             return [_grown(taker, giver, count), _shrunk(giver, taker, count)]
     return None
 
 
-def _room(taker: RoleProposal, config: DecideConfig) -> int:
+def _headroom(taker: RoleProposal, config: DecideConfig) -> int:
     if taker.action is not Action.UP:
         return 0
     ceiling = config.max_replicas.get(taker.role)

@@ -153,7 +153,7 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
     began_s = time.monotonic()
     chart = chart_folder()
     cluster = await _reach(demo.where, console)
-    has_kinds = await _check_room(cluster, kinds(chart))
+    has_kinds = await _check_capacity(cluster, kinds(chart))
     values = install_values(cluster.namespace, demo.where.image, has_kinds=has_kinds)
     _agree(cluster, demo.where)
     clear(demo.output_dir)
@@ -204,7 +204,7 @@ async def _reach(where: ClusterOptions, console: Terminal) -> KubectlContext:
     return cluster
 
 
-async def _check_room(cluster: KubectlContext, names: tuple[str, ...]) -> bool:
+async def _check_capacity(cluster: KubectlContext, names: tuple[str, ...]) -> bool:
     """Return whether the cluster has Penstock's kinds; refuse a namespace that exists, and half of the kinds."""
     if await cluster.ask("get", "namespace", cluster.namespace, "--ignore-not-found", "--output=name"):
         raise ConfigError(
@@ -301,11 +301,11 @@ async def _serve(cluster: KubectlContext, demo: ClusterDemo, name: str, stop: as
         try:
             ended = asyncio.create_task(replay.wait())
             while replay.returncode is None and not stop.is_set():
-                await watch.look()
+                await watch.poll()
                 await ended_or_stopped(ended, stop, timeout_s=_PERIOD_S)
             deadline_s = time.monotonic() + _SETTLE_S
             while time.monotonic() < deadline_s and not stop.is_set():
-                if is_at_rest(await watch.look(), at_first):
+                if is_at_rest(await watch.poll(), at_first):
                     break
                 await asyncio.sleep(_PERIOD_S)
         finally:
@@ -323,7 +323,7 @@ class _Watch:
         self._began_s = time.monotonic()
         self._last = ""
 
-    async def look(self) -> Any:
+    async def poll(self) -> Any:
         """Read the graph, say what is new, and return it; a busy API server's silence is no end."""
         try:
             graph = json.loads(await self._cluster.ask("get", "gd", self._name, "--output=json"))

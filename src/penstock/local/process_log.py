@@ -99,8 +99,8 @@ def last_lines(path: Path, since: int = 0, *, only_errors: bool = False) -> str:
     shown = list(dict.fromkeys(_error(lines, at) for at in (errors[:1] + errors[-1:])))
     rest = [line.strip() for line in lines[after:] if line.strip() and not _NOISE.search(line)]
     rest = [line for line in rest if not any(line in error for error in shown)]
-    room = _REASON_LINES - len(shown)
-    return " | ".join(line[:_LINE_CHARACTERS] for line in (*shown, *rest[len(rest) - min(room, len(rest)) :]))
+    left = _REASON_LINES - len(shown)
+    return " | ".join(line[:_LINE_CHARACTERS] for line in (*shown, *rest[len(rest) - min(left, len(rest)) :]))
 
 
 def _last_failure(lines: list[str]) -> list[int]:

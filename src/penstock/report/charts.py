@@ -43,7 +43,7 @@ _TALL_INCHES, _TALL_PANELS = 9.0, 3
 
 _RED: Final = "#A00000"
 
-_LOOKS: Final = {
+_STYLES: Final = {
     FleetKind.PLANNER: (("o", BLUE),),
     FleetKind.FIXED: (("s", VERMILION), ("P", YELLOW)),
     FleetKind.AUTOSCALER: (("^", PURPLE),),
@@ -107,8 +107,8 @@ def _fleets(report: RunReport, found: Counterfactual) -> Figure:
     _points(axes, [each for each in found.fixed if each.name not in named], "other fixed fleets", ".", GREY)
     seen: Counter[FleetKind] = Counter()
     for each in found.outcomes:
-        looks = (("*", BLACK),) if each.is_measured else _LOOKS[each.kind]
-        marker, colour = looks[seen[each.kind] % len(looks)]
+        styles = (("*", BLACK),) if each.is_measured else _STYLES[each.kind]
+        marker, colour = styles[seen[each.kind] % len(styles)]
         seen[each.kind] += not each.is_measured
         _points(axes, [each], f"{each.name}, {each.source}", marker, colour)
     axes.axhline(served.in_time, color=BLACK, linestyle=":", linewidth=1.0)

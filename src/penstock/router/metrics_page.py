@@ -157,7 +157,7 @@ class MetricsPage:
 
     def _of_tiers(self, control: TierControl, downgraded: Mapping[Tier, int]) -> Iterator[tuple[str, _Rows]]:
         counts, monitor, now_s = control.counts, control.monitor, self._now_s()
-        waiting = self._core.entry_queue.room.tiers
+        waiting = self._core.entry_queue.occupancy.tiers
         yield names.ROUTER_TIER_ARRIVALS, _by_label({tier: each.arrivals for tier, each in counts.items()})
         yield names.ROUTER_TIER_REJECTED, _by_label({tier: each.rejected for tier, each in counts.items()})
         yield names.ROUTER_TIER_SHED, _by_label({tier: each.shed for tier, each in counts.items()})

@@ -50,13 +50,13 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     figure = blank_figure("Effective request capacity")
     share, latency = figure.subplots(1, 2)
     shown = [slo_s]
-    for label, look, rows in _lines(summary):
+    for label, style, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
-        share.plot(rates, [row["capacity"] for row in rows], label=label, **look)
+        share.plot(rates, [row["capacity"] for row in rows], label=label, **style)
         low, high = [row["capacity_min"] for row in rows], [row["capacity_max"] for row in rows]
-        share.fill_between(rates, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        share.fill_between(rates, low, high, color=style["color"], alpha=0.12, linewidth=0)
         p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
-        latency.plot(rates, p90, label=label, **look)
+        latency.plot(rates, p90, label=label, **style)
         shown += [each for each in p90 if each > 0]
     share.axhline(0.9, color=GREY, linestyle=":", linewidth=1.0)
     share.set_ylabel(f"share with TTFT below {slo_s:g} s")
@@ -73,10 +73,10 @@ def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
     figure = blank_figure("Cache hits and balance")
     rate, balance = figure.subplots(1, 2)
     bounds: dict[float, float] = {}
-    for label, look, rows in _lines(summary):
+    for label, style, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
-        rate.plot(rates, [_or_nan(row["hit_rate"]) for row in rows], label=label, **look)
-        balance.plot(rates, [_or_nan(row["imbalance_cv"]) for row in rows], label=label, **look)
+        rate.plot(rates, [_or_nan(row["hit_rate"]) for row in rows], label=label, **style)
+        balance.plot(rates, [_or_nan(row["imbalance_cv"]) for row in rows], label=label, **style)
         bounds |= {_rate(row): _or_nan(row["hit_bound"]) for row in rows}
     order = sorted(bounds)
     rate.plot(order, [bounds[at] for at in order], color=BLACK, linestyle="--", label="bound")

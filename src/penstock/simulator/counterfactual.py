@@ -216,7 +216,7 @@ def _engine_notes(graph: GraphDeployment) -> tuple[str, ...]:
     return (note,)
 
 
-_AIMS = tuple(ScheduleTarget(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
+_TARGETS = tuple(ScheduleTarget(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
 """Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
 
 _EQUAL = 1.005
@@ -269,9 +269,9 @@ class _Comparison:
         if planner.mode != Mode.HPA:
             self.scaled.append(self._run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
         self._search_fixed(setting, duration_s)
-        for aim in _AIMS:
+        for target in _TARGETS:
             self._check_time()
-            foreseen = with_schedule(planned(Mode.ORACLE), self._traffic, aim)
+            foreseen = with_schedule(planned(Mode.ORACLE), self._traffic, target)
             self.scheduled.append(self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
             if self.is_as_good(self.scheduled[-1]):
                 return

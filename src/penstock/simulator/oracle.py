@@ -207,29 +207,31 @@ class ScheduleTarget:
     fleet: tuple[int, ...] | None = None
 
 
-def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> dict[Role, Sizes]:
+def schedule(
+    requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget
+) -> dict[Role, Sizes]:
     """Return the sizes of every pool over time, inside the budget and the planner's step."""
-    search = _Search(requests, scenario, aim)
-    return search.best() if aim.fleet is None else search.held(aim.fleet)
+    search = _Search(requests, scenario, target)
+    return search.best() if target.fleet is None else search.held(target.fleet)
 
 
 class _Search:
     """One search on the queue."""
 
-    def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> None:
-        self._requests, self._scenario, self._aim = requests, scenario, aim
+    def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget) -> None:
+        self._requests, self._scenario, self._target = requests, scenario, target
         planner = scenario.planner
         assert planner is not None  # noqa: S101 - an oracle is a planner
         self._interval_s, self._step = planner.interval_s, planner.max_step
         self._arrivals = [request.arrival_s for request in requests]
         self._first_s = prefill_s(requests, scenario).tolist()
-        self._busy_s = busy_s(requests, scenario, aim.kv).tolist()
+        self._busy_s = busy_s(requests, scenario, target.kv).tolist()
         self._entry = scenario.entry_role
 
     def best(self) -> dict[Role, Sizes]:
         """Return the cheapest schedule that serves the target's share on the queue, or the most that any serves."""
         tried = [
-            self._counts(Utilisation(prefill, self._aim.kv, smoothing_s))
+            self._counts(Utilisation(prefill, self._target.kv, smoothing_s))
             for smoothing_s in _SMOOTHINGS_S
             for prefill in _UTILISATIONS
         ]
@@ -275,7 +277,7 @@ class _Search:
             self._busy_s,
             worker_changes(sizes, entry.replicas, scenario.cold_start_s),
             start=entry.replicas,
-            deadline_s=self._aim.deadline * scenario.slo_s,
+            deadline_s=self._target.deadline * scenario.slo_s,
         )
 
     def _cost(self, counts: Mapping[Role, Counts]) -> float:

@@ -24,7 +24,7 @@ _KV = (0.95, 0.8, 0.6, 0.4)
 class Foresight:
     """What a search found."""
 
-    aim: ScheduleTarget
+    target: ScheduleTarget
     in_time: float
     gpu_s: float
 
@@ -34,25 +34,25 @@ class Foresight:
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
 
-def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: ScheduleTarget) -> Scenario:
+def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: ScheduleTarget) -> Scenario:
     """Return the scenario whose oracle knows its schedule."""
     planner = scenario.planner
     assert planner is not None  # noqa: S101 - an oracle is a planner
-    known = OracleParameters(schedule(requests, scenario, aim))
+    known = OracleParameters(schedule(requests, scenario, target))
     return replace(scenario, planner=replace(planner, parameters=known))
 
 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
-    """Return the cheapest aim that serves the target's share in time, else the one that serves most.
+    """Return the cheapest schedule that serves the target's share in time, else the one that serves most.
 
     Of the schedules that follow the load, in order of cost, five or so are simulated, by halving the way to the cheapest that
     reaches the target: more GPUs do not always serve more. Then fleets that are held, as far as they are cheaper.
     """
 
-    def tried(world: Scenario, aim: ScheduleTarget) -> Foresight:
+    def tried(world: Scenario, target: ScheduleTarget) -> Foresight:
         recording = Simulation(world, requests).run()
         share = measures(recording, world)["in_time"]["both"] or 0.0
-        return Foresight(aim, share, recording.gpu_s)
+        return Foresight(target, share, recording.gpu_s)
 
     ordered = _by_cost(
         scenario, requests, [ScheduleTarget(deadline, kv) for deadline in _DEADLINES for kv in _KV]
@@ -67,9 +67,9 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
         else:
             low = middle + 1
     best = min(found, key=lambda each: each.rank)
-    for world, aim in _by_cost(scenario, requests, _held(scenario, requests)):
+    for world, target in _by_cost(scenario, requests, _held(scenario, requests)):
         if _gpu_s(world, requests[-1].arrival_s) < best.gpu_s:
-            best = min(best, tried(world, aim), key=lambda each: each.rank)
+            best = min(best, tried(world, target), key=lambda each: each.rank)
     return best
 
 
@@ -90,9 +90,9 @@ def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[Schedule
 
 
 def _by_cost(
-    scenario: Scenario, requests: Sequence[TraceRequest], aims: Sequence[ScheduleTarget]
+    scenario: Scenario, requests: Sequence[TraceRequest], targets: Sequence[ScheduleTarget]
 ) -> list[tuple[Scenario, ScheduleTarget]]:
-    worlds = [(with_schedule(scenario, requests, aim), aim) for aim in aims]
+    worlds = [(with_schedule(scenario, requests, target), target) for target in targets]
     return sorted(worlds, key=lambda each: _gpu_s(each[0], requests[-1].arrival_s))
 
 
@@ -110,4 +110,4 @@ def foreseen(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
     """Return the scenario with the oracle's schedule, where an oracle plans; any other as it is."""
     if scenario.planner is None or not scenario.planner.policy.is_oracle:
         return scenario
-    return with_schedule(scenario, requests, search(scenario, requests).aim)
+    return with_schedule(scenario, requests, search(scenario, requests).target)

@@ -21,6 +21,7 @@ from penstock.router.core.request_steps import (
     End,
     EndKind,
     GiveBack,
+    Notification,
     Problem,
     PromptComputed,
     ReadRest,
@@ -28,7 +29,6 @@ from penstock.router.core.request_steps import (
     Rest,
     Retry,
     Send,
-    Told,
     TurnedAway,
 )
 from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
@@ -153,7 +153,7 @@ class RequestPath:
             return step.role is not self._plan.entry
         return isinstance(step, Retry | ReadRest)
 
-    def _carry_out(self, job: Job, steps: list[Told], *, is_quiet: bool) -> Effects[Job]:
+    def _carry_out(self, job: Job, steps: list[Notification], *, is_quiet: bool) -> Effects[Job]:
         effects: Effects[Job] = []
         router, now_s = self._router_of(job), self._now_s()
         for step in steps:

@@ -279,13 +279,13 @@ def _open_scaling(workers: list[Component]) -> None:
 
 def _note_old_images(components: list[Component]) -> None:
     """Report each image once that is older than the flags which its processes will be started with."""
-    told = set()
+    warned = set()
     for component in components:
         image = component.service.get("image", "")
         found = _DYNAMO_IMAGE.search(image)
-        if found is None or image in told or (int(found[1]), int(found[2])) >= WRITTEN_FOR:
+        if found is None or image in warned or (int(found[1]), int(found[2])) >= WRITTEN_FOR:
             continue
-        told.add(image)
+        warned.add(image)
         component.container.at("image").note(
             f"is of Dynamo {found[1]}.{found[2]} by its tag; the runtime starts its processes with flags of"
             f" {'.'.join(map(str, WRITTEN_FOR))}, which an older one may refuse: use an image of that version or newer"

@@ -84,11 +84,11 @@ class Driver:
 
     def _do(self, newest):
         """Carry out the steps before the newest; return that one."""
-        self._do_told()
+        self._do_notifications()
         self.steps.append(newest)
         return newest
 
-    def _do_told(self):
+    def _do_notifications(self):
         for step in self.machine.steps:
             self.steps.append(step)
             if isinstance(step, Release):
@@ -154,7 +154,7 @@ class Driver:
             self.prefill.failed(0.0, came)
             came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
         self.machine.prefill_ended(came)
-        self._do_told()
+        self._do_notifications()
         return None if isinstance(came, PromptComputed) else PrefillFailed(came)
 
     def of(self, *kinds):

@@ -132,7 +132,7 @@ class Script:
         for item in self.waiting:
             queue.cancel(item)
         counts = queue.prompt_tokens
-        assert 0 == queue.waiting == queue.tokens == counts.waiting == queue.room.tiers.total()
+        assert 0 == queue.waiting == queue.tokens == counts.waiting == queue.occupancy.tiers.total()
         assert (counts.pending, queue.waiting_requests(), list(queue.workers.central)) == ({}, [], [])
         queue.set_workers(map(WorkerLoad, "abcd"), self.now_s)
         assert {queue.workers.load_of(name, self.now_s)[0] for name in "abcd"} == {0}

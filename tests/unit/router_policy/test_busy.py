@@ -185,7 +185,7 @@ def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(po
     assert taken == {Tier.BACKGROUND: 11, Tier.STANDARD: 4, Tier.PREMIUM: 5, Tier.SYSTEM: 0}
     assert isinstance(stage.ask(10_000, tier=Tier.SYSTEM), str)
     stage.leave(1)
-    assert stage.core.entry_queue.room.tiers[Tier.SYSTEM] == 0
+    assert stage.core.entry_queue.occupancy.tiers[Tier.SYSTEM] == 0
     assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
 
 

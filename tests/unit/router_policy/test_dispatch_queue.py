@@ -208,7 +208,7 @@ class Raising(LeastPending):
 
 def counts_of(queues):
     """Return what an empty queue has zero of."""
-    return queues.waiting, queues.tokens, queues.room.tiers.total(), queues.prompt_tokens.waiting
+    return queues.waiting, queues.tokens, queues.occupancy.tiers.total(), queues.prompt_tokens.waiting
 
 
 def test_a_request_for_which_the_policy_raises_leaves_nothing_counted():

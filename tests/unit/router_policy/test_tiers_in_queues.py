@@ -14,7 +14,7 @@ from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
 from penstock.api.router_tiers import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import RefusalReason
-from penstock.router.core.tiers import QueueRoom
+from penstock.router.core.tiers import QueueOccupancy
 from penstock.router.core.waiting import QueueSettings
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
@@ -55,7 +55,7 @@ def test_every_request_leaves_exactly_once(policy, order, events, tiers, step_s)
         queue, counts, pending = script.queue, script.queue.prompt_tokens, script.queue.prompt_tokens.pending
         assert {each.item for each in queue.waiting_requests()} == script.waiting
         assert queue.waiting == len(script.waiting)
-        assert queue.room.tiers.total() == (0 if tiers is None else queue.waiting)
+        assert queue.occupancy.tiers.total() == (0 if tiers is None else queue.waiting)
         assert counts.waiting >= len(script.waiting)
         assert sum(pending.values()) >= len(script.running)
         assert bool(pending) is bool(script.running)
@@ -111,7 +111,7 @@ def test_no_background_request_waits_longer_than_its_bound(policy):
     background_since_s = None
     for _ in range(600):
         for tier in (Tier.PREMIUM, Tier.STANDARD):
-            while queue.room.tiers[tier] < 4:
+            while queue.occupancy.tiers[tier] < 4:
                 queue.submit(count, Arrival((), tokens, tier=tier), now_s)
                 count += 1
         if background_since_s is None:
@@ -169,11 +169,11 @@ def test_a_request_waits_no_longer_than_its_tier_promises(tier, max_wait_s, boun
 )
 def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
     """Of 100 places 50 are kept for premium and 35 for standard while they do not fill them themselves."""
-    room = QueueRoom()
+    occupancy = QueueOccupancy()
     for each, count in waiting.items():
         for _ in range(count):
-            room.enter(Arrival((), 1, tier=each))
-    assert room.has_room(Arrival((), 1, tier=tier), TiersConfig(), 100) is has_room
+            occupancy.enter(Arrival((), 1, tier=each))
+    assert occupancy.admits(Arrival((), 1, tier=tier), TiersConfig(), 100) is has_room
 
 
 @pytest.mark.parametrize("tier", [Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND])
@@ -183,22 +183,22 @@ def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
 
     Requests of no tenant are bounded by their tier alone.
     """
-    room, settings = QueueRoom(), TiersConfig(max_tenant_share=0.5)
+    occupancy, settings = QueueOccupancy(), TiersConfig(max_tenant_share=0.5)
     held = [0] * flooding
     for _ in range(120):
         for number in range(flooding):
             arrival = Arrival((), 1, tier=tier, tenant=f"flood-{number}")
-            if room.has_room(arrival, settings, 120):
-                room.enter(arrival)
+            if occupancy.admits(arrival, settings, 120):
+                occupancy.enter(arrival)
                 held[number] += 1
     of_tier = {Tier.PREMIUM: 120, Tier.STANDARD: 60, Tier.BACKGROUND: 18}[tier]
     assert held == pytest.approx([of_tier / (flooding + 1)] * flooding, abs=1)
     for tenant in ("next", ""):
-        assert room.has_room(Arrival((), 1, tier=tier, tenant=tenant), settings, 120)
+        assert occupancy.admits(Arrival((), 1, tier=tier, tenant=tenant), settings, 120)
     flood = Arrival((), 1, tier=tier, tenant="flood-0")
-    assert not room.has_room(flood, settings, 120)
-    room.leave(flood)
-    assert room.has_room(flood, settings, 120)
+    assert not occupancy.admits(flood, settings, 120)
+    occupancy.leave(flood)
+    assert occupancy.admits(flood, settings, 120)
 
 
 def prompt_by_prompt(**tiers):

@@ -137,7 +137,7 @@ def test_what_a_search_found_is_what_a_run_shows(oracle_world):
     scenario = oracle_world()
     found = search(scenario, steady(3))
 
-    known = with_schedule(scenario, steady(3), found.aim)
+    known = with_schedule(scenario, steady(3), found.target)
     recording = Simulation(known, steady(3)).run()
 
     assert recording.gpu_s == found.gpu_s

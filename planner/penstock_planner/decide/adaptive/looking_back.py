@@ -32,8 +32,8 @@ def looked_back(
     ables = {role: _able(case, served) for role, case in cases.items()}
     work_gpu_s = _work_gpu_s(cases, demands, ables, config)
     # Of a full budget each role has what the other lacks: how it was split says little of the need.
-    has_room = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
-    is_evidence = has_room and config.scale_to_zero_after_s is None
+    has_headroom = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
+    is_evidence = has_headroom and config.scale_to_zero_after_s is None
     for role, case in cases.items():
         grows_at = rules.grows_at(case)
         if grows_at is None:

@@ -316,10 +316,10 @@ def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> R
     if proposal.action is not Action.UP or not limits.is_budget_short or free is None:
         return proposal
     share = limits.allowed[proposal.role]
-    room = share - proposal.pool.replicas
+    headroom = share - proposal.pool.replicas
     inputs = {"replicas_needed": limits.of(proposal.role).needed, "replicas": proposal.pool.replicas}
-    if room >= 1:
-        amount = min(room, proposal.amount)
+    if headroom >= 1:
+        amount = min(headroom, proposal.amount)
         return replace(proposal.passed(Step("budget_share", inputs, share, "pass")), amount=amount)
     if free < proposal.engine_gpus:
         return proposal  # the budget itself holds it

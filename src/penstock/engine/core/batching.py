@@ -325,8 +325,8 @@ class Batcher:
         state.base_tick = self.tick
         self.decoding[state] = None
         self.kv_tokens += state.computed + 1
-        room = len(state.blocks) * self._limits.block_size - state.computed
-        self._block_due.setdefault(self.tick + room, []).append((state, state.epoch))
+        free_tokens = len(state.blocks) * self._limits.block_size - state.computed
+        self._block_due.setdefault(self.tick + free_tokens, []).append((state, state.epoch))
         left = state.request.output_tokens - state.outputs
         self._finish_due.setdefault(self.tick + left, []).append((state, state.epoch))
 

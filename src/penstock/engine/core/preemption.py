@@ -117,7 +117,7 @@ class Reservation:
         self.limit = capacity - reserved
 
     @property
-    def room(self) -> int:
+    def headroom(self) -> int:
         """Further blocks that they may take."""
         return self.limit - self.held
 

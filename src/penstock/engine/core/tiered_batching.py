@@ -47,7 +47,7 @@ class TieredBatcher(Batcher):
     @property
     def reserved_free(self) -> int:
         """Free blocks that only premium and system requests may take now."""
-        return max(0, self._pool.free - self._reservation.room)
+        return max(0, self._pool.free - self._reservation.headroom)
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class TieredBatcher(Batcher):
             for state, _ in entries
             if not _is_premium(state.request)
         )
-        return steps if open_blocks <= self._reservation.room else 1
+        return steps if open_blocks <= self._reservation.headroom else 1
 
     def remove(self, state: RequestState) -> bool:
         """Take ``state`` out wherever it is; its host memory is free once no copy needs it."""
@@ -150,7 +150,7 @@ class TieredBatcher(Batcher):
         if _is_premium(state.request):
             return super()._claim(state, hit_keys, total)
         hits = self._pool.blocks_of(hit_keys)
-        if self._reservation.added(hits) + total - len(hits) > self._reservation.room:
+        if self._reservation.added(hits) + total - len(hits) > self._reservation.headroom:
             return None
         blocks = super()._claim(state, hit_keys, total)
         if blocks is not None:
@@ -170,7 +170,7 @@ class TieredBatcher(Batcher):
         fresh = total - len(hits)
         missing = fresh + self._pool.idle_among(hits) - self._pool.free
         if not _is_premium(state.request):
-            missing = max(missing, fresh + self._reservation.added(hits) - self._reservation.room)
+            missing = max(missing, fresh + self._reservation.added(hits) - self._reservation.headroom)
         return missing - sum(self._copying.values())
 
     # -- waiting requests -----------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class TieredBatcher(Batcher):
     def _admit_head(self, state: RequestState, batch: Batch, budget: int) -> bool:
         """Admit the head of the queue, making room first if lower tiers can give it; False if it goes on waiting."""
         hit_keys, total = self._wanted(state, budget)
-        self._make_room(state, self._missing(state, hit_keys, total), batch)
+        self._free_blocks(state, self._missing(state, hit_keys, total), batch)
         if self.running >= self._limits.max_num_seqs or not self._may_resume(state, hit_keys, total):
             return False
         heapq.heappop(self._waiting)
@@ -240,7 +240,7 @@ class TieredBatcher(Batcher):
 
     # -- victims --------------------------------------------------------------------------------------
 
-    def _make_room(self, state: RequestState, blocks: int, batch: Batch) -> None:
+    def _free_blocks(self, state: RequestState, blocks: int, batch: Batch) -> None:
         """Preempt running requests of lower tiers than ``state``, if they can free what it lacks."""
         places = self.running + 1 - self._limits.max_num_seqs
         if blocks <= 0 and places <= 0:
@@ -254,7 +254,7 @@ class TieredBatcher(Batcher):
             heapq.heappop(self._loaded)
             self._dead -= 1
         if self._loaded:
-            self._make_room(self._loaded[0][2], 0, batch)
+            self._free_blocks(self._loaded[0][2], 0, batch)
 
     def _candidates(self, state: RequestState) -> Iterator[Candidate]:
         for each in (*self.decoding, *self.prefilling):

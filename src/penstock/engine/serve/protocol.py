@@ -292,25 +292,29 @@ def check_model(model: str | None, settings: ServeSettings) -> None:
 
 def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> int:
     """Return the most output tokens: what is asked for, as far as the context has room."""
-    room, asked = longest - prompt_tokens, fields.max_tokens
-    if room < 0:
+    left_tokens, asked = longest - prompt_tokens, fields.max_tokens
+    if left_tokens < 0:
         raise RequestError(
             f"This model's maximum context length is {longest} tokens. However, your prompt contains "
             f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce "
             f"the length of the input prompt. (parameter=input_tokens, value={prompt_tokens})",
             param="input_tokens",
         )
-    if room == 0:
+    if left_tokens == 0:
         raise too_small("max_tokens", 0)
     if asked is None:
-        asked = min(room, DEFAULT_COMPLETION_TOKENS) if isinstance(fields, CompletionFields) else room
+        asked = (
+            min(left_tokens, DEFAULT_COMPLETION_TOKENS)
+            if isinstance(fields, CompletionFields)
+            else left_tokens
+        )
     if asked > longest:
         raise RequestError(
             f"max_tokens={asked} cannot be greater than max_model_len={longest}. Please request fewer output tokens. "
             f"(parameter=max_tokens, value={asked})",
             param="max_tokens",
         )
-    limit = min(asked, room)
+    limit = min(asked, left_tokens)
     if fields.min_tokens > limit:
         raise RequestError(
             f"min_tokens must be less than or equal to max_tokens={limit}, got {fields.min_tokens}.",

@@ -120,7 +120,7 @@ class PrefillDeflection:
         return frozenset(
             each.name
             for each in decode
-            if self._has_room(each, tokens, step_s=_STEP_MARGIN * step_tokens / rate, now_s=now_s)
+            if self._has_headroom(each, tokens, step_s=_STEP_MARGIN * step_tokens / rate, now_s=now_s)
         )
 
     def computed(self, tokens: int, pending: Mapping[str, int], now_s: float) -> None:
@@ -139,7 +139,7 @@ class PrefillDeflection:
             return prefill.backlog_tokens > limit * len(workers)
         return all(prefill.prefill_tokens(each.name) > limit for each in workers)
 
-    def _has_room(self, worker: Worker, tokens: int, *, step_s: float, now_s: float) -> bool:
+    def _has_headroom(self, worker: Worker, tokens: int, *, step_s: float, now_s: float) -> bool:
         itl_s, capacity = self._itl_s(worker), worker.kv_capacity_tokens
         if itl_s is None or not capacity or worker.name in self._computing.values():
             return False

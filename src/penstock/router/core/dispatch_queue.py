@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.core.known_workers import KnownWorkers
-from penstock.router.core.tiers import QueueRoom
-from penstock.router.core.waiting import QueueSettings, Room
+from penstock.router.core.tiers import QueueOccupancy
+from penstock.router.core.waiting import Headroom, QueueSettings
 from penstock.router.policy.arrival import Lane, PromptTokenCounts, QueuedRequest
 from penstock.router.policy.rebalance import RebalanceParams, decode_bound, plan_moves
 from penstock.router.policy.routing_policy import (
@@ -40,7 +40,7 @@ class DispatchQueue(Generic[T]):
         moved: Requests that rebalancing has moved so far.
         waiting: Requests that wait.
         tokens: Prompt tokens of those that wait.
-        room: Counts those that wait by tier, where there are tiers.
+        occupancy: Counts those that wait by tier, where there are tiers.
     """
 
     def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
@@ -54,7 +54,7 @@ class DispatchQueue(Generic[T]):
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
         self._central = self.workers.central
-        self.room = QueueRoom()
+        self.occupancy = QueueOccupancy()
         # Those that wait, without a worker in the central queue, and those that run.
         self._requests: dict[T, QueuedRequest[T]] = {}
         # Running non-streaming requests, with the time at which their prompts should be prefilled.
@@ -134,7 +134,7 @@ class DispatchQueue(Generic[T]):
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
         if self.settings.tiers is not None:
-            self.room.enter(arrival)
+            self.occupancy.enter(arrival)
         self.tokens += arrival.tokens
         self.workers.density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
@@ -238,10 +238,10 @@ class DispatchQueue(Generic[T]):
             if bottleneck_s == inf:
                 return
             names = decode_bound(self._workers, self._estimates, now_s, bottleneck_s)
-        aim = RebalanceParams(settings.slo_s, bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
+        params = RebalanceParams(settings.slo_s, bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
         for name in names:
             source = self._workers[name]
-            for queued in plan_moves(source, self._workers, self._estimates, aim):
+            for queued in plan_moves(source, self._workers, self._estimates, params):
                 self._move(queued, source, self._workers[queued.other])
                 queued.reason = f"sooner than at {name}: moved"
                 self.moved += 1
@@ -354,10 +354,10 @@ class DispatchQueue(Generic[T]):
         self, now_s: float, is_open: Callable[[str], bool] | None
     ) -> Iterator[QueuedRequest[T]]:
         while (queued := self._central.next_up(now_s)) is not None:
-            free = self._free_for(queued, Room.ANY, is_open)
+            free = self._free_for(queued, Headroom.ANY, is_open)
             if not free and self.settings.tiers is not None:
                 queued = self._central.next_up(now_s, urgent=True)
-                free = {} if queued is None else self._free_for(queued, Room.URGENT, is_open)
+                free = {} if queued is None else self._free_for(queued, Headroom.URGENT, is_open)
             if queued is None or not free:
                 return
             self._estimates.now_s = now_s
@@ -371,14 +371,14 @@ class DispatchQueue(Generic[T]):
             yield queued
 
     def _free_for(
-        self, queued: QueuedRequest[T], room: Room, is_open: Callable[[str], bool] | None
+        self, queued: QueuedRequest[T], headroom: Headroom, is_open: Callable[[str], bool] | None
     ) -> Mapping[str, WorkerQueue[T]]:
         if not (queued.arrival.avoid or is_open is not None or self._has_slots):
             return self._workers
         return {
             each.name: each
             for each in eligible(self._workers, queued.arrival.avoid)
-            if self._room(each) >= room and (is_open is None or is_open(each.name))
+            if self._headroom(each) >= headroom and (is_open is None or is_open(each.name))
         }
 
     def _dispatch_assigned(
@@ -387,11 +387,11 @@ class DispatchQueue(Generic[T]):
         dirty, self._dirty = self._dirty, {}
         for name in dirty:
             worker = self._workers.get(name)
-            while worker is not None and worker.line and (room := self._room(worker)):
+            while worker is not None and worker.line and (headroom := self._headroom(worker)):
                 if is_open is not None and not is_open(name):
                     self._dirty[name] = None
                     break
-                queued = self._next_up(worker, now_s, urgent=room is Room.URGENT)
+                queued = self._next_up(worker, now_s, urgent=headroom is Headroom.URGENT)
                 if queued is None:
                     break
                 self._start(worker, queued, now_s)
@@ -436,14 +436,14 @@ class DispatchQueue(Generic[T]):
         most, tiers = self.settings.max_requests, self.settings.tiers
         if most is None:
             return True
-        return self.waiting < most if tiers is None else self.room.has_room(arrival, tiers, most)
+        return self.waiting < most if tiers is None else self.occupancy.admits(arrival, tiers, most)
 
-    def _room(self, worker: WorkerQueue[T]) -> Room:
+    def _headroom(self, worker: WorkerQueue[T]) -> Headroom:
         running, tokens = len(worker.running), worker.running_tokens
         if self.policy.assigns is AssignTime.WHEN_FREE:
             # The answer still runs where its prompt has been computed.
             tokens = self.prompt_tokens.pending.get(worker.name, 0)
-        return self.settings.room(running, tokens, worker.load.inflight_requests)
+        return self.settings.headroom(running, tokens, worker.load.inflight_requests)
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         queued = self._requests.get(item)
@@ -479,6 +479,6 @@ class DispatchQueue(Generic[T]):
     def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
         self.waiting -= 1
         if self.settings.tiers is not None:
-            self.room.leave(queued.arrival)
+            self.occupancy.leave(queued.arrival)
         self.prompt_tokens.waiting -= queued.weight
         self.tokens -= queued.tokens

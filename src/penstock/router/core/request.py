@@ -33,6 +33,7 @@ from penstock.router.core.request_steps import (
     GiveBack,
     LeavePrefill,
     Lost,
+    Notification,
     PrefillEnd,
     PrefillFailed,
     Problem,
@@ -44,7 +45,6 @@ from penstock.router.core.request_steps import (
     Retry,
     Send,
     Settle,
-    Told,
     TurnedAway,
 )
 from penstock.router.core.retries import (
@@ -159,7 +159,7 @@ class RequestMachine:
         *,
         deadline_s: float = inf,
     ) -> None:
-        self.steps: list[Told] = []
+        self.steps: list[Notification] = []
         self.tries = tries
         self.deadline_s = deadline_s
         self.deaths = 0

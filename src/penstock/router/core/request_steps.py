@@ -156,7 +156,7 @@ class End(NamedTuple):
 
 
 Asked: TypeAlias = Choose | Send | Confirm | Relay | Settle | ReadRest | Retry
-Told: TypeAlias = (
+Notification: TypeAlias = (
     Computed
     | Deliver
     | Release

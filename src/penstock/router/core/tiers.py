@@ -14,7 +14,7 @@ from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, Sliding
 from penstock.router.policy.tiers import BURST_ROUNDS, SHARED, share_of
 
 
-class QueueRoom:
+class QueueOccupancy:
     """Waiting requests by tier and by tenant.
 
     Each tier's share of the queue is kept for it: lower tiers may fill what the higher ones' shares leave, so a full
@@ -40,7 +40,7 @@ class QueueRoom:
         if not self._tenants[tenant]:
             del self._tenants[tenant]
 
-    def has_room(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
+    def admits(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
         """Return whether one more request may enter a queue of ``most`` requests."""
         if arrival.tier is Tier.SYSTEM:
             return True

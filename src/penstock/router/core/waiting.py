@@ -15,7 +15,7 @@ _RESERVED_SLOTS = 1 / 8
 0.1 s, yet without any kept free premium's p99 is 0.5 to 1.2 s at twice the load, where it is 0.2 s with 12 and without a limit."""
 
 
-class Room(IntEnum):
+class Headroom(IntEnum):
     """Who may be sent to a worker now."""
 
     NONE = 0
@@ -53,7 +53,7 @@ class QueueSettings:
     slo_s: float = 5.0
     tiers: TiersConfig | None = None
 
-    def room(self, running: int, tokens: int, inflight: int) -> Room:
+    def headroom(self, running: int, tokens: int, inflight: int) -> Headroom:
         """Return who may be sent to a worker.
 
         Args:
@@ -63,12 +63,12 @@ class QueueSettings:
         """
         bound, most = self.worker_requests, self.slot_requests
         if (bound is not None and inflight >= bound) or (most is not None and running >= most):
-            return Room.NONE
+            return Headroom.NONE
         if bound is not None and self.tiers is not None and inflight >= bound - int(bound * _RESERVED_SLOTS):
-            return Room.URGENT
+            return Headroom.URGENT
         if tokens == 0 or self.slot_tokens is None or tokens < self.slot_tokens:
-            return Room.ANY
-        return Room.NONE if self.tiers is None else Room.URGENT
+            return Headroom.ANY
+        return Headroom.NONE if self.tiers is None else Headroom.URGENT
 
     def ttft_slo_s(self, tier: Tier) -> float | None:
         """Return the TTFT that the deadline-aware order aims for; None: any is in time."""

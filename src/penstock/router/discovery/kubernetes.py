@@ -155,7 +155,7 @@ class KubernetesDiscovery(Discovery):
             async with PatientTimeout(FIRST_VIEW_S):
                 await informer.synced.wait()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if not self._is_changed or self._informer is None:
             return
         self._is_changed = False

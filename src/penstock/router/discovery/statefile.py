@@ -53,7 +53,7 @@ class Discovery:
 
     def poll(self) -> tuple[WorkerSpec, ...] | None:
         """Return the workers if they have changed since the last call, else None; never raises or blocks."""
-        self._look()
+        self._refresh()
         if self._found == self._view:
             return None
         self._view = self._found
@@ -63,7 +63,7 @@ class Discovery:
         """Return the graph's object, which only Kubernetes has; else nothing is in it."""
         return {}
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Set what is found now, where it can be read."""
 
 
@@ -75,7 +75,7 @@ class StatefileDiscovery(Discovery):
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             info = self._path.stat()
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)

@@ -113,18 +113,18 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> byt
     that have them. Anything that is not plain text counts by its JSON.
     """
     parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
-    room = MAX_BYTES - sum(map(len, parts))
+    left = MAX_BYTES - sum(map(len, parts))
     for message in messages:
-        if room <= 0:
+        if left <= 0:
             break
         content = message.get("content")
         extra = {key: value for key, value in message.items() if key not in _PLAIN}
         rendered = [_text(str(message.get("role"))), b"\n"]
         if extra:
             rendered += [orjson.dumps(extra), b"\n"]
-        rendered += [_text(content[:room]) if isinstance(content, str) else orjson.dumps(content), b"\0"]
+        rendered += [_text(content[:left]) if isinstance(content, str) else orjson.dumps(content), b"\0"]
         parts += rendered
-        room -= sum(map(len, rendered))
+        left -= sum(map(len, rendered))
     return b"".join(parts)[:MAX_BYTES]
 
 

@@ -54,14 +54,17 @@ def decode_bound(
 class _MoveTarget:
     """A worker that requests may move to, with what is pending there by now."""
 
-    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: RebalanceParams) -> None:
-        self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
+    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, params: RebalanceParams) -> None:
+        self.delay_s = decode_delay_s(worker, estimates, params.now_s, params.bottleneck_s)
         self.token_s = estimates.seconds(worker, 1) or 0.0
         self.tokens = estimates.pending_tokens(worker)
 
 
 def plan_moves(
-    source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: RebalanceParams
+    source: WorkerQueue[T],
+    workers: Mapping[str, WorkerQueue[T]],
+    estimates: Estimates,
+    params: RebalanceParams,
 ) -> list[QueuedRequest[T]]:
     """Return the requests that leave the overloaded ``source``, so that its queue is within the SLO, in order of benefit.
 
@@ -70,10 +73,10 @@ def plan_moves(
     token_s = estimates.seconds(source, 1)
     if token_s is None or not source.line.queue:
         return []
-    delay_s = decode_delay_s(source, estimates, aim.now_s, aim.bottleneck_s)
-    queue = list(source.line.in_order(hit_first=aim.hit_first))
+    delay_s = decode_delay_s(source, estimates, params.now_s, params.bottleneck_s)
+    queue = list(source.line.in_order(hit_first=params.hit_first))
     targets = {
-        name: _MoveTarget(workers[name], estimates, aim)
+        name: _MoveTarget(workers[name], estimates, params)
         for name in {queued.other for queued in queue}
         if name in workers
     }
@@ -82,7 +85,7 @@ def plan_moves(
     here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
     moves: list[QueuedRequest[T]] = []
     gone = _Gone(len(queue))
-    left_s, slo_s = here_s[-1], aim.slo_s
+    left_s, slo_s = here_s[-1], params.slo_s
     for at in _by_benefit(queue, here_s, targets, slo_s):
         # With the last of the queue within the SLO, all are.
         if left_s <= slo_s:

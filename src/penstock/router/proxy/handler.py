@@ -40,6 +40,7 @@ from penstock.router.core.request_steps import (
     GiveBack,
     LeavePrefill,
     Lost,
+    Notification,
     PrefillEnd,
     ReadRest,
     Relay,
@@ -47,7 +48,6 @@ from penstock.router.core.request_steps import (
     Retry,
     Send,
     Settle,
-    Told,
     TurnedAway,
 )
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
@@ -127,7 +127,7 @@ class CompletionHandler:
             Retry: self._retry,
             ReadRest: self._read_rest,
         }
-        self._do: Mapping[type[Told], Callable[[CompletionCall, Any], None]] = {
+        self._do: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
             Computed: self._computed,
             Deliver: self._deliver,
             Release: self._release,
@@ -166,7 +166,7 @@ class CompletionHandler:
             while not isinstance(step, End):
                 step = machine.answer(await self._ask[type(step)](call, step))
                 if machine.steps:
-                    self._do_told(call)
+                    self._do_notifications(call)
             if step.kind is not EndKind.SERVED:
                 self._answer_failure(call, step)
         except BaseException:
@@ -175,7 +175,7 @@ class CompletionHandler:
                 machine.answer(None)
             else:
                 machine.leave()
-            self._do_told(call)
+            self._do_notifications(call)
             raise
         finally:
             if call.begun is not None:
@@ -215,7 +215,7 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ steps
 
-    def _do_told(self, call: CompletionCall) -> None:
+    def _do_notifications(self, call: CompletionCall) -> None:
         """Carry out the machine's steps that ask for no answer; nothing here waits."""
         steps = call.machine.steps
         while steps:
@@ -239,7 +239,7 @@ class CompletionHandler:
 
     def _prefill_ended(self, call: CompletionCall, came: PrefillEnd) -> None:
         call.machine.prefill_ended(came)
-        self._do_told(call)
+        self._do_notifications(call)
 
     def _computed_beside(self, call: CompletionCall, step: ComputedBeside) -> None:
         if call.prefill is not None:

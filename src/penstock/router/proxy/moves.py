@@ -64,7 +64,7 @@ class StreamMoves:
     def _move(self, worker: Worker, streams: dict[CompletionCall, RelayMeter], now_s: float) -> None:
         answering = worker.spec.role
         roles = {self._core.entry, answering} if answering is Role.DECODE else {answering}
-        if not all(self._has_room(role, worker, now_s) for role in roles):
+        if not all(self._has_headroom(role, worker, now_s) for role in roles):
             return
         prefill = [each.speed for each in self._core.pool.routable(self._core.entry, now_s)]
         for call, meter in list(streams.items()):
@@ -83,7 +83,7 @@ class StreamMoves:
         if not streams:
             del self._streams[worker]
 
-    def _has_room(self, role: Role, worker: Worker, now_s: float) -> bool:
+    def _has_headroom(self, role: Role, worker: Worker, now_s: float) -> bool:
         """Return whether another worker of a role takes a stream."""
         others = (each for each in self._core.pool.routable(role, now_s) if each is not worker)
         return any(others) and self._core.full_stage(role, now_s) is None

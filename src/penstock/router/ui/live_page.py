@@ -225,7 +225,7 @@ class LivePage:
         return [
             {
                 "tier": tier.value,
-                "waiting": self._queue.room.tiers.get(tier, 0),
+                "waiting": self._queue.occupancy.tiers.get(tier, 0),
                 **minute.get(tier.value, {}),
                 "shed_fraction": control.monitor.shed_fraction(tier),
                 "compliance": control.monitor.compliance(tier, now_s),
