@@ -174,7 +174,9 @@ def test_a_statefile_that_cannot_be_read_frees_nothing(pool):
 async def test_a_planner_brings_what_its_last_decision_bid_for(pool, monkeypatch):
     """A look without a decision brings nothing new; a graph in no pool has no grant."""
     target = LocalTarget(StateStore.of("b"))
-    assert (await target.observe()).grant == 2
+    seen = await target.observe()
+    assert (seen.grant, seen.guaranteed) == (2, 2)
+    assert (await LocalTarget(StateStore.of("a")).observe()).guaranteed == 4
     monkeypatch.setattr("penstock.local.target.bid_sizes", lambda decision: decision)
     target.decided((1,) * 5, None)
     target.decided(None, None)
@@ -182,7 +184,8 @@ async def test_a_planner_brings_what_its_last_decision_bid_for(pool, monkeypatch
     store = StateStore.of("b")
     state = store.read()
     store.write(replace(state, arbiter=replace(state.arbiter, pool="")))
-    assert (await target.observe()).grant is None
+    seen = await target.observe()
+    assert (seen.grant, seen.guaranteed) == (None, None)
     await target.close()
 
 
