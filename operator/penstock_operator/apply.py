@@ -74,7 +74,7 @@ class Applied:
 
     @property
     def failure(self) -> Failure | None:
-        """What keeps the children from being as they are wanted; None: nothing."""
+        """Return what keeps the children from their desired state; None: nothing."""
         return failure_of(self.conflicts, self.refusals)
 
 

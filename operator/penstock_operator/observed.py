@@ -51,7 +51,7 @@ class ObservedGraph:
 
     @property
     def uid(self) -> str:
-        """Its UID."""
+        """Return the graph's UID."""
         return str(self.raw["metadata"]["uid"])
 
     @property
@@ -89,7 +89,7 @@ class ObservedGraph:
 
     @property
     def workers(self) -> list[PodView]:
-        """Its worker pods."""
+        """Return the graph's worker pods."""
         return self.snapshot.workers()
 
     @property

@@ -22,7 +22,7 @@ Sample = tuple[str, tuple[str, ...], float | None]
 
 
 class Series(NamedTuple):
-    """One quantity.
+    """Declares one quantity of the metrics page and the dashboard.
 
     Attributes:
         metric: Its name on the metrics page; None: not there.

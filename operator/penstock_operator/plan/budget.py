@@ -43,7 +43,7 @@ class Unit:
 
     @property
     def first(self) -> PodView:
-        """Its oldest pod."""
+        """Return the unit's oldest pod."""
         return min(self.pods, key=lambda pod: (pod.created_s, pod.name))
 
     @property
@@ -53,7 +53,7 @@ class Unit:
 
     @property
     def gated(self) -> list[PodView]:
-        """Its pods that the budget's gate still holds."""
+        """Return the unit's pods that the budget's gate still holds."""
         return [pod for pod in self.pods if pod.gated]
 
     @property

@@ -25,7 +25,7 @@ Propose = Callable[[Window, PlannerState, Any], Proposal]
 
 @dataclass(frozen=True, slots=True)
 class PlannerPolicy:
-    """One policy.
+    """Declares one policy: what it needs, remembers and decides.
 
     Attributes:
         waits_for_adjustments: Pulls and decisions stop while replicas start or drain, as the planner's document has it.

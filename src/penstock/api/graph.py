@@ -121,7 +121,7 @@ class GraphSpec(SpecModel):
 
     @property
     def traits(self) -> RuntimeTraits:
-        """What the runtime implies."""
+        """Return what the runtime implies."""
         return traits_of(self.runtime)
 
     @property
@@ -196,7 +196,7 @@ class GraphSpec(SpecModel):
 
     @property
     def worker_scheme(self) -> str:
-        """By which workers are reached: http or https."""
+        """Return the scheme by which workers are reached: http or https."""
         return "http" if self.engine.tls is None else "https"
 
     @property

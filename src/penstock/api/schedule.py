@@ -100,11 +100,11 @@ class ScheduleEntry(SpecModel):
 
     @property
     def period(self) -> Recurring:
-        """When it holds."""
+        """Return when the entry holds."""
         return Recurring(self.cron, self.time_zone, self.duration_seconds)
 
     @property
     def bounds(self) -> dict[Role, ScheduledRole]:
-        """What it bounds, by role."""
+        """Return the bounds by role."""
         found = {role: getattr(self, role.value) for role in WORKER_ROLES}
         return {role: each for role, each in found.items() if each is not None}

@@ -35,7 +35,7 @@ class KvTransferCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the count of all transfers."""
         return self.done + self.none + self.lost
 
     def __str__(self) -> str:

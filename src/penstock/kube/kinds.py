@@ -21,7 +21,7 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Its API group; empty for the core's."""
+        """Return the kind's API group; empty for the core's."""
         return self.api_version.rpartition("/")[0]
 
     def of(self, metadata: Mapping[str, Any], **fields: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Watchdog:
 
     @property
     def pid(self) -> int | None:
-        """Its newest process, or None before the first."""
+        """Return the newest process, or None before the first."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:

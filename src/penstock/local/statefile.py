@@ -129,7 +129,7 @@ class ProcessEntry:
 
     @property
     def process(self) -> ProcessId | None:
-        """Its recorded process, running or not."""
+        """Return the recorded process, running or not."""
         return None if self.pid is None or self.started is None else ProcessId(self.pid, self.started)
 
     @property

@@ -296,7 +296,7 @@ class StateStore:
 
     @property
     def discovery_folder(self) -> Path:
-        """Where the processes of some runtimes find each other."""
+        """Return where the processes of some runtimes find each other."""
         return self.path.with_suffix(DISCOVERY_SUFFIX)
 
     def remove(self) -> None:

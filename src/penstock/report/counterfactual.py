@@ -78,7 +78,7 @@ class Counterfactual:
 
     @property
     def served(self) -> FleetOutcome:
-        """What happened."""
+        """Return what happened."""
         return self.outcomes[0]
 
 

@@ -65,7 +65,7 @@ class RunReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know in addition to the load's notes, which are in its summary."""
+        """Return what a reader should know in addition to the load's notes, which are in its summary."""
         if self.planner is None:
             return self.remarks
         coverage: tuple[str, ...] = ()

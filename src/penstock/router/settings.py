@@ -121,7 +121,7 @@ class RouterSettings:
 
     @property
     def metrics_path(self) -> str:
-        """Where workers have their metrics; a fixed fleet without a graph has vLLM's path."""
+        """Return the path of workers' metrics; a fixed fleet without a graph has vLLM's path."""
         return METRICS_PATH if self.graph is None else self.graph.traits.metrics_path
 
     @property
@@ -131,7 +131,7 @@ class RouterSettings:
 
     @property
     def health_path(self) -> str:
-        """Where workers are asked whether they take requests; a fixed fleet without a graph has vLLM's."""
+        """Return the path at which workers say whether they take requests; a fixed fleet without a graph has vLLM's."""
         return "/health" if self.graph is None else self.graph.traits.health_path
 
     @property

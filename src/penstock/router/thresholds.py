@@ -161,7 +161,7 @@ def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
 
 
 class GraphThresholds:
-    """One router's copy."""
+    """Holds one router's copy of the graph's thresholds."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

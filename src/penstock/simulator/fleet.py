@@ -80,7 +80,7 @@ class SimulatedWorker:
 
     @property
     def role(self) -> Role:
-        """Its pool's role."""
+        """Return the role of the worker's pool."""
         return self.spec.role
 
 

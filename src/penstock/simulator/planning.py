@@ -87,7 +87,7 @@ class SimulatedObservation:
 
 
 class VirtualPlanner:
-    """One planner."""
+    """Runs one planner on the kernel's time."""
 
     def __init__(
         self,

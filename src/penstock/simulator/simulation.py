@@ -31,7 +31,7 @@ SWITCH_S = 2.0
 
 
 class Simulation:
-    """One run."""
+    """Runs one scenario."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One role's.
+    """Records whether one replica more helps a role whose requests are late for no reason that the model knows.
 
     Attributes:
         first: Requests, decayed over `SPAN_S`; since the replica on trial is ready, while one is.

@@ -145,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def received_s(self) -> float:
-        """When the current round trip last received bytes, by the loop's clock; 0 before."""
+        """Return when the current round trip last received bytes, by the loop's clock; 0 before."""
         return self._touched_s if self._touched_s > self._sent_s else 0.0
 
     @property

@@ -54,7 +54,7 @@ class TlsFiles:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """Of all connections; a certificate that rotates needs a new process."""
+        """Return the context of all connections; a certificate that rotates needs a new process."""
         context = ssl.create_default_context(cafile=self.ca, cadata=self.authorities)
         if not self.is_verified:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -95,7 +95,7 @@ class Workers(Protocol):
 
     @property
     def server_name(self) -> str:
-        """In the workers' certificates."""
+        """Return the name in the workers' certificates."""
         ...
 
     @property
@@ -122,12 +122,12 @@ class Tls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """Of connections."""
+        """Return the context of connections."""
         return self._files.context
 
     @property
     def server_name(self) -> str | None:
-        """In the servers' certificates; None: their address."""
+        """Return the name in the servers' certificates; None: their address."""
         return self._files.server_name
 
     def authorization(self, now_s: float) -> bytes | None:

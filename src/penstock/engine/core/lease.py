@@ -50,7 +50,7 @@ class LeaseTerms:
 
     @property
     def extension_s(self) -> float:
-        """What a heartbeat grants from its arrival on."""
+        """Return the seconds that a heartbeat grants from its arrival on."""
         return self.duration_s * 2 // 3
 
     @property
@@ -192,7 +192,7 @@ class PinnedPrompts:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest of them was granted, simulated seconds; None without any."""
+        """Return when the oldest of them was granted, simulated seconds; None without any."""
         state = next(iter(self._states.values()), None)
         return None if state is None else state.finished_s
 

@@ -250,7 +250,7 @@ class ChatFields(SamplingFields):
 
     @property
     def prompt(self) -> bytes:
-        """What the messages are for the model."""
+        """Return the text that the messages are for the model."""
         return _render(
             self.messages,
             self.tools,
@@ -306,7 +306,7 @@ class CountFields(Fields):
 
     @property
     def prompt(self) -> bytes:
-        """What the messages are for the model."""
+        """Return the text that the messages are for the model."""
         said = [*([_Said(role="system", content=self.system)] if self.system else []), *self.messages]
         chat = [
             _Message(role=each.role, content=[_Part(text=block.as_text()) for block in each.content])

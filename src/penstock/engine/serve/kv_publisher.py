@@ -91,7 +91,7 @@ def parse_events_config(text: str | None) -> KvEventsConfig:
 
 
 class KvPublisher:
-    """One worker's publisher."""
+    """Publishes one worker's KV events."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
         try:
@@ -114,12 +114,12 @@ class KvPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where it publishes, with the port that was taken."""
+        """Return where it publishes, with the port that was taken."""
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     @property
     def replay_endpoint(self) -> str:
-        """Where it answers for what it published, with the port that was taken."""
+        """Return where it answers for what it published, with the port that was taken."""
         return str(self._replay.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self) -> None:

@@ -169,7 +169,7 @@ class ServeSettings:
 
     @property
     def scheme(self) -> str:
-        """By which it is reached; the other workers of its graph, too."""
+        """Return the scheme by which this worker and the others of its graph are reached."""
         return "http" if self.flags.ssl_certfile is None else "https"
 
     def latency(self) -> LatencyModel:

@@ -195,6 +195,6 @@ class Refusals:
 
     @property
     def lasting(self) -> Sequence[WriteRefusal]:
-        """Those that a person has to do something about, the gravest kind first."""
+        """Return those that a person has to do something about, the gravest kind first."""
         kept = [each for each in self.found if each.kind.is_lasting]
         return sorted(kept, key=lambda each: (_SEVERITY[each.kind], each.write))

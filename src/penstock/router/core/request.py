@@ -120,7 +120,7 @@ _SERVED: Final = End(EndKind.SERVED)
 
 
 class RequestMachine:
-    """One request on its way.
+    """Carries one request from prefill to its end.
 
     Attributes:
         steps: Those without an answer that come before the newest one that was returned; the driver takes them.

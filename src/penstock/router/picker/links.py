@@ -179,7 +179,7 @@ class RouterLink:
 
     @property
     def silence_ticks(self) -> int:
-        """For how long the other router may be silent."""
+        """Return for how many ticks the other router may be silent."""
         return self._patience.ticks
 
     def tick(self) -> None:

@@ -142,7 +142,7 @@ class Lane(Generic[T]):
 
     @property
     def oldest_s(self) -> float | None:
-        """When the request that has waited longest was queued; None when none waits."""
+        """Return when the request that has waited longest was queued; None when none waits."""
         firsts = [next(iter(each.values())).since_s for each in (self.late, self.queue) if each]
         return min(firsts, default=None)
 

@@ -134,7 +134,7 @@ class CompletionCall:
 
     @property
     def tier(self) -> Tier:
-        """Its tier; standard where there are none."""
+        """Return the request's tier; standard where there are none."""
         return Tier.STANDARD if self.identity is None else self.identity.tier
 
     def arrival(self, role: Role, unpaired: frozenset[str], bytes_per_token: float) -> Arrival:

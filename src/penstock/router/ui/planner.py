@@ -89,7 +89,7 @@ class ShownPlanner:
 
 
 class PlannerReader:
-    """Of a graph that no planner scales, or whose planner the router does not know; subclasses ask it."""
+    """Reads the planner of a graph that has none, or one that the router does not know; subclasses ask it."""
 
     def __init__(self, state: ShownPlanner) -> None:
         self._state = state
