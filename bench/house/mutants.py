@@ -1,6 +1,6 @@
 """Changes one thing at a time in the purest parts and counts the changes that their tests notice.
 
-    make mutants [ARGS="budget rule request decide"]
+    make mutants [ARGS="budget rule request adaptive decide"]
 
 mutmut makes the changes. It expects every package below ``src`` and writes beside it, so it works on a copy, in an
 environment of its own: it is no dependency of the product. A share that falls shows tests that have become weaker.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,16 @@ PARTS = {
             "tests/unit/simulator/test_two_drivers.py",
         ),
     ),
+    "adaptive": Part(
+        ("src/penstock_planner/decide/adaptive/rules.py",),
+        (
+            "tests/unit/planner/test_adaptive.py",
+            "tests/unit/planner/test_adaptive_rules.py",
+            "tests/unit/planner/test_decide_rules.py",
+            "tests/unit/planner/test_served.py",
+            "tests/unit/planner/test_trial.py",
+        ),
+    ),
     "decide": Part(("src/penstock_planner/decide/*",), ("tests/unit/planner",)),
 }
 
@@ -88,27 +99,55 @@ def prepare(folder: Path, part: Part) -> None:
     )
 
 
-def run(mutmut: Path, folder: Path, jobs: int) -> None:
-    """Change and test; the second call finds the copied packages, which the first one's Python does not look for again."""
+def run(mutmut: Path, folder: Path, jobs: int, sample: int | None) -> None:
+    """Change and test; the second call finds the copied packages, which the first one's Python does not look for again.
+
+    Args:
+        mutmut: The program.
+        folder: The prepared copy.
+        jobs: Changes at a time.
+        sample: How many changes to test, the same ones each time; None: all.
+    """
     search = os.pathsep.join([str(folder / "mutants/src"), sysconfig.get_path("purelib")])
     command = [str(mutmut), "run", "--max-children", str(jobs)]
-    for _ in range(2):
-        done = subprocess.run(
-            command, cwd=folder, env={**os.environ, "PYTHONPATH": search}, capture_output=True, check=False
-        )
+    environment = {**os.environ, "PYTHONPATH": search}
+    subprocess.run(
+        [*command, *(["none"] if sample else [])],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    names = sampled(folder, sample) if sample else []
+    done = subprocess.run([*command, *names], cwd=folder, env=environment, capture_output=True, check=False)
     if done.returncode:
         sys.exit(done.stdout[-4000:].decode(errors="replace") + done.stderr[-4000:].decode(errors="replace"))
+
+
+def sampled(folder: Path, sample: int) -> list[str]:
+    """Return the names of so many changes, drawn from all."""
+    names = sorted(codes(folder))
+    return random.Random(0).sample(names, min(sample, len(names)))
+
+
+def codes(folder: Path) -> dict[str, int | None]:
+    """Return mutmut's exit code of each change; None: not tested."""
+    found = {}
+    for file in sorted(folder.glob("mutants/src/**/*.meta")):
+        found.update(json.loads(file.read_text(encoding="utf-8"))["exit_code_by_key"])
+    return found
 
 
 def counted(folder: Path) -> tuple[dict[str, int], list[str]]:
     """Return how the changes ended, and the names of those that no test noticed."""
     ends = dict.fromkeys([*ENDS.values(), "stopped"], 0)
     unnoticed = []
-    for file in sorted(folder.glob("mutants/src/**/*.meta")):
-        for name, code in json.loads(file.read_text(encoding="utf-8"))["exit_code_by_key"].items():
-            ends[ENDS.get(code, "stopped")] += 1
-            if code in {SURVIVED, NO_TEST}:
-                unnoticed.append(name)
+    for name, code in codes(folder).items():
+        if code is None:
+            continue
+        ends[ENDS.get(code, "stopped")] += 1
+        if code in {SURVIVED, NO_TEST}:
+            unnoticed.append(name)
     return ends, unnoticed
 
 
@@ -118,6 +157,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=[], help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--mutmut", type=Path, default=ROOT / ".venv-mutmut/bin/mutmut", help="the program")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="changes at a time (cores)")
+    parser.add_argument(
+        "--sample", type=int, help="test only so many changes of each part, always the same (all)"
+    )
     parser.add_argument("--show", action="store_true", help="list the changes that no test noticed")
     options = parser.parse_args()
     unknown = set(options.parts) - PARTS.keys()
@@ -127,7 +169,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as made:
             folder = Path(made)
             prepare(folder, PARTS[name])
-            run(options.mutmut.absolute(), folder, options.jobs)
+            run(options.mutmut.absolute(), folder, options.jobs, options.sample)
             ends, unnoticed = counted(folder)
         total = sum(ends.values())
         noticed = ends["noticed"] + ends["stopped"]

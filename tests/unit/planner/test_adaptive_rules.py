@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -11,11 +13,16 @@ from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.rules import (
     Case,
+    grows_at,
     lacks,
+    left_tokens,
+    prefilled_per_s,
+    shrinks_at,
     spares,
 )
 from penstock_planner.decide.adaptive.signals import KvView, LightDecoding, TrendForecast, WorkView
 from penstock_planner.decide.adaptive.trial import Trial
+from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import PoolCounts
 
 P, D = Role.PREFILL, Role.DECODE
@@ -76,50 +83,221 @@ def _spare(case, name):
     ("finding", "words"),
     [
         (
-            _lack(_case(work=_work(8000.0, backlog_tokens=91_903.0)), "backlog"),
+            partial(_lack, _case(work=_work(8000.0, backlog_tokens=91_903.0)), "backlog"),
             "77903 tokens will be left in 7 s, more than 1 worker clears in 10 s",
         ),
         (
-            _lack(_case(2, work=_work(8000.0, backlog_tokens=184_000.0)), "backlog"),
+            partial(_lack, _case(2, work=_work(8000.0, backlog_tokens=184_000.0)), "backlog"),
             "100000 tokens will be left in 7 s, more than 2 workers clear in 10 s",
         ),
         (
-            _lack(_case(work=_work(9500.0)), "demand"),
+            partial(_lack, _case(work=_work(9500.0)), "demand"),
             "9500 tokens/s in 7 s exceed 9000, 90% of the 10000 that 1 worker can compute",
         ),
-        (_lack(_case(rejected=1.0), "rejected"), "1 request refused or timed out"),
-        (_lack(_case(rejected=2.0), "rejected"), "2 requests refused or timed out"),
+        (partial(_lack, _case(rejected=1.0), "rejected"), "1 request refused or timed out"),
+        (partial(_lack, _case(rejected=2.0), "rejected"), "2 requests refused or timed out"),
         (
-            _lack(_case(role=D, kv=_kv(0.8)), "kv"),
+            partial(_lack, _case(role=D, kv=_kv(0.8)), "kv"),
             "KV usage of 1 worker will be 0.80 in 7 s, more than 0.70",
         ),
-        (_lack(_case(role=D, gaps=Gaps()), "itl"), "ITL of 1 worker will be 60.0 ms, to hold are 40 ms"),
         (
-            _lack(_case(2, role=D, gaps=Gaps()), "itl"),
+            partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
+            "ITL of 1 worker will be 60.0 ms, to hold are 40 ms",
+        ),
+        (
+            partial(_lack, _case(2, role=D, gaps=Gaps()), "itl"),
             "ITL of 2 workers will be 30.0 ms, to hold are 40 ms",
         ),
-        (_spare(_case(2, hindsight=Hindsight()), "idle"), "1 prefill worker would have been enough"),
+        (partial(_spare, _case(2, hindsight=Hindsight()), "idle"), "1 prefill worker would have been enough"),
         (
-            _spare(_case(3, role=D, hindsight=Hindsight()), "idle"),
+            partial(_spare, _case(3, role=D, hindsight=Hindsight()), "idle"),
             "2 decode workers would have been enough",
         ),
-        (_spare(_case(2, trial=Trial()), "tried"), "1 worker is enough for what is served in time"),
-        (_spare(_case(3, trial=Trial()), "tried"), "2 workers are enough for what is served in time"),
+        (partial(_spare, _case(2, trial=Trial()), "tried"), "1 worker is enough for what is served in time"),
         (
-            _spare(_case(2, work=_work(6000.0)), "projected_work"),
+            partial(_spare, _case(3, trial=Trial()), "tried"),
+            "2 workers are enough for what is served in time",
+        ),
+        (
+            partial(_spare, _case(2, work=_work(6000.0)), "projected_work"),
             "1 worker would be 60% busy, at most 75%",
         ),
-        (_spare(_case(1, work=_work(0.0)), "projected_work"), "no demand is left"),
+        (partial(_spare, _case(1, work=_work(0.0)), "projected_work"), "no demand is left"),
         (
-            _spare(_case(2, role=D, kv=_kv(0.0)), "projected_kv"),
+            partial(_spare, _case(2, role=D, kv=_kv(0.0)), "projected_kv"),
             "KV usage of 1 worker would be 0.00, at most 0.45",
         ),
         (
-            _spare(_case(1, role=D, gaps=Gaps()), "itl_after"),
+            partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),
             "ITL of 0 workers will be without end, to hold are 40 ms",
         ),
     ],
 )
 def test_a_rule_names_the_unit_of_each_number(finding, words):
     """One worker clears, two workers clear."""
-    assert finding.detail == words
+    assert finding().detail == words
+
+
+LATE = Trial(first=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, late_ago_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("finding", "name", "inputs", "threshold", "outcome"),
+    [
+        (partial(_lack, _case(rejected=2.0), "rejected"), "rejected", {"requests": 2.0}, 0, "grow"),
+        (
+            partial(_lack, _case(work=_work(9500.0)), "demand"),
+            "demand",
+            {
+                "tokens_per_s": 9500.0,
+                "tokens_per_s_ahead": 9500.0,
+                "tokens_per_s_error": 0.0,
+                "tokens_per_s_lately": 9500.0,
+                "tokens_per_s_lately_error": 0.0,
+                "worker_tokens_per_s": 10_000.0,
+                "requests_met": "yes",
+                "workers": 1,
+                "horizon_s": 7.0,
+            },
+            0.9,
+            "grow",
+        ),
+        (
+            partial(_lack, _case(work=_work(12_000.0)), "backlog"),
+            "backlog",
+            {
+                "backlog_tokens": 0.0,
+                "oldest_wait_s": None,
+                "starting": 0,
+                "left_tokens": 14_000.0,
+                "clears_in_s": None,
+            },
+            10.0,
+            "grow",
+        ),
+        (
+            partial(_lack, _case(work=_work(tokens_per_s=None), oldest_wait_s=2.6), "backlog"),
+            "backlog",
+            {"oldest_wait_s": 2.6, "starting": 0},
+            2.5,
+            "grow",
+        ),
+        (
+            partial(_lack, _case(work=_work(tokens_per_s=None), slo_s=1.0), "backlog"),
+            "backlog",
+            {"oldest_wait_s": None, "starting": 0},
+            0.5,
+            "pass",
+        ),
+        (
+            partial(_lack, _case(2, trial=LATE, price_gpu_s=100.0), "served"),
+            "served",
+            {
+                "requests": 100.0,
+                "late_unexplained": 0.3,
+                "late_price_gpu_s": 100.0,
+                "late_ago_s": 5.0,
+                "tried": 0,
+                "helped": "unknown",
+            },
+            0.01,
+            "grow",
+        ),
+        (
+            partial(_lack, _case(2, hindsight=Hindsight()), "hindsight"),
+            "hindsight",
+            {"workers": 2, "floor": 0, "growth": "prompt"},
+            0,
+            "pass",
+        ),
+        (
+            partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
+            "itl",
+            {"itl_s_ahead": 0.06, "workers": 1},
+            0.04,
+            "grow",
+        ),
+        (
+            partial(_lack, _case(role=D, gaps=Gaps(math.inf)), "itl"),
+            "itl",
+            {"itl_s_ahead": None, "workers": 1},
+            0.04,
+            "grow",
+        ),
+        (
+            partial(_spare, _case(3, role=D, gaps=Gaps()), "itl_after"),
+            "itl_after",
+            {"workers_after": 2, "itl_s_after": 0.03},
+            0.03,
+            "shrink",
+        ),
+        (
+            partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),
+            "itl_after",
+            {"workers_after": 0, "itl_s_after": None},
+            0.03,
+            "hold",
+        ),
+        (partial(_spare, _case(2, trial=Trial(tried=2)), "tried"), "tried", {"workers": 2}, 2, "hold"),
+        (
+            partial(_spare, _case(2, work=_work(6000.0)), "projected_work"),
+            "projected_work",
+            {
+                "workers_after": 1,
+                "tokens_per_s": 6000.0,
+                "worker_tokens_per_s": 10_000.0,
+                "busy_after": 0.6,
+            },
+            0.75,
+            "shrink",
+        ),
+    ],
+)
+def test_a_ledger_has_each_rules_name_numbers_threshold_and_outcome(
+    finding, name, inputs, threshold, outcome
+):
+    """Ledgers, `explain` and charts are read by these names; what has no end or is not known is None."""
+    step = finding().step
+    assert (step.name, step.threshold, step.outcome) == (name, pytest.approx(threshold), outcome)
+    assert step.inputs == inputs
+
+
+@pytest.mark.parametrize(("helped", "word"), [(None, "unknown"), (True, "yes"), (False, "no")])
+def test_a_trial_says_whether_it_helped(helped, word):
+    """In words of the record, and in the outcome where it was in vain."""
+    step = _lack(_case(2, trial=replace(LATE, helped=helped, tried=2), price_gpu_s=100.0), "served").step
+    assert step.inputs["helped"] == word
+    assert ("not to help" in step.outcome) is (helped is False)
+
+
+def test_nothing_known_of_hindsight_is_said():
+    """A floor of none gives no reason."""
+    found = _lack(_case(2, hindsight=Hindsight()), "hindsight")
+    assert (found.reason, found.detail) == (Reason.HINDSIGHT_FLOOR, "nothing is known yet")
+
+
+class LonelyWorkers(ObservedWorkers):
+    """Workers of which few may be filled less than many, and whose wait is within the SLO by a profile."""
+
+    has_shadows = False
+
+    def busy_after(self, role, workers):
+        """A tenth per worker."""
+        return 0.1 * workers
+
+
+def test_demand_is_to_be_kept_by_the_workers_that_stay():
+    """Of three workers two stay: they may be filled to 20%, so 4,000 tokens/s of 10,000 are two workers' worth."""
+    case = _case(3, work=_work(4000.0), workers=LonelyWorkers())
+    assert shrinks_at(case) == pytest.approx(2.0)
+    assert grows_at(case) == pytest.approx(4000 / 9000)
+    assert _lack(case, "demand").detail.endswith("3 workers can compute with a wait within the SLO")
+
+
+def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_most():
+    """20,000 tokens are left at the horizon and cleared within two SLOs of 5 s: 2,000 tokens/s beside 5,000 that arrive."""
+    work, pool = _work(5000.0, backlog_tokens=55_000.0), PoolCounts(1)
+    assert left_tokens(work, pool, (), 7.0) == pytest.approx(20_000.0)
+    assert left_tokens(work, pool, (5.0, 9.0), 7.0) == 0.0
+    assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=5.0) == pytest.approx(7000.0)
+    assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=0.5) == pytest.approx(10_000.0)
