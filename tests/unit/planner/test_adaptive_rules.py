@@ -301,3 +301,16 @@ def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_
     assert left_tokens(work, pool, (5.0, 9.0), 7.0) == 0.0
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=5.0) == pytest.approx(7000.0)
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=0.5) == pytest.approx(10_000.0)
+
+
+def test_kv_load_is_given_now_ahead_and_by_demand():
+    """Two workers at 0.8 now and 0.9 ahead; a demand of none holds nothing."""
+    step = _lack(_case(2, role=D, kv=_kv(0.8, 0.9)), "kv").step
+    assert step.inputs == {"kv_load": 0.8, "kv_load_ahead": 0.9, "kv_load_demanded": 0.0, "workers": 2}
+
+
+def test_a_last_worker_with_work_is_not_spared():
+    """No worker would be left for 1 token/s or for a backlog: no share of nothing is enough."""
+    for work in (_work(1.0), _work(0.0, backlog_tokens=1.0)):
+        step = _spare(_case(1, work=work), "projected_work").step
+        assert (step.outcome, step.inputs["busy_after"]) == ("hold", None)
