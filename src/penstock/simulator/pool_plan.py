@@ -120,7 +120,8 @@ def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
     """Return the figures of each graph and of the pool as plain data.
 
     Of a graph, ``borrowed_gpu_hours`` are above its guarantee, ``lacked_s`` the seconds in which it held less of its
-    guarantee than it wanted, ``gave_back`` how often its grant was lowered below what it wanted.
+    guarantee than it wanted, ``gave_back`` how often its grant was lowered below what it wanted,
+    ``lost`` the requests that were taken and failed.
     """
     rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
     held = [sum(sample.held.values()) for sample in run.samples]
@@ -135,6 +136,7 @@ def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
             "held_most": max(held),
             "held_mean": rounded(float(np.mean(held))),
             "gpu_hours": rounded(sum(held) * hours),
+            "rejected": sum(row["rejected"] for row in rows),
             "lost": sum(row["lost"] for row in rows),
         },
         "graphs": rows,
@@ -145,6 +147,7 @@ def _row(name: str, graph: PooledGraph, plan: PoolPlan, run: PoolRun) -> dict[st
     recording, workload = run.recordings[name], plan.workloads[name]
     figures = measures(recording, graph.scenario, warmup=workload.warmup)
     ttft = known(recording.requests.ttft_s)
+    rejected = int(recording.requests.is_rejected.sum())
     held = np.array([sample.held[name] for sample in run.samples])
     hours = POOL_TICK_S / 3600
     return {
@@ -156,7 +159,8 @@ def _row(name: str, graph: PooledGraph, plan: PoolPlan, run: PoolRun) -> dict[st
         "ttft_s": {
             rank: rounded(float(np.quantile(ttft, share))) if ttft.size else None for rank, share in _RANKS
         },
-        "lost": figures["lost"],
+        "rejected": rejected,
+        "lost": figures["lost"] - rejected,
         "gpu_hours": rounded(float(held.sum()) * hours),
         "held_most": int(held.max()),
         "borrowed_gpu_hours": rounded(float(np.maximum(0, held - graph.guaranteed).sum()) * hours),
@@ -195,12 +199,13 @@ def pool_table(result: Mapping[str, Any]) -> RenderableType:
             str(row["held_most"]),
             seconds(row["lacked_s"]),
             str(row["gave_back"]),
+            str(row["rejected"]),
             str(row["lost"]),
         )
     pool = result["pool"]
     summary = (
         f"pool {pool['name']}: {pool['gpus']} GPUs, held {pool['held_mean']:.1f} in the mean and {pool['held_most']} at most, "
-        f"{pool['gpu_hours']:.2f} GPU-h, {pool['lost']} requests lost"
+        f"{pool['gpu_hours']:.2f} GPU-h, {pool['rejected']} requests rejected, {pool['lost']} lost"
     )
     return Group(*(Text(note) for note in result["notes"]), table, Text(summary))
 
@@ -215,6 +220,7 @@ _COLUMNS: Final = (
     "most",
     "lacked",
     "gave back",
+    "rejected",
     "lost",
 )
 _CAPTION: Final = (

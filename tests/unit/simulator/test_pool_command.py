@@ -78,6 +78,13 @@ def test_it_reports_each_graph_and_the_pool(files):
     assert result["pool"]["gpu_hours"] == pytest.approx(total, abs=1e-5)
 
 
+def test_rejected_requests_are_none_that_were_lost(files):
+    """Routers whose queues take one request reject many; none that was taken fails."""
+    result = json.loads(run(*files, "--max-waiting", "1", "--json").output)
+    assert (result["pool"]["rejected"] > 0, result["pool"]["lost"]) == (True, 0)
+    assert result["pool"]["rejected"] == sum(each["rejected"] for each in result["graphs"])
+
+
 def test_the_pool_itself_can_change(files):
     """From second 20 on eight of its twelve GPUs are left."""
     result = json.loads(run(*files, "--budget-change", "20=8", "--json").output)
