@@ -99,6 +99,9 @@ class _Cluster:
     def grant(self):
         return self.granted
 
+    def grant_note(self):
+        return "" if self.granted is None else f"GpuPool shared grants {self.granted}"
+
     # what the target calls
     async def get(self, kind, name, *, namespace=None):
         self.calls.append(("get", name))
@@ -156,8 +159,9 @@ async def test_a_pool_s_grant_is_seen_as_the_operator_writes_it(target, cluster)
     seen = []
     for granted in (None, 4, 0):
         cluster.granted = granted
-        seen.append((await target.observe()).grant)
-    assert seen == [None, 4, 0]
+        state = await target.observe()
+        seen.append((state.grant, state.grant_note))
+    assert seen == [(None, ""), (4, "GpuPool shared grants 4"), (0, "GpuPool shared grants 0")]
 
 
 async def test_pools_come_from_watched_pods_without_a_call(target, cluster):
