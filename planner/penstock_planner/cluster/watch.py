@@ -164,9 +164,9 @@ class GraphWatch:
         return None if pool is None else int(pool["grantedGpus"])
 
     def guaranteed(self) -> int | None:
-        """Return the GPUs that the pool guarantees the graph; None likewise."""
-        pool = self._pool()
-        return None if pool is None else int(pool.get("guaranteedGpus", 0))
+        """Return the GPUs that the pool guarantees the graph; None likewise, or from an operator that does not say."""
+        guaranteed = (self._pool() or {}).get("guaranteedGpus")
+        return None if guaranteed is None else int(guaranteed)
 
     def grant_note(self) -> str:
         """Return which pool grants that, and what the operator says of it; empty: the graph is in none."""

@@ -451,7 +451,7 @@ def test_the_owner_of_a_number_is_whoever_set_it_last():
     ("status", "gpus", "note"),
     [
         ({}, (None, None), ""),
-        ({"pool": {"name": "h", "grantedGpus": 0}}, (0, 0), "GpuPool h"),
+        ({"pool": {"name": "h", "grantedGpus": 0}}, (0, None), "GpuPool h"),
         (
             {"pool": {"name": "h", "grantedGpus": 2, "guaranteedGpus": 4, "message": "b gives back 1"}},
             (2, 4),

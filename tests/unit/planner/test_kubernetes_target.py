@@ -99,6 +99,9 @@ class _Cluster:
     def grant(self):
         return self.granted
 
+    def guaranteed(self):
+        return None if self.granted is None else 2
+
     def grant_note(self):
         return "" if self.granted is None else f"GpuPool shared grants {self.granted}"
 
@@ -160,8 +163,8 @@ async def test_a_pool_s_grant_is_seen_as_the_operator_writes_it(target, cluster)
     for granted in (None, 4, 0):
         cluster.granted = granted
         state = await target.observe()
-        seen.append((state.grant, state.grant_note))
-    assert seen == [(None, ""), (4, "GpuPool shared grants 4"), (0, "GpuPool shared grants 0")]
+        seen.append((state.grant, state.guaranteed, state.grant_note))
+    assert seen == [(None, None, ""), (4, 2, "GpuPool shared grants 4"), (0, 2, "GpuPool shared grants 0")]
 
 
 async def test_pools_come_from_watched_pods_without_a_call(target, cluster):
