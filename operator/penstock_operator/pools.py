@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.api import GpuPool, GraphDeployment
-from penstock.core.errors import ClusterError, ConflictError, UnavailableError
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.gpu_pool.waiting import DrainTimes
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import Informer, key_of
-from penstock.kube.kinds import GPU_POOL
+from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import OPERATOR
 from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
@@ -132,6 +132,7 @@ class GpuPools:
         self._acting: dict[Key, _Acting] = {}
         self._reports: dict[Key, _Report] = {}
         self._drains: dict[Key, DrainTimes] = {}
+        self._gone: set[Key] = set()
         self._nodes = PoolNodeReader(client)
         self._quotas = PoolQuotaReader(client)
         self._wake = asyncio.Event()
@@ -298,7 +299,8 @@ class GpuPools:
             await self._write(key, pool, refused_status([wrong], old=old, generation=generation, now_s=now_s))
             return
         before = shares_of(old)
-        members, elsewhere, unbounded = self._members(pool, model, before)
+        unreported = await self._unreported(key[0], before)
+        members, elsewhere, unbounded = self._members(pool, model, before, unreported)
         nodes = await self._nodes.read(
             model, pool["metadata"]["uid"], generation=generation, namespace=key[0], graphs=members
         )
@@ -325,8 +327,24 @@ class GpuPools:
                 reason = "GpusReclaimed" if lowered else "GpusGranted"
                 await self._recorder.emit(graph, EventMessage(reason, text, "ShareOut"))
 
+    async def _unreported(self, namespace: str, names: Iterable[str]) -> dict[Key, Object]:
+        """Return the graphs of which the watch has shown workers alone, as after a restart; those that are gone left out."""
+        found: dict[Key, Object] = {}
+        missing = {key for name in names if self._cluster.snapshot(key := (namespace, name)).graph is None}
+        self._gone = {key for key in self._gone if key[0] != namespace or key in missing}
+        for key in missing - self._gone:
+            try:
+                found[key] = await self._client.get(GRAPH_DEPLOYMENT, key[1], namespace=key[0])
+            except NotFoundError:
+                self._gone.add(key)
+        return found
+
     def _members(
-        self, pool: Object, model: GpuPool, shares: Mapping[str, Any]
+        self,
+        pool: Object,
+        model: GpuPool,
+        shares: Mapping[str, Any],
+        unreported: Mapping[Key, Object],
     ) -> tuple[dict[str, PoolMember], dict[str, str], list[str]]:
         """Return a pool's graphs, those that an older pool has, and those without a planner."""
         namespace, uid = pool["metadata"]["namespace"], pool["metadata"]["uid"]
@@ -334,10 +352,9 @@ class GpuPools:
         elsewhere: dict[str, str] = {}
         unbounded: list[str] = []
         for key in self._cluster.known():
-            snapshot = self._cluster.snapshot(key)
-            raw = snapshot.graph
             if key[0] != namespace:
                 continue
+            raw = self._cluster.snapshot(key).graph or unreported.get(key)
             held = self._held(key)
             if raw is None:
                 if key[1] in shares and held:  # workers of a graph that is gone

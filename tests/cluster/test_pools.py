@@ -10,6 +10,7 @@ from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, se
 from planning import INTERVAL_S
 
 from penstock.core.stamps import stamp
+from penstock.kube.informer import Informer
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, NODE, POD, SCALING_ADAPTER
 from penstock_operator.plan.drain import PodLoad
 from penstock_planner.replay import replay
@@ -94,6 +95,38 @@ async def test_a_graph_borrows_and_gives_back_by_draining(kwok, crds, make_node,
             assert columns.split() == ["NAME", "TOTAL", "HELD", "FREE", "BORROWED", "VALID", "MET", "AGE"]
             assert shown.split()[:-1] == ["shared", "6", "6", "0", "0", "True", "True"]
     assert watch.most == 6
+
+
+async def test_a_restart_takes_no_gpus_back(kwok, crds, make_node, client, namespace):
+    """A new process knows a graph's workers before the graph itself; that is no graph that is gone."""
+    make_node(gpus=16)
+    await client.create(pool(namespace), field_manager="test")
+    for name in ("chat", "batch"):
+        await client.create(graph(namespace, name), field_manager="test")
+    granted = []
+
+    def changed(_change, live):
+        granted.append({each["name"]: each["granted"] for each in live["status"]["graphs"]})
+
+    async with running(client, namespace, loads=Loads(IDLE)):
+        await until(lambda: adapters(client, namespace), "adapters", timeout_s=60)
+        await ask(client, namespace, "chat", prefill=2, decode=2)
+        await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
+    pools = Informer(client, GPU_POOL, namespace=namespace, on_change=changed)
+    watching = asyncio.create_task(pools.run())
+    await pools.synced.wait()
+    async with running(client, namespace, loads=Loads(IDLE)):
+        await edit(client, namespace, {"gpus": 7}, name="shared", kind=GPU_POOL)
+        await until(lambda: counts(client, namespace, total=7), "the new process's word", timeout_s=60)
+    watching.cancel()
+    assert {each["chat"] for each in granted} == {4}
+
+
+async def counts(client, namespace, **expected):
+    """Return whether the pool's GPUs are these."""
+    live = await client.get(GPU_POOL, "shared", namespace=namespace)
+    found = live.get("status", {}).get("gpus", {})
+    return all(found.get(key) == value for key, value in expected.items())
 
 
 def favouring(batch):
@@ -210,22 +243,16 @@ async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_
     for name in ("chat", "batch"):
         await client.create(graph(namespace, name), field_manager="test")
 
-    def counts(**expected):
-        async def check():
-            live = await client.get(GPU_POOL, "shared", namespace=namespace)
-            found = live.get("status", {}).get("gpus", {})
-            return all(found.get(key) == value for key, value in expected.items())
-
-        return check
-
     async with running(client, namespace, loads=Loads(IDLE)):
         await until(lambda: adapters(client, namespace), "adapters", timeout_s=60)
-        await until(counts(total=6, unavailable=2), "six of eight", timeout_s=60)
+        await until(lambda: counts(client, namespace, total=6, unavailable=2), "six of eight", timeout_s=60)
         await ask(client, namespace, "chat", prefill=2, decode=2)
         await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
         await client.patch(NODE, lost, {"spec": {"unschedulable": True}}, namespace=None, field_manager="t")
         await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "given back", timeout_s=60)
-        await until(counts(total=4, held=4, unavailable=4), "four left", timeout_s=60)
+        await until(
+            lambda: counts(client, namespace, total=4, held=4, unavailable=4), "four left", timeout_s=60
+        )
         live = await client.get(GPU_POOL, "shared", namespace=namespace)
         said = {each["type"]: each for each in live["status"]["conditions"]}
         assert f"{lost} is cordoned (2)" in said["NodesCounted"]["message"]
@@ -234,7 +261,7 @@ async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_
         asks = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
         spec = {"nodeName": lost, "containers": [{"name": "main", "image": "x", "resources": asks}]}
         await client.create(POD.of({"name": "foreign", "namespace": namespace}, spec=spec), field_manager="t")
-        await until(counts(total=5, unavailable=3), "a foreign pod", timeout_s=60)
+        await until(lambda: counts(client, namespace, total=5, unavailable=3), "a foreign pod", timeout_s=60)
         await until(rows(client, namespace, held={"batch": 2, "chat": 3}), "room for it", timeout_s=60)
 
 
