@@ -166,7 +166,7 @@ def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json
     body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
     say(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
     say(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
-    say("  penstock status --watch")
+    say(f"  penstock status --watch --namespace {arbiter.namespace}")
     if arbiter.planner_log_dir is not None:
         say(f"  penstock dashboard --log-dir {arbiter.planner_log_dir}")
     say(f"  penstock down --namespace {arbiter.namespace}")
