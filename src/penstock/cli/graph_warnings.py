@@ -1,4 +1,4 @@
-"""Says which settings of a valid graph do nothing here: they need a package, another planner mode, or another connector."""
+"""Says which settings of a valid graph do nothing here, as for want of a package, in this planner mode or behind a gateway."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.api import GraphDeployment, Role
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
 from penstock.core.errors import ConfigError, ManifestProblem
+from penstock.router.gateway.unheeded import unheeded
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock_planner.decide.policy import parameters_of
@@ -31,6 +32,7 @@ def warnings_of(
         found += missing_extras(graph)
         found += connector_warnings(graph)
         found += _without_scaling(graph)
+        found += _behind_gateway(graph)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
 
@@ -52,6 +54,16 @@ def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:
             "scaling: {minReplicas: …, maxReplicas: …}, or set planner.enabled: false"
         )
         yield ManifestProblem("spec.planner", message)
+
+
+def _behind_gateway(graph: GraphDeployment) -> Iterator[ManifestProblem]:
+    """Yield the given keys that requests of a gateway do not have."""
+    router = graph.spec.router
+    if router.gateway.enabled:
+        for key, words in unheeded(router):
+            yield ManifestProblem(
+                f"spec.{key}", f"{words}; remove it, unless clients come to the router itself"
+            )
 
 
 def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[ManifestProblem]:

@@ -140,13 +140,12 @@ def serve(**given: Any) -> None:
 @click.option(
     "--ext-proc",
     type=click.IntRange(0, 65535),
-    default=9002,
-    show_default=True,
-    help="TCP port on which the gateway's Envoy asks by ext_proc, in plain gRPC; 0 takes a free one.",
+    help="TCP port on which the gateway's Envoy asks by ext_proc, in plain gRPC; 0 takes a free one.  "
+    "[default: the graph's, or 9002]",
 )
 @fields.options(RouterFlags)
 @option.admission()
-def pick(ext_proc: int, **given: Any) -> None:
+def pick(ext_proc: int | None, **given: Any) -> None:
     """Choose workers for a Gateway, whose Envoy relays the requests: its endpoint picker.
 
     It speaks the protocol of the Gateway API Inference Extension. All else is as with `serve`, whose HTTP API stays on
@@ -159,8 +158,9 @@ def pick(ext_proc: int, **given: Any) -> None:
         raise ConfigError(
             f"penstock router pick: {exc.name} is not installed; pip install 'penstock[gateway]'"
         ) from exc
-    tracing = open_tracing("penstock-router")
-    server = GatewayPicker(_settings(given), tracing, ext_proc_port=ext_proc)
+    tracing, settings = open_tracing("penstock-router"), _settings(given)
+    port = settings.config.gateway.port if ext_proc is None else ext_proc
+    server = GatewayPicker(settings, tracing, ext_proc_port=port)
     loop.run(server.serve)
 
 

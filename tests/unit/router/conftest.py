@@ -8,6 +8,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from gateway_harness import gateways
 from router_harness import Harness
 
 
@@ -22,3 +23,21 @@ async def harness(no_cover, tmp_path):
     harness = Harness(tmp_path / "llama.json")
     yield harness
     await harness.close()
+
+
+@pytest.fixture
+async def gateway(harness, tmp_path):
+    """Start pickers and gateways; all stopped at the end."""
+    async for start in gateways(harness, tmp_path):
+        yield start
+
+
+@pytest.fixture
+def served(harness, gateway):
+    """Start an aggregated worker and a gateway before it."""
+
+    async def start(**options):
+        worker = await harness.worker("aggregated")
+        return worker, await gateway(worker, **options)
+
+    return start

@@ -99,6 +99,10 @@ class Intake:
         limit_s = self.limits.receive_timeout_s
         return IntakeRefusal(408, "receive_timeout", f"head and body took longer than {limit_s} s")
 
+    def full_refusal(self, bound: int) -> IntakeRefusal:
+        """Return the refusal of a client beyond the most that are served at a time."""
+        return IntakeRefusal(503, "too_many_connections", f"{bound} connections are open; retry later")
+
     def too_long(self) -> IntakeRefusal:
         """Return the refusal of a body that exceeds the bound."""
         bound = self.limits.max_body_bytes

@@ -266,9 +266,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _full(self) -> IntakeRefusal:
         self._shared.refused += 1
-        return IntakeRefusal(
-            503, "too_many_connections", f"{self._shared.bound} connections are open; retry later"
-        )
+        return self._shared.intake.full_refusal(self._shared.bound)
 
     def _refuse(self, refusal: IntakeRefusal | Request) -> None:
         """Answer after the responses under way, then close; what still arrives is thrown away."""

@@ -7,6 +7,7 @@ connection of both.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -41,11 +42,13 @@ class Exchange:
     Attributes:
         is_forwarded: The request has gone to a worker; no other can be tried.
         is_broken: What was answered is not complete.
+        served: Where Envoy sent the request, ``host:port``; None: it has not said so.
     """
 
     def __init__(self, intake: Intake) -> None:
         self.is_forwarded = False
         self.is_broken = False
+        self.served: str | None = None
         self._intake = intake
         self._held_bytes = 0
         self._answers: asyncio.Queue[ProcessingResponse | None] = asyncio.Queue()
@@ -55,6 +58,9 @@ class Exchange:
         self._has_request_trailers = False
         self._is_complete = False
         self._deadline: PatientTimer | None = None
+        self._idle: PatientTimer | None = None
+        self._idle_limit_s: float | None = None
+        self._touched_s = 0.0
         self._reads = asyncio.Event()
         self._reads.set()
 
@@ -88,8 +94,9 @@ class Exchange:
                     self._take_response(message)
         finally:
             self._left()
-            if self._deadline is not None:
-                self._deadline.cancel()
+            for timer in (self._deadline, self._idle):
+                if timer is not None:
+                    timer.cancel()
             if task is not None:
                 await asyncio.wait([task])
             self._intake.release(self._held_bytes)
@@ -156,10 +163,12 @@ class Exchange:
 
     def _take_response(self, message: ProcessingRequest) -> None:
         kind, response = message.WhichOneof("request"), self._response
+        self._touched_s = time.monotonic()
         if kind == "response_headers" and not self.is_forwarded:
             self._left()  # Envoy has answered by itself
             self.abort()
         elif kind == "response_headers":
+            self.served = messages.read_served(message.metadata_context)
             self._begin(message.response_headers)
         elif response is None or response.ended:
             return
@@ -180,8 +189,25 @@ class Exchange:
         response.status = int(status) if status.isdigit() else 0
         if head.end_of_stream:
             response.finish()
+        elif self._idle_limit_s is not None:
+            self._idle = PatientTimer(self._idle_limit_s, self._judge_silence)
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(response)
+
+    def _judge_silence(self) -> None:
+        """End a response that was silent for the idle limit; one that is not read from is not."""
+        limit_s, response = self._idle_limit_s, self._response
+        if limit_s is None or response is None or response.ended:
+            return
+        now_s = time.monotonic()
+        if not self._reads.is_set():
+            self._touched_s = now_s
+        left_s = self._touched_s + limit_s - now_s
+        if left_s > 0:
+            self._idle = PatientTimer(left_s, self._judge_silence)
+        else:
+            text = f"{self.served or 'the worker'} fell silent (idle limit {limit_s} s)"
+            self._fail(UpstreamTimeout(text, phase="idle"))
 
     def _left(self) -> None:
         """Record that Envoy has closed the stream: the client has left, or the worker has broken off."""
@@ -204,11 +230,12 @@ class Exchange:
 
         Raises:
             StreamBroken: Envoy closed the stream.
-            UpstreamTimeout: no response came within the first-byte limit; the total one may end it later.
+            UpstreamTimeout: no response came within the first-byte limit; the idle and total ones may end it later.
         """
         loop = asyncio.get_running_loop()
         self.is_forwarded = True
         self._answered = loop.create_future()
+        self._idle_limit_s = timeouts.idle_s
         if timeouts.total_s is not None:
             text = f"{endpoint} did not finish (total limit {timeouts.total_s} s)"
             self._deadline = PatientTimer(

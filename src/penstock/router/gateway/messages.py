@@ -31,10 +31,13 @@ from penstock.core.http.messages import Headers
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
+SERVED: Final = "x-gateway-destination-endpoint-served"
 _LB: Final = "envoy.lb"
 _SUBSET_HINT: Final = "envoy.lb.subset_hint"
 _CHUNK_BYTES: Final = 62_000
 """Body bytes of one message: Envoy's streams to a processor have windows of 64 KiB by default."""
+_CREDENTIALS: Final = (b"authorization", b"x-api-key", b"proxy-authorization")
+"""Of a client: they open the router, and no worker."""
 _PER_CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 
 
@@ -67,6 +70,13 @@ def read_subset(metadata: Metadata) -> frozenset[str] | None:
     return frozenset(each.strip() for each in named if each.strip())
 
 
+def read_served(metadata: Metadata) -> str | None:
+    """Return the endpoint to which the gateway says that it sent the request; None: it does not say."""
+    told = metadata.filter_metadata.get(_LB)
+    served = "" if told is None or SERVED not in told.fields else told.fields[SERVED].string_value
+    return served or None
+
+
 def unsupported_mode(request: ProcessingRequest) -> str | None:
     """Return which processing mode of the gateway's filter does not do, with the remedy; None: all do."""
     modes = request.protocol_config
@@ -95,8 +105,8 @@ def picked(
     length = (b"content-length", b"%d" % len(body))
     mutation = _mutation((*headers, (DESTINATION.encode(), endpoint.encode()), length))
     mutation.remove_headers.append("accept-encoding")  # the answer is read here
-    if all(name != b"authorization" for name, _ in headers):
-        mutation.remove_headers.append("authorization")
+    kept = {name for name, _ in headers}
+    mutation.remove_headers.extend(name.decode() for name in _CREDENTIALS if name not in kept)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     metadata = Struct()
     metadata[_LB] = {DESTINATION: endpoint}

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import inf
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -15,26 +16,30 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalPr
 from penstock.api import Role
 from penstock.core.errors import PortInUseError, UpstreamError
 from penstock.core.http.client import Timeouts
-from penstock.core.http.messages import Request, Responder
+from penstock.core.http.messages import JSON, Request, Responder
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.admission import AdmissionError, LiveAssignment, LiveCore, Picker
 from penstock.router.core.request_steps import Problem
-from penstock.router.core.retries import FailedTry, RefusalReason
+from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.gateway.unheeded import unheeded
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
 from penstock.router.proxy.exchange import Exchanges
-from penstock.router.proxy.failures import ErrorReply
+from penstock.router.proxy.failures import ErrorReply, failed_try
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 
 log = get_logger(__name__)
+
+_BY_GATEWAY: Final = "gateway"
+"""Of retries: Envoy sent a request elsewhere than to the worker that was picked."""
 
 
 class SubsetPicker:
@@ -107,7 +112,10 @@ class GatewayExchanges(Exchanges):
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
         try:
-            return await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+            response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+            if _went_elsewhere(call, assignment):
+                self._metrics.retries[_BY_GATEWAY] += 1
+            return response
         finally:
             if responder.exchange.is_forwarded:
                 # Once Envoy has the request, it cannot be sent anywhere else.
@@ -117,6 +125,14 @@ class GatewayExchanges(Exchanges):
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
         """Tell the worker's circuit, and return what it means; see `Exchanges.failed`."""
+        if _went_elsewhere(call, assignment):
+            # The picked worker has not seen it, or Envoy has tried another one after it: none is proven at fault.
+            worker, call.problem = assignment.worker, problem
+            if isinstance(problem, UpstreamError):
+                failure, call.refusal = failed_try(problem, worker)
+                return replace(failure, workers=())
+            call.refusal, _ = problem.shown(call.request.path)
+            return FailedTry(call.refusal.reason, RetryScope.NOWHERE)
         # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
         failed = super().failed(call, assignment, problem)
         if (
@@ -136,10 +152,23 @@ class GatewayHandler(CompletionHandler):
 
     exchanges_type = GatewayExchanges
 
+    def may_go_on(self, call: CompletionCall) -> bool:
+        """Return whether another worker could go on with a stream: not with one that Envoy relays."""
+        return not _is_forwarded(call) and super().may_go_on(call)
+
 
 def _is_forwarded(call: CompletionCall) -> bool:
     responder = call.responder
     return isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
+
+
+def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
+    """Return whether Envoy says that it sent a request to another worker than the one that was picked."""
+    responder = call.responder
+    if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
+        return False
+    served = responder.exchange.served
+    return served is not None and served != messages.endpoint_of(assignment.worker.spec.url)
 
 
 class GatewayPicker(RouterServer):
@@ -153,14 +182,14 @@ class GatewayPicker(RouterServer):
         super().__init__(settings, tracing, narrow=SubsetPicker)
         self.ext_proc_port = ext_proc_port
         self._grpc: grpc.aio.Server | None = None
+        self._streams = 0
 
     async def start(self) -> None:
         """Start the router, then listen for Envoy."""
         await super().start()
         server = self._grpc = grpc.aio.server(
             # Without the option two pickers share a port, and each gets half of the requests.
-            options=[("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=self._settings.config.limits.max_connections,
+            options=[("grpc.so_reuseport", 0)]
         )
         add_ExternalProcessorServicer_to_server(self, server)
         check = grpc.unary_unary_rpc_method_handler(self._check)
@@ -175,6 +204,8 @@ class GatewayPicker(RouterServer):
             await super().close()
             raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
         await server.start()
+        for key, words in unheeded(self._settings.config):
+            log.warning("setting not heeded", key=key, problem=words)
         log.info("endpoint picker listening", host=self._settings.host, port=self.ext_proc_port)
 
     async def close(self) -> None:
@@ -188,6 +219,22 @@ class GatewayPicker(RouterServer):
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
         """Serve one request of a gateway."""
+        bound = self.intake.limits.max_connections
+        if self._streams >= bound:
+            # Not gRPC's own refusal: a gateway that fails open would send the request to any worker.
+            refusal = self.intake.full_refusal(bound)
+            yield messages.immediate(refusal.status, refusal.body, JSON, refusal.headers)
+            return
+        self._streams += 1
+        try:
+            async for answer in self._serve(request_iterator, context):
+                yield answer
+        finally:
+            self._streams -= 1
+
+    async def _serve(
+        self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[ProcessingResponse]:
         exchange = Exchange(self.intake)
         task = asyncio.create_task(
             exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"

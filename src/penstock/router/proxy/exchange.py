@@ -81,6 +81,7 @@ class Exchanges:
         self._handover = context.settings.handover
         self._estimator = context.estimator
         self._clock = clock
+        self._metrics = context.metrics
         self._may_go_on, self._on_prefill_end = may_go_on, on_prefill_end
         self.request_real_s = clock.to_real_s(limits.request_timeout_seconds)
         self._phases_real_s = (

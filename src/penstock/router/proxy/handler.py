@@ -114,7 +114,7 @@ class CompletionHandler:
         self.moves = StreamMoves(context, self._rests)
         self._exchanges = self.exchanges_type(
             context,
-            may_go_on=lambda call: self._rests.begin(call) is not None,
+            may_go_on=self.may_go_on,
             on_prefill_end=self._prefill_ended,
         )
         # Each raises ClientDisconnected where nobody is there to get an answer.
@@ -181,6 +181,10 @@ class CompletionHandler:
             if call.begun is not None:
                 call.begun.kept.drop()
                 self.moves.end(call)
+
+    def may_go_on(self, call: CompletionCall) -> bool:
+        """Return whether another worker could go on with a stream that begins, and keep what that takes."""
+        return self._rests.begin(call) is not None
 
     def _check_handover(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:

@@ -113,7 +113,8 @@ class StreamRests:
         """Count a stream that ends without its rest, and say why."""
         words = step.reason
         if step.why == "request":
-            words = refusal_of(call.request) or "retries.maxContinuations is 0"
+            words = refusal_of(call.request)
+            words = words or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
         elif step.why == "said":
             words = self._said(_begun(call)).refusal or str(ENDING)
         self._metrics.lost_streams[step.why] += 1

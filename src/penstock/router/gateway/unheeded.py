@@ -1,0 +1,32 @@
+"""Which settings of a router do not hold for the requests that a gateway relays, and what holds in their place. Pure.
+
+`penstock validate` and the picker's start say them; `tests/unit/router/test_gateway_limits.py` classes every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from penstock.api import RouterConfig
+
+_ONE_WORKER: Final = "holds for prefill alone: once Envoy has a request, Penstock tries no other worker"
+UNHEEDED: Final = {
+    "limits.connectTimeoutRealSeconds": "holds for prefill alone: Envoy connects to the other workers, by its own limit",
+    "retries.maxPerRequest": _ONE_WORKER,
+    "retries.budgetFraction": _ONE_WORKER,
+    "retries.minPerSecond": _ONE_WORKER,
+    "retries.maxContinuations": "does nothing: Envoy has the stream, which ends with its worker",
+    "drain.migrateAfterSeconds": "does nothing: Envoy has the streams, and a draining worker waits for their ends",
+}
+"""By key: what becomes of it."""
+
+
+def unheeded(config: RouterConfig) -> Iterator[tuple[str, str]]:
+    """Yield the keys that a router section sets and a gateway's requests do not have, ``router.…``, each with its words."""
+    given = config.to_manifest()
+    for key, words in UNHEEDED.items():
+        section, _, name = key.partition(".")
+        found: Any = given.get(section, {})
+        if name in found:
+            yield f"router.{key}", f"behind a gateway, {words}"
