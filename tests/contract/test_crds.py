@@ -127,3 +127,89 @@ def test_no_key_of_a_definition_is_a_directive_of_a_merge_patch():
 
     for each in definitions().values():
         assert list(directives(each)) == []
+
+
+FRACTIONS = {
+    "shares, of one": {
+        "spec.router.admission.activeDecodeBlocksThreshold",
+        "spec.router.tiers.shares.premium",
+        "spec.router.tiers.shares.standard",
+        "spec.router.tiers.shares.background",
+        "spec.router.tiers.maxTenantShare",
+        "spec.router.tiers.shedding.recoverFraction",
+        "spec.router.prefillDeflection.maxKvUsageFraction",
+        "spec.router.breaker.maxEjectedFraction",
+        "spec.router.retries.budgetFraction",
+        "spec.engine.preemption.premiumReservedFraction",
+        "spec.planner.objective.inTime",
+        "spec.planner.decodeKvScaleUpThreshold",
+        "spec.planner.decodeKvScaleDownThreshold",
+        "spec.planner.sla.attainment",
+    },
+    "latencies, of which a tenth of a second, or a hundredth, is much": {
+        *(f"spec.router.tiers.slo.{tier}.{key}" for tier in ("premium", "standard", "background")
+          for key in ("ttftSeconds", "tpotSeconds", "endToEndSeconds")),
+        "spec.router.ttftSloSeconds",
+        "spec.router.dualmap.decodeBottleneckSeconds",
+        "spec.router.prefillDeflection.queueSeconds",
+        "spec.router.prefillDeflection.itlSeconds",
+        "spec.engine.preemption.dropAboveSeconds",
+        "spec.planner.objective.itlSeconds",
+        "spec.planner.sla.ttftSeconds",
+        "spec.planner.sla.itlSeconds",
+        "spec.ttftSeconds",
+        "spec.itlSeconds",
+    },
+    "waits and periods that may be less than a second": {
+        "spec.router.prefillQueue.maxWaitSeconds",
+        "spec.router.decodeQueue.maxWaitSeconds",
+        "spec.router.limits.connectTimeoutRealSeconds",
+        "spec.router.health.intervalSeconds",
+        "spec.router.health.timeoutRealSeconds",
+        "spec.planner.metricPullingIntervalSeconds",
+    },
+    "rates, levels and means": {
+        "spec.router.admission.activePrefillTokensThresholdFrac",
+        "spec.router.tiers.agingPerSecond",
+        "spec.router.tiers.maxAging",
+        "spec.router.tiers.shedding.percentile",
+        "spec.router.retries.minPerSecond",
+        "spec.planner.prefillQueueScaleUpThreshold",
+        "spec.planner.prefillQueueScaleDownThreshold",
+    },
+    "measures of what is simulated, and memory that an engine takes in fractions of a gigabyte": {
+        "spec.services[].startupSeconds",
+        "spec.engine.preemption.swapGigabytes",
+        "spec.engine.kvOffload.gigabytes",
+    },
+}  # fmt: skip
+"""Why these keys are numbers with fractions, which Kubernetes' API conventions advise against: docs/adr/0024."""
+
+
+def of_type(schema, path, kind):
+    """Path and schema of every key of a type."""
+    if schema.get("type") == kind:
+        yield path, schema
+    for key, value in schema.get("properties", {}).items():
+        yield from of_type(value, f"{path}.{key}" if path else key, kind)
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), dict):
+            yield from of_type(schema[inner], f"{path}[]", kind)
+
+
+def test_fractions_are_the_listed_ones():
+    """A new key with fractions needs a reason; a status has none."""
+    found = set()
+    for each in definitions().values():
+        schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        found |= dict(of_type(schema, "", "number")).keys()
+    assert found == set().union(*FRACTIONS.values())
+
+
+@pytest.mark.parametrize(("kind", "bounds"), [("number", {"minimum", "maximum"}), ("integer", {"minimum"})])
+def test_every_number_of_a_spec_is_bounded(kind, bounds):
+    """By the API server already; only a toleration's seconds, Kubernetes' own, may be negative."""
+    for each in definitions().values():
+        spec = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        loose = [path for path, schema in of_type(spec, "spec", kind) if not bounds <= schema.keys()]
+        assert [path for path in loose if not path.endswith(".tolerationSeconds")] == []

@@ -54,7 +54,7 @@ FAULTS = (("kill", "decode"), ("kill", "prefill"), ("kill", "decode", "prefill")
 @pytest.mark.nightly
 async def test_minutes_of_kills_and_drains_cost_no_stream(world, stream):
     """One fault after another under streams: none is lost, no token is lost, wrong or doubled; only the faults differ."""
-    router = "{drain: {migrateAfterSeconds: 0.5}}"
+    router = "{drain: {migrateAfterSeconds: 1}}"
     world.up(world.manifest(prefill=2, decode=2, router=router), speed=1, flags=("--no-planner",))
     undisturbed = [stream(prompt(number), 200) for number in range(PROMPTS)]
     await asyncio.gather(*(each.read() for each in undisturbed))

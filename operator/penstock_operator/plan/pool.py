@@ -5,6 +5,7 @@ Pure. `pools` brings what the watches show and writes the status before any grap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -312,7 +313,7 @@ def _row(name: str, member: PoolMember, share: Share, grant: Grant | None) -> di
         "exposed": share.exposed,
     }
     if member.drains.took_s is not None:
-        row["drainSeconds"] = round(member.drains.took_s, 1)
+        row["drainSeconds"] = math.ceil(member.drains.took_s)
     times = {"gainedTime": share.gained_s, "lostTime": share.lost_s, "returnTime": member.drains.ends_s}
     return {**row, **{key: stamp(at_s) for key, at_s in times.items() if at_s is not None}}
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -22,6 +30,15 @@ DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PROFILE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+
+
+def _without_fraction(value: object) -> object:
+    """Return 2.0 as 2, for JSON has one kind of number and an API server takes both; leave 2.5 to be refused."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_without_fraction)
+"""Of an integer that a file may spell as 30.0; behind its bounds, which the schema else loses."""
 
 DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=63)]
 OperatorClass = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=40)]
@@ -41,6 +58,7 @@ Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
 EngineGpus = Annotated[int, Field(strict=True, ge=1, le=512)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86400)]
+WholeSeconds = Annotated[int, Field(strict=True, ge=1, le=86400), WHOLE]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 

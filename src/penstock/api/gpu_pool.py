@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from penstock.api.base import DnsLabel, Integer, SpecModel, entry
+from penstock.api.base import WHOLE, DnsLabel, Integer, SpecModel, entry
 from penstock.api.budget_rules import floor_gpus
 from penstock.api.enums import PoolPriority
 from penstock.api.graph import GraphDeployment, KubernetesObject
@@ -99,8 +99,8 @@ class GpuPoolSpec(SpecModel):
     graphs: Annotated[tuple[PoolEntry, ...], Field(max_length=64)] = Field(
         description="Who may draw, at most 64 entries; a graph is matched by one at most."
     )
-    hold_seconds: Annotated[float, Field(strict=True, ge=0, le=86400)] = entry(
-        60.0,
+    hold_seconds: Annotated[Integer, Field(ge=0, le=86400), WHOLE] = entry(
+        60,
         "For so long a graph that gained GPUs loses none but to guarantees, and one that lost some gains none above its own; "
         "about the start-up of a replica; seconds.",
     )
@@ -152,7 +152,7 @@ class PoolGraphStatus(SpecModel):
     exposed: Integer = entry(0, "That count for it until it acts under that grant.")
     gained_time: str | None = entry(None, "When the grant was raised last; RFC 3339.")
     lost_time: str | None = entry(None, "When it was lowered below what was wanted last; RFC 3339.")
-    drain_seconds: float | None = entry(
+    drain_seconds: Integer | None = entry(
         None, "How long its workers took to drain; null: none has drained yet."
     )
     return_time: str | None = entry(None, "When what drains is expected to have ended; RFC 3339.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 
 from penstock.api.base import (
+    WHOLE,
     DnsLabel,
     EngineGpus,
     Flag,
@@ -23,6 +24,7 @@ from penstock.api.base import (
     Share,
     SpecModel,
     Text,
+    WholeSeconds,
     entry,
     one_of,
 )
@@ -77,7 +79,7 @@ class ObjectiveConfig(SpecModel):
         "Gap between tokens that counts as in time, mode adaptive (mode sla has sla.itlSeconds); null: any. The TTFT in time "
         "is router.ttftSloSeconds.",
     )
-    gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = entry(
+    gpu_percent_per_point: Annotated[Integer, Field(ge=1, le=1000), WHOLE] = entry(
         20,
         "What one more percentage point in time may cost: GPU-hours, in percent of four times those that requests keep busy.",
     )
@@ -92,7 +94,9 @@ class PlannerMetricsConfig(SpecModel):
     prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = entry(
         None, "Prometheus to query; null: none."
     )
-    max_age_seconds: Seconds = entry(10, "Age above which a reading is stale and decides nothing; seconds.")
+    max_age_seconds: WholeSeconds = entry(
+        10, "Age above which a reading is stale and decides nothing; seconds."
+    )
 
     rules = (
         Rule(
@@ -155,7 +159,7 @@ class PlannerConfig(SpecModel):
     log_dir: Text | None = entry(
         None, "Folder for dashboard, ledger and state; null: the backend's default. No key of the CRD."
     )
-    adjustment_interval_seconds: Seconds = entry(
+    adjustment_interval_seconds: WholeSeconds = entry(
         30,
         "Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
         "it is less, and take from it only the pause after a replica that never became ready. Seconds.",
@@ -176,7 +180,7 @@ class PlannerConfig(SpecModel):
         "Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
         "grow.",
     )
-    scale_to_zero_after_seconds: Seconds | None = entry(
+    scale_to_zero_after_seconds: WholeSeconds | None = entry(
         None,
         "Time without any request after which the last replica of every role goes, modes adaptive and sla; "
         "the next request brings one of each back. Seconds; null: never.",

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from penstock.api.base import Flag, Integer, Port, Seconds, SpecModel, Text, entry, one_of
+from penstock.api.base import Flag, Integer, Port, Seconds, SpecModel, Text, WholeSeconds, entry, one_of
 from penstock.api.enums import GatewayFailureMode
 from penstock.api.router_queues import (
     AdmissionConfig,
@@ -66,13 +66,13 @@ class LimitsConfig(SpecModel):
     max_connections: Annotated[Integer, Field(ge=1, le=1_000_000)] = entry(
         10_000, "Most client connections at a time."
     )
-    header_timeout_real_seconds: Seconds = entry(
+    header_timeout_real_seconds: WholeSeconds = entry(
         30, "Time for a client to send head and body together; real seconds."
     )
     connect_timeout_real_seconds: Seconds = entry(5, "Time for a connection to a worker; real seconds.")
-    first_byte_timeout_seconds: Seconds = entry(600, "Time for a worker's first byte; seconds.")
-    idle_timeout_seconds: Seconds = entry(600, "Longest silence within a worker's stream; seconds.")
-    request_timeout_seconds: Seconds = entry(900, "Longest request from arrival to last byte; seconds.")
+    first_byte_timeout_seconds: WholeSeconds = entry(600, "Time for a worker's first byte; seconds.")
+    idle_timeout_seconds: WholeSeconds = entry(600, "Longest silence within a worker's stream; seconds.")
+    request_timeout_seconds: WholeSeconds = entry(900, "Longest request from arrival to last byte; seconds.")
 
 
 class GatewayConfig(SpecModel):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.api.base import Count, Flag, Fraction, Integer, Number, Seconds, SpecModel, entry
+from penstock.api.base import Count, Flag, Fraction, Integer, Number, Seconds, SpecModel, WholeSeconds, entry
 from penstock.api.enums import AdmissionMode, QueueOrder
 
 
@@ -25,7 +25,7 @@ class AdmissionConfig(SpecModel):
     active_prefill_tokens_threshold: Annotated[Integer, Field(ge=0)] | None = entry(
         100_000, "Busy above this many prompt tokens to compute; null: no threshold."
     )
-    active_prefill_tokens_threshold_frac: Annotated[Number, Field(ge=0)] | None = entry(
+    active_prefill_tokens_threshold_frac: Annotated[Number, Field(ge=0, le=1000)] | None = entry(
         None, "Busy above this multiple of the worker's batch token limit; null: no threshold."
     )
     retry_after_seconds: Annotated[Integer, Field(ge=0, le=3600)] = entry(
@@ -40,7 +40,7 @@ class PrefillQueueConfig(SpecModel):
         1024, "Most waiting requests; further ones are refused with 429."
     )
     max_wait_seconds: Seconds = entry(60, "Longest wait; then the request is refused with 503; seconds.")
-    max_wake_seconds: Seconds | None = entry(
+    max_wake_seconds: WholeSeconds | None = entry(
         None,
         "Longest wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
         "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; once three "

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.api.base import Flag, Integer, Number, Seconds, ServedName, Share, SpecModel, Text, entry
+from penstock.api.base import (
+    Flag,
+    Integer,
+    Number,
+    Seconds,
+    ServedName,
+    Share,
+    SpecModel,
+    Text,
+    WholeSeconds,
+    entry,
+)
 from penstock.api.enums import Tier
 from penstock.api.rule import Breach, Rule
 
@@ -67,12 +78,12 @@ class SheddingConfig(SpecModel):
     percentile: Annotated[Number, Field(ge=50, le=100)] = entry(
         99, "Percentile, by nearest rank, of TTFT and TPOT that is compared with the targets."
     )
-    window_seconds: Seconds = entry(60, "Length of the sliding windows; seconds.")
+    window_seconds: WholeSeconds = entry(60, "Length of the sliding windows; seconds.")
     min_samples: Annotated[Integer, Field(ge=1, le=8192)] = entry(
         20, "Fewer measurements since the last step are no proof of a missed target."
     )
-    step_seconds: Seconds = entry(5, "Least time before one more step up; seconds.")
-    recover_seconds: Seconds = entry(15, "Time well within the targets before one step down; seconds.")
+    step_seconds: WholeSeconds = entry(5, "Least time before one more step up; seconds.")
+    recover_seconds: WholeSeconds = entry(15, "Time well within the targets before one step down; seconds.")
     recover_fraction: Share = entry(0.8, "Well within: at most this fraction of the target.")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.api.base import Fraction, Integer, Number, Seconds, SpecModel, entry
+from penstock.api.base import Fraction, Integer, Number, Seconds, SpecModel, WholeSeconds, entry
 from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
 
 
@@ -19,12 +19,12 @@ class BreakerConfig(SpecModel):
     consecutive_failures: Annotated[Integer, Field(ge=1, le=1000)] = entry(
         5, "Failures in a row that open the circuit."
     )
-    open_seconds: Seconds = entry(
+    open_seconds: WholeSeconds = entry(
         10,
         "Time without requests before one probe is let through, times the number of ejections of late; "
         "seconds.",
     )
-    max_open_seconds: Seconds = entry(
+    max_open_seconds: WholeSeconds = entry(
         300, "Longest time without requests, however often a worker was ejected; seconds."
     )
     max_ejected_fraction: Fraction = entry(
@@ -49,7 +49,7 @@ class RetriesConfig(SpecModel):
 class DrainConfig(SpecModel):
     """What becomes of the streams of a worker that drains."""
 
-    migrate_after_seconds: Seconds | None = entry(
+    migrate_after_seconds: WholeSeconds | None = entry(
         10,
         "Time after which a draining worker's streams go on at another one, where they can (as after a break, see "
         "retries.maxContinuations), one takes them, and they have more left than computing their prompt again takes; seconds. "
@@ -65,12 +65,12 @@ class HealthConfig(SpecModel):
     unhealthy_after: Annotated[Integer, Field(ge=1, le=100)] = entry(
         3, "Failed checks in a row that make a worker unhealthy."
     )
-    unreachable_real_seconds: Seconds = entry(
+    unreachable_real_seconds: WholeSeconds = entry(
         20,
         "Time without an answer to a health check and without a byte in any stream of a worker, as of one on a "
         "lost node, after which its requests are tried elsewhere or end with an error; real seconds.",
     )
-    stall_real_seconds: Seconds | None = entry(
+    stall_real_seconds: WholeSeconds | None = entry(
         None,
         "Time in which a worker, or one of its data-parallel ranks, has requests and reports no token, after which it "
         "is unhealthy though its health check succeeds: its requests are tried elsewhere or end with an error, and the "

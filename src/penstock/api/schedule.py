@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from penstock.api.base import DnsLabel, Number, SpecModel, entry
+from penstock.api.base import WHOLE, DnsLabel, Integer, SpecModel, entry
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.rule import Rule
 from penstock.core.cron import FIELDS_PATTERN, Recurring, check, check_time_zone
@@ -80,7 +80,7 @@ class ScheduleEntry(SpecModel):
         description="When it begins: minute, hour, day of month, month and day of week, as `0 8 * * 1-5`."
     )
     time_zone: TimeZone = entry("UTC", "Of cron, by its IANA name.")
-    duration_seconds: Annotated[Number, Field(ge=60, le=604_800)] = Field(
+    duration_seconds: Annotated[Integer, Field(ge=60, le=604_800), WHOLE] = Field(
         description="How long it holds; real seconds."
     )
     prefill: ScheduledRole | None = entry(None, "Of prefill; null: nothing.")

@@ -16,9 +16,9 @@ from penstock.api.base import (
     Number,
     ProfileText,
     Replicas,
-    Seconds,
     SpecModel,
     Text,
+    WholeSeconds,
     entry,
 )
 from penstock.api.engine import PROFILE_RULE, LeaseOverride
@@ -135,10 +135,10 @@ class ServiceSpec(SpecModel):
     startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = entry(
         0, "Seconds that a simulated worker takes to load its model."
     )
-    startup_timeout_seconds: Seconds = entry(
+    startup_timeout_seconds: WholeSeconds = entry(
         600, "Seconds that a replica may take to answer its first health check."
     )
-    liveness_timeout_seconds: Seconds | None = entry(
+    liveness_timeout_seconds: WholeSeconds | None = entry(
         None,
         "Real seconds without a healthy answer after which a replica that served is killed and started "
         "again. null: 60; 600 for real engines, which may stall for minutes and live.",

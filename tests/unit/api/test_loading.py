@@ -300,12 +300,16 @@ def message_of(spec_change):
             '"8" where a whole number is needed; write one such as 8, without quotes or fraction',
         ),
         (
-            {"planner": {"adjustmentIntervalSeconds": "30s"}},
+            {"planner": {"metricPullingIntervalSeconds": "30s"}},
             '"30s" where a number is needed; write one such as 0.5, without quotes',
         ),
         (
-            {"planner": {"adjustmentIntervalSeconds": float("inf")}},
+            {"planner": {"metricPullingIntervalSeconds": float("inf")}},
             "Infinity is not finite; write an ordinary number",
+        ),
+        (
+            {"planner": {"adjustmentIntervalSeconds": 2.5}},
+            "2.5 where a whole number is needed; write one such as 8, without quotes or fraction",
         ),
         ({"planner": None}, "nothing where a map of keys is needed; indent its keys below it, or remove it for the defaults"),
         ({"nodePools": ["a"]}, "a list where a map of keys is needed; indent its keys below it, or remove it for the defaults"),

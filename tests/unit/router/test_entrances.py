@@ -142,7 +142,7 @@ async def test_every_entrance_has_the_same_limits(ask, limits, asked, more, expe
 
 async def test_a_picker_s_gateways_share_the_limits_of_its_http_port():
     """What a slow client of the gateway holds counts for both, and ends in time."""
-    config = RouterConfig.model_validate({"limits": {"headerTimeoutRealSeconds": 0.3}})
+    config = RouterConfig.model_validate({"limits": {"headerTimeoutRealSeconds": 1}})
     spec = WorkerSpec("worker", Role.AGGREGATED, "http://127.0.0.1:9")
     settings = RouterSettings(
         model="llama", disaggregated=False, config=config, workers=(spec,), shutdown_grace_s=0.1

@@ -74,12 +74,12 @@ class Slow:
         self.go.set()
 
 
-WORKS = {"drain": {"migrateAfterSeconds": 0.1}}
+WORKS = {"drain": {"migrateAfterSeconds": 1}}
 
 
 async def speaking(harness, path, *, others=1, config=WORKS, **fields):
     """Return a router, the worker that speaks and waits, and the request; the others would answer at once."""
-    *workers, router = await harness.served(*["aggregated"] * (1 + others), config=config)
+    *workers, router = await harness.served(*["aggregated"] * (1 + others), config=config, speed=10)
     slow = [Slow(worker, serial) for serial, worker in enumerate(workers)]
     asking = asyncio.create_task(asked(router, path, **fields))
     await router.until(lambda: any(each.began.is_set() for each in slow))
@@ -125,7 +125,7 @@ async def test_a_stream_stays_where_it_could_not_go_on(harness, config, fields, 
 
 async def test_a_stream_that_has_begun_a_tool_call_stays(harness):
     """What it has said cannot be taken up in the middle."""
-    first, second, router = await harness.served("aggregated", "aggregated", config=WORKS)
+    first, second, router = await harness.served("aggregated", "aggregated", config=WORKS, speed=10)
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
     chunk = {"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
     go, began = asyncio.Event(), []
@@ -152,7 +152,7 @@ async def test_a_stream_that_has_begun_a_tool_call_stays(harness):
 
 async def test_a_complete_answer_waits_for_its_drain_and_is_computed_again_where_its_worker_dies(harness):
     """Nothing of it was relayed: a drain does not throw away what is computed, and its end costs no answer."""
-    *workers, router = await harness.served("aggregated", "aggregated", config=WORKS)
+    *workers, router = await harness.served("aggregated", "aggregated", config=WORKS, speed=10)
     began, dies = [], asyncio.Event()
 
     async def answer(worker, request, responder):

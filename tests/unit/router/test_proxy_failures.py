@@ -135,11 +135,11 @@ async def test_retries_end(harness):
 
 @pytest.mark.parametrize(
     ("limits", "phase", "tries"),
-    [({"firstByteTimeoutSeconds": 0.1}, "first_byte", 2), ({"requestTimeoutSeconds": 0.5}, "total", 1)],
+    [({"firstByteTimeoutSeconds": 1}, "first_byte", 2), ({"requestTimeoutSeconds": 5}, "total", 1)],
 )
 async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
     """Silent workers are not waited for a third time; a request's total limit leaves nothing to try again."""
-    *workers, router = await harness.served(*["aggregated"] * 3, config={"limits": limits})
+    *workers, router = await harness.served(*["aggregated"] * 3, config={"limits": limits}, speed=10)
     for worker in workers:
         worker.otherwise = harness.answers.hang()
 
@@ -152,7 +152,7 @@ async def test_a_time_out_is_retried_once(harness, limits, phase, tries):
 async def test_a_stream_that_falls_silent_is_ended(harness):
     """The idle limit breaks it off with an error event."""
     worker, router = await harness.served(
-        "aggregated", config={"limits": {"idleTimeoutSeconds": 0.1}, **ENDS}
+        "aggregated", config={"limits": {"idleTimeoutSeconds": 1}, **ENDS}, speed=10
     )
     worker.hold_stream()
 
@@ -200,10 +200,12 @@ async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
     others = {"prefill": ["decode"], "decode": ["prefill"], "aggregated": []}[role]
     worker.script = [harness.answers.drop()] * 2
     config = {
-        "breaker": {"consecutiveFailures": 2, "openSeconds": 0.2},
+        "breaker": {"consecutiveFailures": 2, "openSeconds": 2},
         "retries": {"maxPerRequest": 1},
     }
-    router = await harness.router(worker, *[await harness.worker(each) for each in others], config=config)
+    router = await harness.router(
+        worker, *[await harness.worker(each) for each in others], config=config, speed=10
+    )
     assert (await router.post()).status == 502
     assert (await router.workers())[worker.name]["state"] == "circuit_open"
     seen = len(worker.seen)

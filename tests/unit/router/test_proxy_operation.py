@@ -117,7 +117,7 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     hung, well = await harness.worker("aggregated"), await harness.worker("aggregated")
     never = hung.hold_stream()
     hung.script.append(harness.answers.hang())
-    health = {"intervalSeconds": 0.01, "stallRealSeconds": 0.5}
+    health = {"intervalSeconds": 0.01, "stallRealSeconds": 1}
     router = await harness.router(hung, well, config={"policy": "round-robin", "health": health})
     stream = await router.begun_stream()
     await router.post()
@@ -126,7 +126,7 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     assert (answer.status, len(hung.seen), len(well.seen)) == (200, 2, 3)
     assert (await stream.read(limit_bytes=100_000)).endswith(harness.done)
     shown = (await router.workers())[hung.name]
-    reason = "its engine hangs: requests, but no token for 0.5 s (real)"
+    reason = "its engine hangs: requests, but no token for 1 s (real)"
     assert (shown["state"], shown["reason"], shown["inflight_requests"]) == ("unhealthy", reason, 0)
     hung.generated = 1
     await router.until(lambda: router.server.core.pool.get(hung.name).health_problem is None)
@@ -137,7 +137,7 @@ UNREACHABLE = {
     "intervalSeconds": 0.1,
     "timeoutRealSeconds": 0.1,
     "unhealthyAfter": 2,
-    "unreachableRealSeconds": 0.5,
+    "unreachableRealSeconds": 1,
 }
 
 

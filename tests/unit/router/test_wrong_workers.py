@@ -232,9 +232,9 @@ async def test_whatever_workers_answer_no_slot_is_lost_and_all_serve_again(harne
 
     for each in workers:
         each.otherwise = moody(each)
-    breaker = {"consecutiveFailures": 2, "openSeconds": 0.02, "maxOpenSeconds": 0.05}
+    breaker = {"consecutiveFailures": 2, "openSeconds": 1, "maxOpenSeconds": 2}
     policy = ("prefix-cost", "least-loaded")[seed % 2]
-    router = await harness.router(*workers, config={"policy": policy, "breaker": breaker})
+    router = await harness.router(*workers, config={"policy": policy, "breaker": breaker}, speed=50)
     answers = await _statuses(router, stream=True, requests=100)
     assert {status for status, _ in answers} <= {200, 400, 401, 404, 500, 502, 503}
     assert all(whole for status, whole in answers if status == 200)

@@ -153,7 +153,7 @@ def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes():
         lacking_in(status, "b")
         == "no 3 more until another wants less: a holds 0, is to have 3 (guaranteed 2)"
     )
-    assert status["graphs"][1]["drainSeconds"] == 30.0
+    assert status["graphs"][1]["drainSeconds"] == 30
     assert lacking_in(status, "x") == lacking_in(None, "a") == ""
 
 

@@ -26,7 +26,7 @@ def services(draw, role, pools):
     spec = {"role": role, "replicas": replicas, "nodesPerReplica": nodes}
     spec["gpusPerReplica"] = nodes * draw(st.integers(1, 8))
     spec["terminationGracePeriodSeconds"] = draw(st.sampled_from([0, 1, 5, 900]))
-    spec["startupTimeoutSeconds"] = draw(st.sampled_from([0.1, 30, 7200]))
+    spec["startupTimeoutSeconds"] = draw(st.sampled_from([1, 30, 7200]))
     if draw(st.booleans()):
         spec["scaling"] = {"minReplicas": 0, "maxReplicas": 8}
     if pools and draw(st.booleans()):
