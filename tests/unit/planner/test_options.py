@@ -119,7 +119,10 @@ def test_a_graph_gives_names_gpus_bounds_and_rules():
             "--decode-kv-scale-up-threshold: '1.5': input should be less",
         ),
         ({"adjustment-interval": "nan"}, "--adjustment-interval: 'nan': input should be a finite number"),
-        ({"adjustment-interval": "0"}, "--adjustment-interval: '0': input should be greater than or equal to 1"),
+        (
+            {"adjustment-interval": "0"},
+            "--adjustment-interval: '0': input should be greater than or equal to 1",
+        ),
         ({"max-gpu-budget": "many"}, "--max-gpu-budget: 'many': input should be a valid integer"),
         ({"environment": "moon"}, "--environment: 'moon': input should be 'local' or 'kubernetes'"),
         ({"router-url": "ftp://x"}, "--router-url: 'ftp://x': string should match"),

@@ -177,7 +177,7 @@ async def test_requests_beyond_the_most_at_a_time_reach_no_worker(harness, serve
 @needs_envoy
 async def test_a_stream_that_falls_silent_is_cut_off(harness, served):
     """After the idle limit, though much is left of the total one; one that speaks now and then is not."""
-    worker, found = await served(config={"limits": {"idleTimeoutSeconds": 0.6}})
+    worker, found = await served(config={"limits": {"idleTimeoutSeconds": 6}}, settings={"speed": 10.0})
     more = worker.hold_stream()
     silent = await found.begun_stream()
     with pytest.raises(StreamBroken):
@@ -192,7 +192,7 @@ async def test_a_stream_that_falls_silent_is_cut_off(harness, served):
 async def test_streams_of_a_draining_worker_stay(harness, gateway):
     """They cannot go on elsewhere, so nothing of them is cut off or kept."""
     workers = [await harness.worker("aggregated") for _ in range(2)]
-    found = await gateway(*workers, config={"drain": {"migrateAfterSeconds": 0.01}})
+    found = await gateway(*workers, config={"drain": {"migrateAfterSeconds": 1}}, settings={"speed": 100.0})
     ends = [each.hold_stream() for each in workers]
     stream = await found.begun_stream()
     busy = next(each for each in found.server.core.pool if each.inflight_requests)
