@@ -1,4 +1,7 @@
-"""The chosen values of mode adaptive: each number above a docstring that begins with "Chosen"; read from the source, with no copy."""
+"""The chosen values of mode adaptive: each number above a docstring that begins with "Chosen"; read from the source, with no copy.
+
+What refers to another constant is derived, and none.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,13 @@ def _constants(tree: ast.Module) -> Iterator[_Assign]:
 
 
 def _numbers(constant: _Assign) -> Iterator[tuple[str, ast.expr]]:
-    value = constant.value
+    """Yield the parts of a constant that are numbers of their own."""
+    for part, node in _parts(constant.value):
+        if not any(isinstance(each, ast.Name) for each in ast.walk(node)):
+            yield part, node
+
+
+def _parts(value: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
     match value:
         case ast.Tuple(elts=elements):
             yield from ((str(place), each) for place, each in enumerate(elements))

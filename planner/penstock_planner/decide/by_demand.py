@@ -47,7 +47,7 @@ from penstock_planner.decide.sla.workers import ProfiledWorkers
 MOST_AT_ONCE = 64
 """Bound: more replicas than this are never added by one decision, regardless of `max_step`."""
 
-GIVES_AFTER_S = signals.LOAD_TAU_S
+GIVES_AFTER_S = signals.RATE_TAU_S
 """A role that has just grown keeps what it got until the average of its load shows it."""
 
 
@@ -324,7 +324,7 @@ def _case(
         view, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
     )
     has_kv = role is not Role.PREFILL
-    load = memory.kv.load.forecast(horizon_s, signals.LOAD_TAU_S)
+    load = memory.kv.load.forecast(0.0, signals.RATE_TAU_S).now
     return rules.Case(
         role=role,
         pool=pull.pools[role],

@@ -67,8 +67,8 @@ def _case(ready=1, *, role=P, **changes):
     return replace(base, **changes)
 
 
-def _kv(now, ahead=None):
-    return KvView(TrendForecast(now, now if ahead is None else ahead, 0.0), LightDecoding(0.0))
+def _kv(now):
+    return KvView(now, LightDecoding(0.0))
 
 
 def _lack(case, name):
@@ -303,10 +303,10 @@ def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=0.5) == pytest.approx(10_000.0)
 
 
-def test_kv_load_is_given_now_ahead_and_by_demand():
-    """Two workers at 0.8 now and 0.9 ahead; a demand of none holds nothing."""
-    step = _lack(_case(2, role=D, kv=_kv(0.8, 0.9)), "kv").step
-    assert step.inputs == {"kv_load": 0.8, "kv_load_ahead": 0.9, "kv_load_demanded": 0.0, "workers": 2}
+def test_kv_load_is_given_now_and_by_demand():
+    """Two workers with 0.8 of one's; a demand of none holds nothing."""
+    step = _lack(_case(2, role=D, kv=_kv(0.8)), "kv").step
+    assert step.inputs == {"kv_load": 0.8, "kv_load_demanded": 0.0, "workers": 2}
 
 
 def test_a_last_worker_with_work_is_not_spared():

@@ -10,8 +10,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[3] / "bench" / "planner"
 
-MOST = 36
-"""So many numbers were left when they were last counted, in 32 constants; the goal is 20. It is lowered with them, never raised."""
+MOST = 29
+"""So many numbers were left when they were last counted, in 26 constants; the goal is 20. It is lowered with them, never raised."""
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def test_no_more_values_are_chosen_than_were_counted(chosen):
 
 
 def test_values_are_counted_where_their_words_say_so(chosen):
-    """Two above one docstring are two, each number of a constant is one; what is measured, derived or stands apart is none."""
+    """Two above one docstring are two, each number of a constant is one; what is measured, refers to another or stands apart is none."""
     source = (
         'E = 0\n\nA = 1\nB: float = 6 * 0.5\n"""Chosen: as said."""\n\nC = 3\n"""Measured."""\nD = 4\n\n'
-        'F = (1, 3)\n"""Chosen."""\nG = {Role.DECODE: 0.7}\nH = Stabilization(sigmas=1.0, kv=0.45)\n"""Chosen."""\n'
+        'F = (1, 3)\n"""Chosen."""\nG = {Role.DECODE: 0.7}\nH = Stabilization(sigmas=A, kv=0.45)\n"""Chosen."""\n'
     )
     found = [(value.label, value.number) for value in chosen.values_in(source)]
     assert found == [
         *(("A", 1), ("B", 3.0), ("F.0", 1), ("F.1", 3)),
-        *(("G.Role.DECODE", 0.7), ("H.sigmas", 1.0), ("H.kv", 0.45)),
+        *(("G.Role.DECODE", 0.7), ("H.kv", 0.45)),
     ]
 
 

@@ -19,10 +19,6 @@ from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
 
-UNSEEN_SHARE = 0.5
-"""Chosen: until a start-up has been seen or stated, what a lost replica costs is reckoned with this share of `startupTimeoutSeconds`: 300 s
-of 600, the longest that engines of 8 to 70 billion parameters take. At the whole *drifting-prompts* takes 5% more GPU-hours."""
-
 SETTLE_S = LEVEL_TAU_S
 """The least time between two scale-downs: the first one shows in the signals."""
 
@@ -170,9 +166,13 @@ class AdaptiveMemory:
         return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up that a change of the floor is reckoned with."""
+        """Return the start-up that a change of the floor is reckoned with.
+
+        Until one has been seen or stated it is anything up to `startupTimeoutSeconds`, half of it in the mean: 300 s of 600, the longest that
+        engines of 8 to 70 billion parameters take.
+        """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
-        return self.known_startup_s(role) if is_known else UNSEEN_SHARE * self.startup_timeout_s
+        return self.known_startup_s(role) if is_known else self.startup_timeout_s / 2
 
     def known_startup_s(self, role: Role) -> float:
         """Return the start-up seen of a role, else of another one, else the one stated: a start that hangs is no reason to keep replicas longer."""

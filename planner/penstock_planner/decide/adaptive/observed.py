@@ -22,7 +22,7 @@ share one queue and do all of it. At 0.8 aggregated-sine was left to three worke
 workers until they are seen, and of the shares above."""
 
 AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
+"""Chosen: demand counts with this many of its standard errors, where a pool is to grow and where it is to shrink. A replica too many costs its GPUs for a minute, one
 too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
 
 
@@ -31,7 +31,7 @@ class Stabilization:
     """When KV grows a pool, and what else must hold before it shrinks by one.
 
     Attributes:
-        sigmas: Standard errors that demand counts with.
+        sigmas: Standard errors that demand counts with before a pool shrinks.
         kv_ahead: Mean KV usage, at the horizon, above which the pool grows; what does not fit preempts streams.
         kv: Mean KV usage that one fewer may have, its slower decoding counted.
     """
@@ -41,7 +41,7 @@ class Stabilization:
     kv: float
 
 
-OBSERVED_RESTRAINT = Stabilization(sigmas=1.0, kv_ahead=0.7, kv=0.45)
+OBSERVED_RESTRAINT = Stabilization(sigmas=AHEAD_SIGMAS, kv_ahead=0.7, kv=0.45)
 """Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
 prefill."""
 

@@ -15,6 +15,7 @@ from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers
 from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.signals import (
+    CHANCE_SIGMAS,
     FULL,
     KvView,
     WorkView,
@@ -24,16 +25,9 @@ from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
-LEVEL_SIGMAS = 2.0
-"""Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
-can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
-
 CLEAR_SLOS = 2.0
 """Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear, or a start-up where that is
 longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
-
-KV_TREND_MOST = 2.0
-"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,7 @@ def held(case: Case) -> float:
     """Return the workers that present answers fill; 0 where that is not known."""
     if case.kv is None or not case.pool.ready:
         return 0.0
-    return case.pool.ready * light_of(case.kv.load.now / case.pool.ready) / light_of(FULL)
+    return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(FULL)
 
 
 def shrinks_at(case: Case) -> float:
@@ -186,8 +180,7 @@ def shrinks_at(case: Case) -> float:
         return _kept_rate(case.work, kept.sigmas) / able
     if case.kv is None or not case.pool.ready:
         return 0.0
-    load = max(case.kv.load.now, case.kv.load.ahead)
-    return case.pool.ready * light_of(load / case.pool.ready) / light_of(kept.kv)
+    return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(kept.kv)
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
@@ -295,7 +288,7 @@ def _expected(case: Case, work: WorkView) -> float:
 
 
 def _jump(work: WorkView) -> float:
-    return work.level.now - LEVEL_SIGMAS * work.level.error
+    return work.level.now - CHANCE_SIGMAS * work.level.error
 
 
 def arriving_per_s(work: WorkView) -> float:
@@ -371,8 +364,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
     most = case.workers.restraint.kv_ahead
     applies = ahead > most and not case.is_early
     inputs = {
-        "kv_load": kv.load.now,
-        "kv_load_ahead": kv.load.ahead,
+        "kv_load": kv.load,
         "kv_load_demanded": kv.decoding.load_on(workers),
         "workers": workers,
     }
@@ -381,7 +373,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
 
 
 def _kv_expected(case: Case, kv: KvView) -> float:
-    return max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.decoding.load_on(case.pool.replicas))
+    return max(kv.load, kv.decoding.load_on(case.pool.replicas))
 
 
 def _kept_rate(work: WorkView, sigmas: float) -> float:

@@ -18,10 +18,11 @@ STARTUP_S = 30.0
 
 SPAN_S = 300.0
 """Chosen: five minutes of requests tell what lasts from a moment's: late ones (with ten *drifting-prompts* was 95.9% in time, with five
-97.8%), and the most that came within a quarter of an hour."""
+97.8%), and the most that came within a quarter of an hour; noise is averaged as long, as a variance needs more samples than a mean."""
 
-_NOISE_TAUS = 5.0
-"""Chosen: noise is averaged over five times as long as the values; a variance needs more samples than a mean."""
+CHANCE_SIGMAS = 2.0
+"""Chosen: what lies within so many standard errors may be chance and starts nothing: a jump of arrivals within seconds (step went from 86 to
+98% in time, and poisson stayed), late requests beside those allowed."""
 
 SLOPE_TAUS = 1.5
 """Chosen: a slope is that of the last two spans of the average, and holds no further ahead than they reach. Followed for 6, a sine
@@ -71,7 +72,7 @@ class Trend:
         seen_s = self.seen_s + dt_s
         weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / tau_s))
         deviation = value - self.first
-        noise_weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / (_NOISE_TAUS * tau_s)))
+        noise_weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / SPAN_S))
         noise = self.noise
         if self.seen_s > 0:
             noise += noise_weight * (deviation * deviation * dt_s - noise)
@@ -104,7 +105,8 @@ class Trend:
 
 RATE_TAU_S = 40.0
 """Chosen: longer lags behind a rise of ten minutes, shorter is noise; at 2 requests/s the prediction's error is some
-15%."""
+15%. KV usage, a sum over many requests, and a worker's throughput, by its time of computing, are averaged as long: of 30 and 60 s
+nothing was better by half a point (TRIED.md)."""
 
 LEVEL_TAU_S = 6.0
 """Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and 76.8% in time,
@@ -113,15 +115,8 @@ step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 WORK_TAU_S = 120.0
 """Chosen: prompt lengths, whose spread is most of the noise of tokens/s, and the KV that a token costs change more slowly than arrivals."""
 
-BUSY_TAU_S = 60.0
-"""Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
-
 LEAST_BUSY_S = LEVEL_TAU_S
 """Worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for two workers too many."""
-
-LOAD_TAU_S = 30.0
-"""Chosen: KV usage is a sum over many requests, so half a minute is smooth enough; so many worker-seconds of computing say whether requests
-met, shorter than `BUSY_TAU_S`, so that one client that waits for each answer is known before its throughput counts."""
 
 SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 """The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal between traces' two
@@ -138,7 +133,7 @@ MEMORY_S = 6 * 3600.0
 """Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a morning's bursts are known
 at noon. What a deployment decides, as the order of a queue, is remembered as long."""
 
-SHARED_LEAST = 1.0 / LOAD_TAU_S
+SHARED_LEAST = 1.0 / RATE_TAU_S
 """The share that one worker-second adds. At nine tenths of what it can do a pool is at some 0.7."""
 
 HUNG_TIMES = 4.0
@@ -259,7 +254,7 @@ class Work:
             computing_s = 0.0
         # Of n prompts the sum differs from n means by n variances, squared.
         beyond = demand.uncached_tokens - demand.arrivals * self.size if self.sized > 0 else 0.0
-        kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / WORK_TAU_S)
+        kept, sized_kept = math.exp(-computing_s / RATE_TAU_S), math.exp(-dt_s / WORK_TAU_S)
         rate = self.rate.followed(demand.arrivals / dt_s, dt_s, RATE_TAU_S)
         weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
         return Work(
@@ -270,7 +265,7 @@ class Work:
             sized_squares=self.sized_squares * sized_kept + beyond * beyond,
             done_tokens=self.done_tokens * kept + demand.prefilled_tokens,
             busy_s=self.busy_s * kept + computing_s,
-            shared=self.shared + (1.0 - math.exp(-met_s / LOAD_TAU_S)) * (is_shared - self.shared),
+            shared=self.shared + (1.0 - math.exp(-met_s / RATE_TAU_S)) * (is_shared - self.shared),
             unfinished_s=unfinished_s,
             overdue=self.overdue * order_kept + overdue,
             overdue_in_time=self.overdue_in_time * order_kept + in_time,
@@ -376,7 +371,7 @@ class KvLoad:
         kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
         return KvLoad(
-            load=self.load.followed(load, dt_s, LOAD_TAU_S),
+            load=self.load.followed(load, dt_s, RATE_TAU_S),
             light_s=self.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
             done_tokens=self.done_tokens * kept + tokens,
         )
@@ -418,14 +413,15 @@ class KvView:
     """What is known of KV usage at a decision.
 
     Attributes:
-        load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
-        decoding: What holds the KV of the arrivals expected then.
+        load: Workers' worth of KV in use or waited for. It is taken to stay: a filling cache rises fast, then levels off.
+        decoding: What holds the KV of the arrivals expected when a new replica could be ready.
     """
 
-    load: TrendForecast
+    load: float
     decoding: Decoding
 
     def moved(self, ready: int, workers: int) -> float:
-        """Return the load that what ``ready`` workers hold, now or ahead, would be on ``workers``."""
-        load = max(self.load.now, self.load.ahead)
-        return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
+        """Return the load that what ``ready`` workers hold would be on ``workers``."""
+        if not ready:
+            return self.load
+        return LightDecoding(ready * light_of(self.load / ready)).load_on(workers)

@@ -11,11 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
-from penstock_planner.decide.adaptive.signals import SPAN_S
+from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
-
-NOISE_SIGMAS = 3.0
-"""Chosen: late requests come together; so many standard errors of the share allowed are no reason yet."""
 
 HELPS_TO = 0.75
 """Chosen: a replica that leaves more than this of the late share did not help."""
@@ -88,7 +85,7 @@ class Trial:
     def is_late(self, allowed: float) -> bool:
         """Return whether so many are late that chance does not explain it, where a share may be."""
         expected = allowed * self.first
-        return self.first >= ENOUGH and self.late > expected + NOISE_SIGMAS * math.sqrt(expected)
+        return self.first >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
         """Return it after one window with ``pool`` at its end; a share of ``allowed`` may be late."""
