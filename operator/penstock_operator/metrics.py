@@ -20,6 +20,8 @@ from penstock.api import GraphPhase
 from penstock.core import metric_names as names
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
+from penstock.kube.informer import key_of
+from penstock_operator.plan.pool_keys import graph_of, kind_of_pool
 from penstock_operator.trim import Object
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -78,22 +80,23 @@ class _PoolCollector(Collector):
         """Yield both families."""
         gpus = GaugeMetricFamily(
             names.OPERATOR_POOL_GPUS,
-            "GPUs of a GPU pool: total, held, leaving, free, borrowed.",
-            labels=["namespace", "pool", "state"],
+            "GPUs of a GPU pool: total, held, leaving, free, borrowed; namespace is empty for a ClusterGpuPool.",
+            labels=["namespace", "kind", "pool", "state"],
         )
         of_graphs = GaugeMetricFamily(
             names.OPERATOR_POOL_GRAPH_GPUS,
-            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, owed.",
-            labels=["namespace", "pool", "graph", "state"],
+            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, owed; namespace is the graph's.",
+            labels=["namespace", "kind", "pool", "graph", "state"],
         )
         for pool in self.pools():
-            metadata, status = pool["metadata"], pool.get("status") or {}
-            of_pool = [metadata["namespace"], metadata["name"]]
+            key, status = key_of(pool), pool.get("status") or {}
+            of_pool = [kind_of_pool(key).kind, key[1]]
             for state, number in sorted((status.get("gpus") or {}).items()):
-                gpus.add_metric([*of_pool, state], number)
+                gpus.add_metric([key[0], *of_pool, state], number)
             for row in status.get("graphs") or ():
+                namespace, graph = graph_of(key, row["name"])
                 for state in ("guaranteed", "held", "granted", "wanted", "owed"):
-                    of_graphs.add_metric([*of_pool, row["name"], state], row.get(state, 0))
+                    of_graphs.add_metric([namespace, *of_pool, graph, state], row.get(state, 0))
         yield from (gpus, of_graphs)
 
 

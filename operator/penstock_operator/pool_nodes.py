@@ -1,17 +1,18 @@
-"""Reads the nodes of a GpuPool and the pods on them, at most every `POLL_S`; what cannot be read is told and shrinks nothing."""
+"""Reads the nodes of a pool and the pods on them, at most every `POLL_S`; what cannot be read is told and shrinks nothing."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.api import GpuPool
+from penstock.api import PoolObject
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import NODE
 from penstock_operator.plan.pool_nodes import PoolNodes, counted, foreign_gpus, usable_nodes
+from penstock_operator.polled import Polled
+from penstock_operator.queue import Key
 
 POLL_S: Final = 15.0
 """Between two counts. Chosen: the pool's own workers are counted at every event; a lost node shows after 40 s anyway."""
@@ -22,10 +23,10 @@ class PoolNodeReader:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._counted: dict[str, tuple[float, int, PoolNodes]] = {}
+        self._counted: Polled[PoolNodes] = Polled()
 
     async def read(
-        self, pool: GpuPool, uid: str, *, generation: int, namespace: str, graphs: Collection[str]
+        self, pool: PoolObject, uid: str, *, generation: int, graphs: Collection[Key]
     ) -> PoolNodes | None:
         """Return what a pool's nodes offer; None: it selects none.
 
@@ -33,31 +34,27 @@ class PoolNodeReader:
             pool: The pool.
             uid: Its own.
             generation: Its newest; an edit is counted at once.
-            namespace: Its own.
-            graphs: Its graphs.
+            graphs: Its graphs, namespace and name.
         """
         if not pool.spec.node_selector:
-            self._counted.pop(uid, None)
+            self._counted.forget(uid)
             return None
-        now_s, before = time.monotonic(), self._counted.get(uid)
-        if before is not None and before[1] == generation and now_s - before[0] < POLL_S:
-            return before[2]
-        found = await self._count(pool, namespace, graphs, None if before is None else before[2])
-        self._counted[uid] = (now_s, generation, found)
-        return found
+
+        async def count(before: PoolNodes | None) -> PoolNodes:
+            return await self._count(pool, graphs, before)
+
+        return await self._counted.get(uid, count, fresh_s=POLL_S, version=generation)
 
     def forget(self, uid: str) -> None:
         """Forget a deleted pool."""
-        self._counted.pop(uid, None)
+        self._counted.forget(uid)
 
-    async def _count(
-        self, pool: GpuPool, namespace: str, graphs: Collection[str], before: PoolNodes | None
-    ) -> PoolNodes:
+    async def _count(self, pool: PoolObject, graphs: Collection[Key], before: PoolNodes | None) -> PoolNodes:
         resource = pool.spec.resource
         try:
             nodes = (await self._client.list(NODE, namespace=None, labels=pool.spec.node_selector)).items
             usable, left_out = usable_nodes(nodes, resource)
-            foreign = await self._foreign(list(usable), resource, namespace, graphs)
+            foreign = await self._foreign(list(usable), resource, graphs)
         except (ForbiddenError, NotFoundError):
             return PoolNodes(
                 None, "the operator may not list nodes (the chart's rbac.nodes); spec.gpus counts"
@@ -67,9 +64,7 @@ class PoolNodeReader:
             return PoolNodes(known, f"the nodes could not be read, so what was known counts: {exc}")
         return counted(nodes, usable, left_out, foreign)
 
-    async def _foreign(
-        self, nodes: list[str], resource: str, namespace: str, graphs: Collection[str]
-    ) -> int | None:
+    async def _foreign(self, nodes: list[str], resource: str, graphs: Collection[Key]) -> int | None:
         pods: list[dict[str, Any]] = []
         try:
             for node in nodes:
@@ -79,4 +74,4 @@ class PoolNodeReader:
                 pods += answer.get("items") or ()
         except ForbiddenError:
             return None
-        return foreign_gpus(pods, resource, namespace=namespace, graphs=graphs)
+        return foreign_gpus(pods, resource, graphs)

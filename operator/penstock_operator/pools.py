@@ -1,4 +1,4 @@
-"""Drives the allocator of GPU pools: what graphs may hold goes into a GpuPool's status, and only then to the graphs.
+"""Drives the allocator of GPU pools: what graphs may hold goes into a pool's status, and only then to the graphs.
 
 A graph acts under the grant that its reconcile began with, which `standing` returns and remembers; one reconcile of a graph
 runs at a time, so that nothing acts under an older one any more. The status is written at the version that was read: after a
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import GpuPool, GraphDeployment
-from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
+from penstock.api import GraphDeployment, PoolObject
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.gpu_pool.waiting import DrainTimes
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.informer import Informer, key_of
+from penstock.kube.informer import key_of
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import OPERATOR
 from penstock_operator.cluster import Cluster, Enqueue
@@ -29,7 +30,6 @@ from penstock_operator.plan.grant import is_silent
 from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
-    entry_of,
     lacking_in,
     leaving_gpus,
     moved,
@@ -40,21 +40,20 @@ from penstock_operator.plan.pool import (
     share_out,
     shares_of,
 )
+from penstock_operator.plan.pool_keys import graph_of, is_of_cluster, kind_of_pool, member_of, title_of
+from penstock_operator.plan.pool_nodes import PoolNodes
 from penstock_operator.plan.status import is_current
 from penstock_operator.pool_nodes import PoolNodeReader
 from penstock_operator.pool_quotas import PoolQuotaReader
+from penstock_operator.pool_watch import PoolWatch
 from penstock_operator.queue import Key
-from penstock_operator.trim import Object, version_of
-from penstock_operator.validity import message_of, validated
+from penstock_operator.trim import Object
 
 TICK_S: Final = 5.0
 """Longest time between two allocations, as a hold ends without an event. Chosen."""
 
 GAP_S: Final = 0.1
 """Least time between two allocations: changes come in groups. Chosen."""
-
-SERVED_S: Final = 30.0
-"""Between two looks for the kind where the API server does not serve it. Chosen."""
 
 log = get_logger(__name__)
 
@@ -64,7 +63,8 @@ class Standing:
     """What a graph's pool lets it hold.
 
     Attributes:
-        pool: Name of the GpuPool.
+        kind: Of the pool.
+        pool: Its name.
         gpus: Most GPUs of its existing workers.
         most: GPUs of the entire pool; the budget of a graph that states none.
         reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
@@ -73,6 +73,7 @@ class Standing:
         message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
     """
 
+    kind: str
     pool: str
     gpus: int
     most: int
@@ -82,10 +83,15 @@ class Standing:
     guaranteed: int = 0
 
     @property
+    def title(self) -> str:
+        """The pool's kind and name, as sentences have them."""
+        return f"{self.kind} {self.pool}"
+
+    @property
     def status(self) -> dict[str, Any]:
         """As a graph's status has it."""
         gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
-        return {"name": self.pool, **gpus, "message": self.message}
+        return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,23 @@ class _Report:
     bid: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Matched:
+    """The graphs that a pool's entries match.
+
+    Attributes:
+        members: Those that draw from it, by their names in the pool.
+        elsewhere: Those that an older pool has, with its kind and name.
+        unbounded: Those without a planner.
+    """
+
+    members: dict[str, PoolMember] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    unbounded: list[str] = field(default_factory=list)
+
+
 class GpuPools:
-    """All GpuPools of a namespace, or of the cluster."""
+    """All pools of an operator class, of a namespace or of the cluster."""
 
     def __init__(
         self,
@@ -117,6 +138,7 @@ class GpuPools:
         gates: Gates,
         *,
         namespace: str | None,
+        operator_class: str,
         enqueue: Enqueue,
     ) -> None:
         self._client = client
@@ -124,10 +146,14 @@ class GpuPools:
         self._recorder = recorder
         self._gates = gates
         self._enqueue = enqueue
-        self._informer = Informer(client, GPU_POOL, namespace=namespace, on_change=self._changed)
-        self._answers: dict[Key, Object] = {}
-        self._generations: dict[Key, Any] = {}
-        self._models: dict[tuple[str, Any], tuple[GpuPool | None, str]] = {}
+        self._watch = PoolWatch(
+            client,
+            cluster,
+            namespace=namespace,
+            operator_class=operator_class,
+            on_change=self._wake_up,
+            on_edit=self._edited,
+        )
         self._standings: dict[Key, Standing] = {}
         self._acting: dict[Key, _Acting] = {}
         self._reports: dict[Key, _Report] = {}
@@ -138,17 +164,13 @@ class GpuPools:
         self._wake = asyncio.Event()
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Share out until cancelled; ``ready`` is set once the pools are known, or there is no such kind yet."""
-        while not await self._is_served():
-            ready.set()
-            await asyncio.sleep(SERVED_S)
+        """Share out until cancelled; ``ready`` is set once the pools are known, or there are no such kinds yet."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._informer.run(), name="gpu pools")
-            await self._informer.synced.wait()
-            ready.set()
+            group.create_task(self._watch.run(ready), name="gpu pools")
+            await ready.wait()
             while True:
                 self._wake.clear()
-                for key in list(self._informer.objects):
+                for key in self._watch.known():
                     await self._share_out(key)
                 await asyncio.sleep(GAP_S)
                 try:
@@ -157,17 +179,13 @@ class GpuPools:
                 except TimeoutError:
                     continue
 
-    async def _is_served(self) -> bool:
-        while True:
-            try:
-                return await self._cluster.knows(GPU_POOL)
-            except UnavailableError as exc:
-                log.warning("kind not looked up", kind=GPU_POOL.kind, error=str(exc), retry_s=TICK_S)
-                await asyncio.sleep(TICK_S)
+    def problem(self) -> str | None:
+        """Return why pools may be seen late or not at all; None while all watches work."""
+        return self._watch.problem()
 
     def all(self) -> list[Object]:
         """Return the pools as they are known now."""
-        return [self._newest(key) for key in self._informer.objects]
+        return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
     def standing(self, raw: Object) -> Standing | None:
         """Return what a graph may hold by its pool, and remember that it acts under that from now on; None: it is in none."""
@@ -199,87 +217,58 @@ class GpuPools:
         self._wake.set()
 
     def _standing(self, key: Key, raw: Object) -> Standing | None:
-        pool = self._pool_of(key[0], raw)
-        if pool is None:
+        pools = list(self._watch.of(raw)) if _has_planner(raw) else []
+        if not pools:
             self._acting.pop(key, None)
             return self._orphaned(key[0], raw)
-        metadata = pool["metadata"]
-        model, _ = self._model(pool)
-        share = shares_of(pool.get("status")).get(key[1])
+        pool, *younger = pools
+        metadata, model = pool["metadata"], self._watch.model(pool)[0]
+        member = member_of(key_of(pool), key)
+        share = shares_of(pool.get("status")).get(member)
         acting = self._acting.get(key)
         if share is not None:
             acting = _Acting(metadata["uid"], share.serial, share.gpus)
         elif acting is None or acting.pool_uid != metadata["uid"] or acting.serial:
             acting = _Acting(metadata["uid"], 0, self._held(key))
         self._acting[key] = acting
-        most = acting.gpus if model is None else model.spec.gpus
-        reclaim_s = None if model is None else model.spec.reclaim.grace_seconds
-        message = lacking_in(pool.get("status"), key[1])
-        entry = None if model is None else entry_of(model, key[1], raw["metadata"].get("labels") or {})
-        guaranteed = 0 if entry is None else entry.guaranteed_gpus
-        return Standing(metadata["name"], acting.gpus, most, message, reclaim_s, _is_silent(raw), guaranteed)
+        lacking, guaranteed = _said_of(pool.get("status"), member)
+        said = [lacking]
+        said += [f"{title_of(each)} matches it too and is younger, so it does not count" for each in younger]
+        return Standing(
+            kind=kind_of_pool(key_of(pool)).kind,
+            pool=metadata["name"],
+            gpus=acting.gpus,
+            most=acting.gpus if model is None else model.spec.gpus,
+            message="; ".join(filter(None, said)),
+            reclaim_s=None if model is None else model.spec.reclaim.grace_seconds,
+            is_planner_silent=_is_silent(raw),
+            guaranteed=guaranteed,
+        )
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
         said = (raw.get("status") or {}).get("pool")
-        if not said or (namespace, said["name"]) in self._informer.objects:
+        if not said:
             return None
-        name, gpus = said["name"], said["grantedGpus"]
-        text = f"GpuPool {name} is gone, so the graph keeps its {gpus} GPUs and gets no more; apply the pool again"
-        return Standing(name, gpus, gpus, f"{text}, without an entry for this graph to release it")
-
-    def _pools(self, namespace: str) -> Iterator[Object]:
-        """Yield a namespace's pools, the oldest first."""
-        found = [self._newest(key) for key in self._informer.objects if key[0] == namespace]
-        yield from sorted(
-            found, key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"])
-        )
-
-    def _pool_of(self, namespace: str, raw: Object) -> Object | None:
-        if not _has_planner(raw):
+        kind, name, gpus = said.get("kind", GPU_POOL.kind), said["name"], said["grantedGpus"]
+        if self._watch.get((namespace if kind == GPU_POOL.kind else "", name)) is not None:
             return None
-        return next((each for each in self._pools(namespace) if self._covers(each, raw)), None)
-
-    def _covers(self, pool: Object, raw: Object) -> bool:
-        """Return whether a pool is for a graph; one whose manifest is wrong keeps the graphs that it has."""
-        model, _ = self._model(pool)
-        metadata = raw["metadata"]
-        if model is None:
-            return metadata["name"] in shares_of(pool.get("status"))
-        return entry_of(model, metadata["name"], metadata.get("labels") or {}) is not None
-
-    def _newest(self, key: Key) -> Object:
-        """Return a pool as the watch shows it, or as the answer to a later write of this process does."""
-        shown, answer = self._informer.objects[key], self._answers.get(key)
-        if answer is not None and answer["metadata"]["uid"] == shown["metadata"]["uid"]:
-            return max((shown, answer), key=lambda each: version_of(each["metadata"]))
-        return shown
-
-    def _model(self, pool: Object) -> tuple[GpuPool | None, str]:
-        """Return a pool as its model, or what is wrong with it."""
-        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"))
-        if identity not in self._models:
-            model, problems = validated(GpuPool, pool)
-            self._models[identity] = (model, message_of(problems))
-        return self._models[identity]
+        text = f"{kind} {name} is gone, so the graph keeps its {gpus} GPUs and gets no more; apply the pool again"
+        return Standing(kind, name, gpus, gpus, f"{text}, without an entry for this graph to release it")
 
     def _held(self, key: Key) -> int:
         return self._gates.held(key, self._cluster.snapshot(key).workers())
 
-    def _changed(self, change: str, pool: Object) -> None:
-        key = key_of(pool)
-        generation = None if change == "DELETED" else pool["metadata"].get("generation")
-        if change == "DELETED":
-            self._answers.pop(key, None)
-            self._nodes.forget(pool["metadata"]["uid"])
-            for each in [each for each in self._models if each[0] == pool["metadata"]["uid"]]:
-                del self._models[each]
-        if self._generations.get(key) != generation:
-            self._generations[key] = generation
-            for graph in self._cluster.known():
-                if graph[0] == key[0]:
-                    self._enqueue(graph, True)
+    def _wake_up(self) -> None:
         self._wake.set()
+
+    def _edited(self, pool: Object, is_deleted: bool) -> None:  # noqa: FBT001 - the watch's callback
+        if is_deleted:
+            self._nodes.forget(pool["metadata"]["uid"])
+        namespace = key_of(pool)[0]
+        for graph in self._cluster.known():
+            if not namespace or graph[0] == namespace:
+                self._enqueue(graph, True)
 
     async def _share_out(self, key: Key) -> None:
         try:
@@ -290,28 +279,31 @@ class GpuPools:
             log.warning("gpu pool not shared out", namespace=key[0], name=key[1], error=str(exc))
 
     async def _step(self, key: Key) -> None:
-        if key not in self._informer.objects:
+        pool, now_s = self._watch.get(key), time.time()
+        if pool is None:
             return
-        pool, now_s = self._newest(key), time.time()
         old, generation = pool.get("status"), pool["metadata"].get("generation", 0)
-        model, wrong = self._model(pool)
+        model, wrong = self._watch.model(pool)
         if model is None:
             await self._write(key, pool, refused_status([wrong], old=old, generation=generation, now_s=now_s))
             return
         before = shares_of(old)
-        unreported = await self._unreported(key[0], before)
-        members, elsewhere, unbounded = self._members(pool, model, before, unreported)
+        matched = self._matched(pool, before, await self._unreported(key, before))
+        members = matched.members
         nodes = await self._nodes.read(
-            model, pool["metadata"]["uid"], generation=generation, namespace=key[0], graphs=members
+            model,
+            pool["metadata"]["uid"],
+            generation=generation,
+            graphs={graph_of(key, name) for name in members},
         )
         found = share_out(model, members, before, now_s, nodes=nodes)
         if found is None:
             for name, each in members.items():
                 if name not in before and each.arrived_with is None:
-                    self._enqueue((key[0], name), True)
+                    self._enqueue(graph_of(key, name), True)
             return
-        problems = problems_of(model, members, elsewhere, unbounded)
-        problems += await self._quotas.problems(model, key[0], pool_gpus(model, nodes))
+        problems = problems_of(model, members, matched.elsewhere, matched.unbounded)
+        problems += await self._quota_problems(key, model, members, nodes)
         status = pool_status(
             model, members, found, problems, old=old, generation=generation, now_s=now_s, nodes=nodes
         )
@@ -319,70 +311,71 @@ class GpuPools:
         for name, share in found.shares.items():
             was = before.get(name)
             is_new = was is None or (was.gpus, was.serial) != (share.gpus, share.serial)
-            if is_new or lacking_in(old, name) != lacking_in(status, name):
-                self._enqueue((key[0], name), True)
-        for name, (lowered, text) in moved(before, found, model.name).items():
-            graph = self._cluster.snapshot((key[0], name)).graph
+            if is_new or _said_of(old, name) != _said_of(status, name):
+                self._enqueue(graph_of(key, name), True)
+        for name, (lowered, text) in moved(before, found, model.title).items():
+            graph = self._cluster.snapshot(graph_of(key, name)).graph
             if graph is not None:
                 reason = "GpusReclaimed" if lowered else "GpusGranted"
                 await self._recorder.emit(graph, EventMessage(reason, text, "ShareOut"))
 
-    async def _unreported(self, namespace: str, names: Iterable[str]) -> dict[Key, Object]:
+    async def _quota_problems(
+        self, key: Key, model: PoolObject, members: Mapping[str, PoolMember], nodes: PoolNodes | None
+    ) -> list[str]:
+        resource = model.spec.resource
+        if not is_of_cluster(key):
+            return await self._quotas.problems(resource, key[0], pool_gpus(model, nodes))
+        guaranteed = Counter[str]()
+        for name, each in members.items():
+            if each.entry is not None:
+                guaranteed[graph_of(key, name)[0]] += each.entry.guaranteed_gpus
+        return await self._quotas.cluster_problems(resource, guaranteed)
+
+    async def _unreported(self, pool: Key, members: Iterable[str]) -> dict[Key, Object]:
         """Return the graphs of which the watch has shown workers alone, as after a restart; those that are gone left out."""
+        self._gone = {each for each in self._gone if self._cluster.snapshot(each).graph is None}
+        missing = {
+            graph for name in members if self._cluster.snapshot(graph := graph_of(pool, name)).graph is None
+        }
         found: dict[Key, Object] = {}
-        missing = {key for name in names if self._cluster.snapshot(key := (namespace, name)).graph is None}
-        self._gone = {key for key in self._gone if key[0] != namespace or key in missing}
-        for key in missing - self._gone:
+        for namespace, name in missing - self._gone:
             try:
-                found[key] = await self._client.get(GRAPH_DEPLOYMENT, key[1], namespace=key[0])
+                found[namespace, name] = await self._client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
             except NotFoundError:
-                self._gone.add(key)
+                self._gone.add((namespace, name))
         return found
 
-    def _members(
-        self,
-        pool: Object,
-        model: GpuPool,
-        shares: Mapping[str, Any],
-        unreported: Mapping[Key, Object],
-    ) -> tuple[dict[str, PoolMember], dict[str, str], list[str]]:
-        """Return a pool's graphs, those that an older pool has, and those without a planner."""
-        namespace, uid = pool["metadata"]["namespace"], pool["metadata"]["uid"]
-        members: dict[str, PoolMember] = {}
-        elsewhere: dict[str, str] = {}
-        unbounded: list[str] = []
-        for key in self._cluster.known():
-            if key[0] != namespace:
+    def _matched(self, pool: Object, shares: Mapping[str, Any], unreported: Mapping[Key, Object]) -> _Matched:
+        key, found = key_of(pool), _Matched()
+        for graph in self._cluster.known():
+            if not is_of_cluster(key) and graph[0] != key[0]:
                 continue
-            raw = self._cluster.snapshot(key).graph or unreported.get(key)
-            held = self._held(key)
+            name = member_of(key, graph)
+            raw = self._cluster.snapshot(graph).graph or unreported.get(graph)
             if raw is None:
-                if key[1] in shares and held:  # workers of a graph that is gone
-                    members[key[1]] = PoolMember(None, bid=(), held=held, leaving=held)
+                if name in shares and (held := self._held(graph)):  # workers of a graph that is gone
+                    found.members[name] = PoolMember(None, bid=(), held=held, leaving=held)
                 continue
-            if not self._covers(pool, raw):
+            if not self._watch.covers(pool, raw):
                 continue
             if not _has_planner(raw):
-                unbounded.append(key[1])
+                found.unbounded.append(name)
                 continue
-            first = self._pool_of(namespace, raw)
-            if first is not None and first["metadata"]["uid"] != uid:
-                elsewhere[key[1]] = first["metadata"]["name"]
+            first = next(self._watch.of(raw))
+            if first["metadata"]["uid"] != pool["metadata"]["uid"]:
+                found.elsewhere[name] = title_of(first)
                 continue
-            standing = self._standings.get(key)
+            standing = self._standings.get(graph)
             if standing is not None and standing.is_planner_silent != _is_silent(raw):
-                self._enqueue(key, True)
-            members[key[1]] = self._member(key, raw, model, pool, held)
-        return members, elsewhere, unbounded
+                self._enqueue(graph, True)
+            found.members[name] = self._member(graph, name, raw, pool)
+        return found
 
-    def _member(self, key: Key, raw: Object, model: GpuPool, pool: Object, held: int) -> PoolMember:
-        metadata, uid, workers = (
-            raw["metadata"],
-            pool["metadata"]["uid"],
-            self._cluster.snapshot(key).workers(),
-        )
+    def _member(self, key: Key, name: str, raw: Object, pool: Object) -> PoolMember:
+        metadata, uid = raw["metadata"], pool["metadata"]["uid"]
+        workers = self._cluster.snapshot(key).workers()
         rows = {row["name"]: row for row in (pool.get("status") or {}).get("graphs") or ()}
-        drains = drains_after(self._drains.get(key), rows.get(key[1], {}), workers, time.time())
+        drains = drains_after(self._drains.get(key), rows.get(name, {}), workers, time.time())
         self._drains[key] = drains
         acting, report = self._acting.get(key), self._reports.get(key)
         is_acting = acting is not None and acting.pool_uid == uid
@@ -392,22 +385,33 @@ class GpuPools:
         if metadata.get("deletionTimestamp"):
             bid = ()
         return PoolMember(
-            entry=entry_of(model, key[1], metadata.get("labels") or {}),
+            entry=self._watch.entry(pool, raw),
             graph=None if report is None else report.graph,
             bid=bid,
-            held=held,
+            held=self._held(key),
             leaving=leaving_gpus(workers),
             serial=acting.serial if acting is not None and is_acting else None,
             arrived_with=acting.gpus if acting is not None and is_acting else None,
             drains=drains,
+            created=metadata.get("creationTimestamp", ""),
         )
 
     async def _write(self, key: Key, pool: Object, status: dict[str, Any]) -> None:
         if is_current(status, pool.get("status")):
             return
-        metadata = {each: pool["metadata"][each] for each in ("name", "namespace", "uid", "resourceVersion")}
-        said = GPU_POOL.of(metadata, status=status)
-        self._answers[key] = await self._client.apply(said, field_manager=OPERATOR, subresource="status")
+        known = pool["metadata"]
+        metadata = {
+            each: known[each] for each in ("name", "namespace", "uid", "resourceVersion") if each in known
+        }
+        said = kind_of_pool(key).of(metadata, status=status)
+        answer = await self._client.apply(said, field_manager=OPERATOR, subresource="status")
+        self._watch.note(answer)
+
+
+def _said_of(status: Mapping[str, Any] | None, name: str) -> tuple[str, int]:
+    """Return what a graph's status repeats of its pool's."""
+    rows = {row["name"]: row for row in (status or {}).get("graphs") or ()}
+    return lacking_in(status, name), rows.get(name, {}).get("guaranteed", 0)
 
 
 def _is_silent(raw: Object) -> bool:

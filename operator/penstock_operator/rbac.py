@@ -51,6 +51,12 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 }
 """Verbs by API group and resource, without those that a runtime's processes need, which are its `ClusterNeeds.verbs`."""
 
+CLUSTER_RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    ("penstock.dev", "clustergpupools"): frozenset({"list", "watch"}),
+    ("penstock.dev", "clustergpupools/status"): frozenset({"patch"}),
+}
+"""What an operator of the complete cluster needs beside `RULES`: on kinds that live in no namespace."""
+
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
 """Groups that the chart grants only where the cluster knows them."""
 
@@ -72,12 +78,18 @@ class Right:
         return f"{self.verb} {full}{'/' if sub else ''}{sub}"
 
 
-OPERATOR_RIGHTS: Final = tuple(
-    Right(group, resource, verb)
-    for (group, resource), verbs in RULES.items()
-    if group not in _OF_OTHERS and (group, resource) not in _OF_SETTINGS
-    for verb in sorted(verbs)
-)
+def _rights_in(rules: Mapping[tuple[str, str], frozenset[str]]) -> tuple[Right, ...]:
+    return tuple(
+        Right(group, resource, verb)
+        for (group, resource), verbs in rules.items()
+        if group not in _OF_OTHERS and (group, resource) not in _OF_SETTINGS
+        for verb in sorted(verbs)
+    )
+
+
+OPERATOR_RIGHTS: Final = _rights_in(RULES)
+CLUSTER_OPERATOR_RIGHTS: Final = (*OPERATOR_RIGHTS, *_rights_in(CLUSTER_RULES))
+"""Of an operator of the complete cluster."""
 
 
 def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:

@@ -97,7 +97,7 @@ def _service_states(
     bids = bids_of(graph.model, with_wants(graph.model, wanted, graph.wants, max_gpu_budget=graph.ceiling))
     if graph.standing is not None:
         asked = bids_of(graph.model, wanted)
-        wanted = within_grant(wanted, asked, gpus=graph.standing.gpus, pool=graph.standing.pool)
+        wanted = within_grant(wanted, asked, gpus=graph.standing.gpus, pool=graph.standing.title)
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
         there = replicas_of(workload)

@@ -76,7 +76,13 @@ class Operator:
         applier = Applier(client, metrics, on_written=self.cluster.note)
         gates = Gates(applier)
         self.pools = GpuPools(
-            client, self.cluster, recorder, gates, namespace=namespace, enqueue=self._enqueue
+            client,
+            self.cluster,
+            recorder,
+            gates,
+            namespace=namespace,
+            operator_class=settings.operator_class,
+            enqueue=self._enqueue,
         )
         parts = Dependencies(
             client=client,
@@ -143,7 +149,7 @@ class Operator:
         """Return why graphs may not be acted on; None if all is well."""
         if self._unserved is not None:
             return f"{self._unserved.plural}: not served; apply the CustomResourceDefinitions"
-        return self.cluster.problem()
+        return self.cluster.problem() or self.pools.problem()
 
     async def _wait_for(self, kind: Kind) -> None:
         """Wait until the API server serves a kind, which kopf looks for but once."""

@@ -69,11 +69,15 @@ class Loads:
 
 
 class BudgetWatch:
-    """Adds up the GPUs of the released, unfinished pods with a label, a graph's, at every event of the API server."""
+    """Adds up the GPUs of the released, unfinished pods with a label, a graph's, at every event of the API server.
 
-    def __init__(self, client, namespace, label="penstock.dev/graph"):
+    ``among`` are the namespaces that count where ``namespace`` is None.
+    """
+
+    def __init__(self, client, namespace, label="penstock.dev/graph", among=None):
         self.most = 0
         self.seen = 0
+        self._among = among
         self._pods = Informer(client, POD, namespace=namespace, on_change=self._changed, labels=label)
 
     @asynccontextmanager
@@ -89,7 +93,8 @@ class BudgetWatch:
 
     def held(self):
         """Return the GPUs of the released, unfinished pods."""
-        views = map(pod_view, self._pods.objects.values())
+        pods = self._pods.objects.items()
+        views = [pod_view(pod) for key, pod in pods if self._among is None or key[0] in self._among]
         return sum(each.gpus for each in views if not each.gated and not each.finished)
 
     def _changed(self, _change, _pod):
@@ -107,10 +112,10 @@ def operate(kubeconfig, namespace):
 
 
 @asynccontextmanager
-async def running(client, namespace, *, loads=None, limits=None, resync_s=300.0):
-    """Run an operator in this process."""
+async def running(client, namespace, *, loads=None, limits=None, resync_s=300.0, **more):
+    """Run an operator in this process; ``more`` are settings."""
     settings = OperatorSettings(
-        namespace=namespace, leader_election=False, metrics_port=0, resync_interval=resync_s
+        namespace=namespace, leader_election=False, metrics_port=0, resync_interval=resync_s, **more
     )
     metrics = OperatorMetrics()
     limits = limits or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)

@@ -8,6 +8,7 @@ import time
 import pytest
 from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, set_status, until
 from planning import INTERVAL_S
+from pooling import DyingClient
 
 from penstock.core.stamps import stamp
 from penstock.kube.informer import Informer
@@ -135,30 +136,6 @@ def favouring(batch):
         {"match": {"name": "chat"}, "guaranteedGpus": 2},
         {"match": {"name": "batch"}, "guaranteedGpus": batch},
     ]
-
-
-class DyingClient:
-    """A client whose process dies at a write: just before the API server gets it, or just before it hears the answer."""
-
-    def __init__(self, client, *, writes, is_answer_lost):
-        self._client, self._left, self._is_answer_lost = client, writes, is_answer_lost
-        self.died = asyncio.Event()
-
-    def __getattr__(self, name):
-        found = getattr(self._client, name)
-        if name not in {"apply", "create", "delete", "patch"}:
-            return found
-
-        async def write(*args, **options):
-            self._left -= 1
-            if self._left < 0 or (self._left == 0 and self._is_answer_lost):
-                if self._left == 0:
-                    await found(*args, **options)
-                self.died.set()
-                await asyncio.Event().wait()
-            return await found(*args, **options)
-
-        return write
 
 
 async def test_an_operator_that_dies_at_each_step_of_a_hand_over_never_exceeds_the_pool(

@@ -16,7 +16,13 @@ from penstock.api.runtimes import SHIPPED
 from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
 from penstock.runtimes import runtime_of
 from penstock_operator.doctor.check import component_of, scope_of
-from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, RULES
+from penstock_operator.rbac import (
+    CLUSTER_OPERATOR_RIGHTS,
+    CLUSTER_RULES,
+    OPERATOR_RIGHTS,
+    PLANNER_RIGHTS,
+    RULES,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "penstock"
@@ -225,7 +231,10 @@ def test_cluster_wide_elects_with_a_role_of_its_own_namespace():
     }
     assert named == {lease_name(each, cluster_wide=True) for each in (OPERATOR, PLANNER)}
     assert sorted(of_kind(objects, "Role")) == ["penstock-operator-election", "penstock-planner-election"]
-    assert rules_of(objects) == rules_of(rendered("default"))
+    wide, narrow = rules_of(objects), rules_of(rendered("default"))
+    more = {(group, resource, verb) for (group, resource), verbs in CLUSTER_RULES.items() for verb in verbs}
+    assert wide == {**narrow, "operator": narrow["operator"] | more}
+    assert more.isdisjoint(narrow["operator"])
 
 
 def test_each_watched_namespace_has_a_role_and_an_operator():
@@ -285,12 +294,17 @@ def test_the_operator_gets_exactly_what_it_calls():
 
 
 @pytest.mark.parametrize(
-    ("component", "rights"), [("operator", OPERATOR_RIGHTS), ("planner", PLANNER_RIGHTS)]
+    ("component", "rights", "setting"),
+    [
+        ("operator", OPERATOR_RIGHTS, "default"),
+        ("operator", CLUSTER_OPERATOR_RIGHTS, "cluster-wide"),
+        ("planner", PLANNER_RIGHTS, "default"),
+    ],
 )
-def test_the_doctor_asks_for_nothing_that_the_chart_does_not_give(component, rights):
+def test_the_doctor_asks_for_nothing_that_the_chart_does_not_give(component, rights, setting):
     """A right that no installation has would be reported as missing everywhere."""
     asked = {(each.group, each.resource, each.verb) for each in rights}
-    assert asked - rules_of(rendered("default"))[component] == set()
+    assert asked - rules_of(rendered(setting))[component] == set()
 
 
 def test_the_chart_labels_what_the_doctor_looks_for():
@@ -385,6 +399,7 @@ def test_definitions_outlive_the_release():
     definitions = of_kind(rendered("default"), "CustomResourceDefinition")
 
     assert sorted(definitions) == [
+        "clustergpupools.penstock.dev",
         "gpupools.penstock.dev",
         "graphdeployments.penstock.dev",
         "profilerequests.penstock.dev",

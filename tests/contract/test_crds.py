@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
+from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, ProfileRequest, ScalingAdapter
 from penstock.api.crd import definitions, file_name
 from penstock.api.crd.__main__ import FOLDERS, write
 from penstock.api.fields import sections
@@ -37,12 +37,14 @@ def test_names_are_the_documented_ones():
         "ProfileRequest": ("profilerequests", ["gpr"]),
         "ScalingAdapter": ("scalingadapters", ["gsa"]),
         "GpuPool": ("gpupools", ["gpool"]),
+        "ClusterGpuPool": ("clustergpupools", ["cgpool"]),
     }
     assert [file_name(each) for each in definitions().values()] == [
         "penstock.dev_graphdeployments.yaml",
         "penstock.dev_profilerequests.yaml",
         "penstock.dev_scalingadapters.yaml",
         "penstock.dev_gpupools.yaml",
+        "penstock.dev_clustergpupools.yaml",
     ]
 
 
@@ -50,7 +52,9 @@ def test_every_rule_in_cel_is_emitted():
     """The definitions carry the models' rules, and no others."""
     attached = {rule["message"] for each in definitions().values() for rule in validations(each)}
     models = [
-        model for kind in (GraphDeployment, ProfileRequest, ScalingAdapter) for _, model in sections(kind)
+        model
+        for kind in (ClusterGpuPool, GpuPool, GraphDeployment, ProfileRequest, ScalingAdapter)
+        for _, model in sections(kind)
     ]
     rows = [rule for model in models for rule in model.rules if rule.cel is not None]
     assert {rule.to_schema()["message"] for rule in rows} == attached

@@ -59,6 +59,14 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
   resources: [dynamoworkermetadatas]
   verbs: [create, get, list, patch, watch]
 {{- end }}
+{{- if .Values.clusterWide }}
+- apiGroups: [penstock.dev]
+  resources: [clustergpupools]
+  verbs: [list, watch]
+- apiGroups: [penstock.dev]
+  resources: [clustergpupools/status]
+  verbs: [patch]
+{{- end }}
 - apiGroups: [penstock.dev]
   resources: [graphdeployments]
   verbs: [get, list, patch, watch]

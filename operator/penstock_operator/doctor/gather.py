@@ -54,7 +54,13 @@ from penstock_operator.doctor.facts import (
     Unreadable,
 )
 from penstock_operator.plan.pods import pod_view
-from penstock_operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS, Right
+from penstock_operator.rbac import (
+    CLUSTER_OPERATOR_RIGHTS,
+    OPERATOR_RIGHTS,
+    PLANNER_RIGHTS,
+    USER_RIGHTS,
+    Right,
+)
 
 ANSWER_S: Final = 10.0
 """Chosen: longest wait for one answer; healthy servers need milliseconds."""
@@ -211,12 +217,13 @@ class _Gatherer:
     async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
         asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
         for each in () if isinstance(deployments, Unreadable) else deployments:
-            component = component_of(each)
-            rights = {"operator": OPERATOR_RIGHTS, "planner": PLANNER_RIGHTS}.get(component)
+            component, scope = component_of(each), scope_of(each)
+            of_operator = CLUSTER_OPERATOR_RIGHTS if scope is None else OPERATOR_RIGHTS
+            rights = {"operator": of_operator, "planner": PLANNER_RIGHTS}.get(component)
             if rights is not None:
                 account = each["spec"]["template"]["spec"].get("serviceAccountName", "default")
                 who = f"system:serviceaccount:{each['metadata']['namespace']}:{account}"
-                asked.append(self._rights_of(who, component, scope_of(each), rights))
+                asked.append(self._rights_of(who, component, scope, rights))
         return tuple(await asyncio.gather(*asked))
 
     async def _rights_of(

@@ -85,13 +85,13 @@ def within_grant(
         wanted: By service.
         bids: Of the worker services.
         gpus: That the pool grants.
-        pool: Its name.
+        pool: Its kind and name.
     """
     fits = granted(bids, gpus)
     found = dict(wanted)
     for name, bid in bids.items():
         number = max(fits[name], bid.floor)
         if number < bid.replicas:
-            text = f"{bid.replicas} replicas are wanted; GpuPool {pool} grants the graph {gpus} GPUs, so {number} are kept"
+            text = f"{bid.replicas} replicas are wanted; {pool} grants the graph {gpus} GPUs, so {number} are kept"
             found[name] = replace(wanted[name], replicas=number, reason="OverGrant", message=text)
     return found

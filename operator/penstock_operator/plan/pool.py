@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import GpuPool, GraphDeployment
-from penstock.api.gpu_pool import PoolEntry, pool_problems
+from penstock.api import GraphDeployment, PoolEntry, PoolObject
+from penstock.api.gpu_pool import pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import seconds, stamp
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate
@@ -41,6 +41,7 @@ class PoolMember:
         serial: Of the grant that it acts under; None: unknown.
         arrived_with: GPUs that it may hold while it has no share yet; None: it does not act under the pool yet.
         drains: Of its workers.
+        created: When the graph was made, RFC 3339; empty: unknown.
     """
 
     entry: PoolEntry | None
@@ -51,6 +52,7 @@ class PoolMember:
     serial: int | None = None
     arrived_with: int | None = None
     drains: DrainTimes = field(default_factory=DrainTimes)
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class PoolShares:
     shares: Mapping[str, Share]
 
 
-def entry_of(pool: GpuPool, name: str, labels: Mapping[str, str]) -> PoolEntry | None:
+def entry_of(pool: PoolObject, name: str, labels: Mapping[str, str], namespace: str) -> PoolEntry | None:
     """Return the first entry that matches a graph."""
-    return next((each for each in pool.spec.graphs if each.match.covers(name, labels)), None)
+    return next((each for each in pool.spec.graphs if each.match.covers(name, labels, namespace)), None)
 
 
 def leaving_gpus(pods: Iterable[PodView]) -> int:
@@ -114,15 +116,27 @@ def shares_of(status: Mapping[str, Any] | None) -> dict[str, Share]:
     }
 
 
-def pool_gpus(pool: GpuPool, nodes: PoolNodes | None) -> int:
+def pool_gpus(pool: PoolObject, nodes: PoolNodes | None) -> int:
     """Return the GPUs that a pool's graphs may hold together now: no more than its nodes offer, where that is known."""
     if nodes is None or nodes.gpus is None:
         return pool.spec.gpus
     return min(pool.spec.gpus, nodes.gpus)
 
 
+def guarantees(pool: PoolObject, members: Mapping[str, PoolMember]) -> dict[str, int]:
+    """Return what each graph is guaranteed: what its entry says as far as the pool has it, the oldest graph first.
+
+    So that nobody takes what another is promised by making more graphs that an entry matches.
+    """
+    left, found = pool.spec.gpus, {}
+    for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):
+        found[name] = 0 if each.entry is None else min(each.entry.guaranteed_gpus, left)
+        left -= found[name]
+    return found
+
+
 def share_out(
-    pool: GpuPool,
+    pool: PoolObject,
     members: Mapping[str, PoolMember],
     shares: PoolState,
     now_s: float,
@@ -145,8 +159,9 @@ def share_out(
         if each.arrived_with is None:
             return None
         state[name] = Share(each.arrived_with, 0, max(each.arrived_with, each.held))
+    promised = guarantees(pool, members)
     bids = {
-        name: _bid(pool, each, state[name], each.bid)
+        name: _bid(pool, each, state[name], each.bid, promised[name])
         for name, each in members.items()
         if each.bid is not None
     }
@@ -154,17 +169,19 @@ def share_out(
     return PoolShares(grants, after)
 
 
-def _bid(pool: GpuPool, member: PoolMember, share: Share, bid: tuple[int, ...]) -> GraphBid:
+def _bid(
+    pool: PoolObject, member: PoolMember, share: Share, bid: tuple[int, ...], guaranteed: int
+) -> GraphBid:
     serial = -1 if member.serial is None else member.serial
     if member.entry is None or member.graph is None:
         return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
     entry, own = member.entry, member.graph.spec.planner.max_gpu_budget
     most = min(pool.spec.gpus, entry.max_gpus or pool.spec.gpus, pool.spec.gpus if own is None else own)
-    return GraphBid(entry.guaranteed_gpus, entry.priority.rank, most, bid, member.held, serial)
+    return GraphBid(guaranteed, entry.priority.rank, most, bid, member.held, serial)
 
 
 def pool_status(
-    pool: GpuPool,
+    pool: PoolObject,
     members: Mapping[str, PoolMember],
     found: PoolShares,
     problems: Collection[str],
@@ -187,8 +204,9 @@ def pool_status(
         nodes: As of `share_out`.
     """
     total = pool_gpus(pool, nodes)
+    promised = guarantees(pool, members)
     rows = [
-        _row(name, members[name], share, found.grants.get(name))
+        _row(name, members[name], share, found.grants.get(name), promised[name])
         for name, share in sorted(found.shares.items())
     ]
     held = sum(row["held"] for row in rows)
@@ -230,24 +248,27 @@ def refused_status(
 
 
 def problems_of(
-    pool: GpuPool, members: Mapping[str, PoolMember], elsewhere: Mapping[str, str], unbounded: Collection[str]
+    pool: PoolObject,
+    members: Mapping[str, PoolMember],
+    elsewhere: Mapping[str, str],
+    unbounded: Collection[str],
 ) -> list[str]:
     """Return what is wrong with a pool beside its graphs, each as a sentence.
 
     Args:
         pool: The pool.
         members: As of `share_out`.
-        elsewhere: Graphs that an older pool has already, with its name.
+        elsewhere: Graphs that an older pool has already, with its kind and name.
         unbounded: Graphs without a planner, which have no budget that the pool could set.
     """
     graphs = [each.graph for each in members.values() if each.graph is not None]
     said = [f"{dotted(path)}: {message}" for path, message in pool_problems(pool, graphs)]
     said += [
-        f"graph {name} draws from GpuPool {other}, which is older; let one of them match it"
+        f"graph {name} draws from {other}, which is older; let one of them match it"
         for name, other in sorted(elsewhere.items())
     ]
     said += [
-        f"graph {graph.name}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue too decides when they start, and "
+        f"graph {pool.called(graph)}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue too decides when they start, and "
         "a GPU that is granted may wait for it; use the pool or Kueue on these nodes"
         for graph in graphs
         if (
@@ -269,14 +290,20 @@ def _is_queued(pod_template: Mapping[str, Any]) -> bool:
 
 
 def moved(before: PoolState, found: PoolShares, pool: str) -> dict[str, tuple[bool, str]]:
-    """Return the graphs whose grant changed: whether it was lowered, and a sentence that names who wants or gives."""
+    """Return the graphs whose grant changed: whether it was lowered, and a sentence that names who wants or gives.
+
+    Args:
+        before: The shares until now.
+        found: Those from now on.
+        pool: Its kind and name.
+    """
     said = {}
     for name, share in found.shares.items():
         was = before.get(name)
         if was is None or was.gpus == share.gpus:
             continue
         lowered = share.gpus < was.gpus
-        text = f"GpuPool {pool} grants {share.gpus} GPUs in place of {was.gpus}"
+        text = f"{pool} grants {share.gpus} GPUs in place of {was.gpus}"
         others = _growing(found) if lowered else _shrunk(before, found)
         others = [each for each in others if each != name]
         if others:
@@ -297,8 +324,7 @@ def _shrunk(before: PoolState, found: PoolShares) -> list[str]:
     )
 
 
-def _row(name: str, member: PoolMember, share: Share, grant: Grant | None) -> dict[str, Any]:
-    guaranteed = 0 if member.entry is None else member.entry.guaranteed_gpus
+def _row(name: str, member: PoolMember, share: Share, grant: Grant | None, guaranteed: int) -> dict[str, Any]:
     wanted = member.held if grant is None else grant.wanted
     row: dict[str, Any] = {
         "name": name,

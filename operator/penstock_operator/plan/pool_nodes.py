@@ -46,22 +46,19 @@ def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int]
     return found, left_out
 
 
-def foreign_gpus(pods: Sequence[Object], resource: str, *, namespace: str, graphs: Collection[str]) -> int:
+def foreign_gpus(pods: Sequence[Object], resource: str, graphs: Collection[tuple[str, str]]) -> int:
     """Return the GPUs that unfinished pods of others ask for.
 
     Args:
         pods: On the pool's nodes.
         resource: Extended resource that is counted.
-        namespace: Of the pool.
-        graphs: Of the pool, whose pods are counted as held.
+        graphs: Of the pool, whose pods are counted as held; namespace and name.
     """
     total = 0
     for pod in pods:
         metadata = pod["metadata"]
-        is_own = (
-            metadata["namespace"] == namespace and (metadata.get("labels") or {}).get(GRAPH_LABEL) in graphs
-        )
-        if is_own or pod.get("status", {}).get("phase") in FINISHED_PHASES:
+        graph = (metadata["namespace"], (metadata.get("labels") or {}).get(GRAPH_LABEL))
+        if graph in graphs or pod.get("status", {}).get("phase") in FINISHED_PHASES:
             continue
         for container in pod.get("spec", {}).get("containers", ()):
             asked = container.get("resources", {}).get("requests", {}).get(resource, 0)

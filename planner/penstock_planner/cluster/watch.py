@@ -173,7 +173,9 @@ class GraphWatch:
         pool = self._pool()
         if pool is None:
             return ""
-        return ": ".join(filter(None, (f"GpuPool {pool['name']}", pool.get("message") or "")))
+        return ": ".join(
+            filter(None, (f"{pool.get('kind', 'GpuPool')} {pool['name']}", pool.get("message") or ""))
+        )
 
     def _pool(self) -> Object | None:
         graph = self._watch.live(self._key)

@@ -20,7 +20,7 @@ from penstock.api.enums import (
     Role,
     Tier,
 )
-from penstock.api.gpu_pool import GpuPool, PoolEntry, entries_of
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolEntry, PoolObject, entries_of
 from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
 from penstock.api.planner import PlannerConfig
 from penstock.api.profile_request import ProfileRequest
@@ -41,6 +41,7 @@ __all__ = [
     "AdmissionConfig",
     "AdmissionMode",
     "BreakerConfig",
+    "ClusterGpuPool",
     "Condition",
     "EnvFrom",
     "EnvVar",
@@ -60,6 +61,7 @@ __all__ = [
     "PlannerConfig",
     "PlannerMode",
     "PoolEntry",
+    "PoolObject",
     "PoolPriority",
     "Predictor",
     "PreemptionConfig",

@@ -1,22 +1,28 @@
-"""The kind GpuPool: GPUs that graphs share, what each is guaranteed, and who borrows first."""
+"""The kinds GpuPool and ClusterGpuPool: GPUs that graphs share, what each is guaranteed, and who borrows first."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from penstock.api.base import WHOLE, DnsLabel, Integer, SpecModel, entry
+from penstock.api.base import WHOLE, DnsLabel, Integer, OperatorClass, SpecModel, entry
 from penstock.api.budget_rules import floor_gpus
 from penstock.api.enums import PoolPriority
 from penstock.api.graph import GraphDeployment, KubernetesObject
-from penstock.api.rule import Breach, KeyPath, Rule
+from penstock.api.rule import Breach, KeyPath, Rule, immutable
 from penstock.api.status import Condition
 from penstock.core.errors import InvalidSpecError, ManifestProblem
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+
+NamespacePattern = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$")
+]
 
 
 class PoolMatch(SpecModel):
@@ -25,7 +31,7 @@ class PoolMatch(SpecModel):
     name: DnsLabel | None = entry(None, "Name of the graph; null: any.")
     labels: dict[str, str] = entry({}, "Labels that the graph carries, all of them.")
 
-    rules = (
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
             path="",
             must="match has a name or labels",
@@ -38,11 +44,26 @@ class PoolMatch(SpecModel):
 
     def fits(self, graph: GraphDeployment) -> bool:
         """Return whether a graph is meant."""
-        return self.covers(graph.name, graph.metadata.labels)
+        return self.covers(graph.name, graph.metadata.labels, graph.metadata.namespace)
 
-    def covers(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return whether a graph of this name and with these labels is meant."""
+    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether a graph of this name and with these labels is meant; ``namespace``: its own, None: not known."""
         return (self.name is None or self.name == name) and self.labels.items() <= labels.items()
+
+
+class ClusterPoolMatch(PoolMatch):
+    """Which graphs of which namespaces an entry is for; every key that is given must fit."""
+
+    namespaces: Annotated[tuple[NamespacePattern, ...], Field(min_length=1, max_length=64)] = Field(
+        description='Namespaces whose graphs may draw: names, or patterns such as team-*; ["*"]: all.'
+    )
+
+    rules = ()
+
+    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
+        """Return whether a graph is meant; one of an unknown namespace only where all are."""
+        is_within = any(fnmatchcase(namespace or "", each) for each in self.namespaces)
+        return is_within and super().covers(name, labels, namespace)
 
 
 class PoolEntry(SpecModel):
@@ -72,6 +93,12 @@ class PoolEntry(SpecModel):
         planner = graph.spec.planner
         own = planner.max_gpu_budget if "max_gpu_budget" in planner.model_fields_set else None
         return min(each for each in (pool_gpus, self.max_gpus, own) if each is not None)
+
+
+class ClusterPoolEntry(PoolEntry):
+    """What each graph that an entry matches may draw, of the namespaces that it names."""
+
+    match: ClusterPoolMatch = Field(description="The graphs that this entry is for.")
 
 
 class PoolReclaim(SpecModel):
@@ -113,8 +140,12 @@ class GpuPoolSpec(SpecModel):
     resource: Annotated[
         str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$")
     ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes.")
+    operator_class: OperatorClass = entry(
+        OPERATOR_CLASS, "Class of the operator that shares it out, and of its graphs; immutable."
+    )
 
     rules = (
+        immutable("operatorClass", "operator class", kind="pool"),
         Rule(
             path="gpus",
             must="the guarantees of a pool's entries fit its GPUs",
@@ -123,6 +154,14 @@ class GpuPoolSpec(SpecModel):
             text="%d GPUs are fewer than guaranteed: %s = %d",
             remedy="raise it or lower guaranteedGpus",
         ),
+    )
+
+
+class ClusterGpuPoolSpec(GpuPoolSpec):
+    """The pool of several namespaces."""
+
+    graphs: Annotated[tuple[ClusterPoolEntry, ...], Field(max_length=64)] = Field(
+        description="Who may draw, at most 64 entries; a graph is matched by one at most."
     )
 
 
@@ -140,7 +179,7 @@ class PoolGpusStatus(SpecModel):
 class PoolGraphStatus(SpecModel):
     """What one graph may hold, and what the allocator remembers of it; GPUs."""
 
-    name: str = Field(description="Of the graph.")
+    name: str = Field(description="Of the graph; in a ClusterGpuPool namespace/name.")
     guaranteed: Integer = entry(0, "That it gets whenever it wants them.")
     held: Integer = entry(0, "Of its existing workers.")
     granted: Integer = entry(0, "That it may hold.")
@@ -159,7 +198,7 @@ class PoolGraphStatus(SpecModel):
 
 
 class GpuPoolStatus(SpecModel):
-    """State of a GpuPool."""
+    """State of a pool."""
 
     observed_generation: Integer = entry(0, "Generation that this status describes.")
     conditions: tuple[Condition, ...] = entry(
@@ -169,29 +208,61 @@ class GpuPoolStatus(SpecModel):
     graphs: tuple[PoolGraphStatus, ...] = entry((), "The graphs that draw.")
 
 
-class GpuPool(KubernetesObject):
+class PoolObject(KubernetesObject):
+    """What both kinds of pool have."""
+
+    spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")
+    status: GpuPoolStatus | None = entry(None, "Written by the operator.")
+
+    @property
+    def title(self) -> str:
+        """Kind and name, as sentences have them."""
+        return f"{self.kind} {self.name}"
+
+    def called(self, graph: GraphDeployment) -> str:
+        """Return a graph's name among the pool's."""
+        return self.member(graph.metadata.namespace, graph.name)
+
+    @staticmethod
+    def member(namespace: str | None, name: str) -> str:  # noqa: ARG004 - for subclasses
+        """Return the name, among the pool's graphs, of one of this namespace and name."""
+        return name
+
+
+class GpuPool(PoolObject):
     """GPUs that the graphs of a namespace share, with guarantees and borrowing; short name gpool."""
 
     kind: Literal["GpuPool"] = entry("GpuPool", "Kind.")
-    spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")
-    status: GpuPoolStatus | None = entry(None, "Written by the operator.")
+
+
+class ClusterGpuPool(PoolObject):
+    """GPUs that graphs of several namespaces share, as in a GpuPool; of no namespace; short name cgpool."""
+
+    kind: Literal["ClusterGpuPool"] = entry("ClusterGpuPool", "Kind.")
+    spec: ClusterGpuPoolSpec = Field(description="The GPUs and who may draw them.")
+
+    @staticmethod
+    def member(namespace: str | None, name: str) -> str:
+        """Return the name, among the pool's graphs, of one of this namespace and name."""
+        return name if namespace is None else f"{namespace}/{name}"
 
 
 _FLOOR_REMEDY: Final = "raise it, or lower the graph's minReplicas, minGpuBudget or minTotalGpus"
 
 
-def pool_problems(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Iterator[tuple[KeyPath, str]]:
+def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterator[tuple[KeyPath, str]]:
     """Yield path and message of everything wrong with a pool beside the graphs that draw from it."""
     matched: dict[str, int] = {}
     for index, each in enumerate(pool.spec.graphs):
         place: KeyPath = ("spec", "graphs", index)
         for graph in filter(each.match.fits, graphs):
-            first = matched.setdefault(graph.name, index)
+            name = pool.called(graph)
+            first = matched.setdefault(name, index)
             if first != index:
-                message = f"graph {graph.name} is matched by graphs[{first}] too; make one of them narrower"
+                message = f"graph {name} is matched by graphs[{first}] too; make one of them narrower"
                 yield (*place, "match"), message
             elif (floor := floor_gpus(graph.spec)) > each.guaranteed_gpus:
-                message = f"{each.guaranteed_gpus} GPUs are fewer than the {floor} that graph {graph.name} never goes below"
+                message = f"{each.guaranteed_gpus} GPUs are fewer than the {floor} that graph {name} never goes below"
                 yield (*place, "guaranteedGpus"), f"{message}; {_FLOOR_REMEDY}"
     counts = Counter(matched.values())
     parts = [each.guaranteed_gpus for i, each in enumerate(pool.spec.graphs) for _ in range(counts[i])]
@@ -200,10 +271,11 @@ def pool_problems(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Iterator[
         message = (
             f"{pool.spec.gpus} GPUs are fewer than guaranteed to the graphs here: {written} = {sum(parts)}"
         )
-        yield ("spec", "gpus"), f"{message}; raise it or lower guaranteedGpus"
+        remedy = "raise it or lower guaranteedGpus; on a cluster the oldest graphs' guarantees count first"
+        yield ("spec", "gpus"), f"{message}; {remedy}"
 
 
-def entries_of(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Mapping[str, PoolEntry]:
+def entries_of(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Mapping[str, PoolEntry]:
     """Return each graph's entry in a pool, by the graph's name.
 
     Raises:
@@ -212,13 +284,11 @@ def entries_of(pool: GpuPool, graphs: Sequence[GraphDeployment]) -> Mapping[str,
     """
     found = {graph.name: each for graph in graphs for each in pool.spec.graphs if each.match.fits(graph)}
     problems = [
-        ManifestProblem(".".join(map(str, path)), f"GpuPool {pool.name}: {message}")
+        ManifestProblem(".".join(map(str, path)), f"{pool.title}: {message}")
         for path, message in pool_problems(pool, graphs)
     ]
     problems += [
-        ManifestProblem(
-            "spec.graphs", f"GpuPool {pool.name}: no entry matches graph {graph.name}; add one for it"
-        )
+        ManifestProblem("spec.graphs", f"{pool.title}: no entry matches graph {graph.name}; add one for it")
         for graph in graphs
         if graph.name not in found
     ]

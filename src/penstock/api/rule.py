@@ -141,15 +141,15 @@ class Rule(Generic[ModelT]):
         return f"[{self.first}[0]].map(k, {made})[0]" if self.first else made
 
 
-def immutable(key: str, what: str) -> Rule[Any]:
-    """Return the rule that a key keeps its value; only an API server sees both versions."""
+def immutable(key: str, what: str, *, kind: str = "graph") -> Rule[Any]:
+    """Return the rule that a key of a kind keeps its value; only an API server sees both versions."""
     return Rule(
         key=key,
         must=f"the {what} is immutable",
         cel="self == oldSelf",
         text="%s was %s and is immutable",
         values=("self", "oldSelf"),
-        remedy="keep it, or make a new graph",
+        remedy=f"keep it, or make a new {kind}",
     )
 
 

@@ -74,7 +74,7 @@ class PlannerStatus(SpecModel):
     budget: Integer | None = entry(None, "GPUs allowed; null: no ceiling.")
     wants: dict[str, Integer] = entry(
         {},
-        "Replicas by role that the planner would have of a GpuPool; empty: what the ScalingAdapters ask for.",
+        "Replicas by role that the planner would have of a GPU pool; empty: what the ScalingAdapters ask for.",
     )
     wants_time: str = entry(
         "", "When it last said so, to the minute, RFC 3339; three minutes later it counts no more."
@@ -98,9 +98,10 @@ class StatusSummary(SpecModel):
 
 
 class PoolShareStatus(SpecModel):
-    """What a GpuPool grants the graph."""
+    """What a pool grants the graph."""
 
-    name: str = Field(description="Of the GpuPool.")
+    kind: str = entry("GpuPool", "Of the pool: GpuPool or ClusterGpuPool.")
+    name: str = Field(description="Of the pool.")
     granted_gpus: Integer = entry(0, "GPUs that the graph's workers may hold now.")
     guaranteed_gpus: Integer = entry(0, "GPUs that the graph gets as soon as it wants them.")
     message: str = entry(
@@ -126,7 +127,7 @@ class GraphStatus(SpecModel):
     conditions: tuple[Condition, ...] = entry((), "Facts, each with its reason.")
     services: dict[str, ServiceStatus] = entry({}, "Replicas by service.")
     summary: StatusSummary = entry(StatusSummary(), "Columns of kubectl get.")
-    pool: PoolShareStatus | None = entry(None, "Its share of a GpuPool; null: it is in none.")
+    pool: PoolShareStatus | None = entry(None, "Its share of a GPU pool; null: it is in none.")
     planner: PlannerStatus = entry(PlannerStatus(), "The planner's last decision.")
 
 

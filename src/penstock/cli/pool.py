@@ -1,4 +1,4 @@
-"""`penstock pool`: who of a machine's, or of a namespace's, GPU pool holds, wants and waits."""
+"""`penstock pool`: who of a machine's, a namespace's or a cluster's GPU pool holds, wants and waits."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class PoolOptions:
         metavar="NAMESPACE",
         unset="this machine's",
     )
+    all_namespaces: bool = flag("Show a ClusterGpuPool.", short=("-A",), default=False)
     connection: Connection = field(default_factory=Connection)
 
 
@@ -53,12 +54,15 @@ class _Shown:
 def pool(*, name: str | None, as_json: bool, **given: Any) -> None:
     """Show what each graph of the GPU pool NAME holds, may hold, wants, and for whose GPUs it waits.
 
-    Without NAME: the only pool of this machine, or with --namespace of that namespace.
+    Without NAME: the only pool of this machine, or with --namespace of that namespace, or the only ClusterGpuPool.
     """
     said = fields.take(PoolOptions, given)
-    if said.namespace is None and said.connection != Connection():
-        raise ConfigError("--kubeconfig, --context: for a cluster; give --namespace, too")
-    found = _local(name) if said.namespace is None else asyncio.run(_of_cluster(name, said))
+    if said.namespace is not None and said.all_namespaces:
+        raise ConfigError("--namespace, --all-namespaces: a GpuPool or a ClusterGpuPool; give one of them")
+    is_local = said.namespace is None and not said.all_namespaces
+    if is_local and said.connection != Connection():
+        raise ConfigError("--kubeconfig, --context: for a cluster; give --namespace or --all-namespaces, too")
+    found = _local(name) if is_local else asyncio.run(_of_cluster(name, said))
     if as_json:
         wrong = {"problems": found.problems} if found.problems else {}
         graphs = [asdict(row) for row in found.graphs]
@@ -85,25 +89,41 @@ def _local(name: str | None) -> _Shown:
 
 
 async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
-    require_packages("penstock pool --namespace", "kubernetes")
-    from penstock.kube.kinds import GPU_POOL  # noqa: PLC0415 - the extra may be absent
+    require_packages("penstock pool of a cluster", "kubernetes")
+    from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL  # noqa: PLC0415 - the extra may be absent
 
-    namespace = said.namespace or ""
+    kind = CLUSTER_GPU_POOL if said.all_namespaces else GPU_POOL
     async with said.connection.open() as client:
         if name is not None:
-            found = await client.get(GPU_POOL, name, namespace=namespace)
+            found = await client.get(kind, name, namespace=said.namespace)
         else:
-            known = list((await client.list(GPU_POOL, namespace=namespace)).items)
+            known = list((await client.list(kind, namespace=said.namespace)).items)
+            if not known and said.all_namespaces:
+                raise NotFoundError("no ClusterGpuPool is here; apply one, or give --namespace for a GpuPool")
             if not known:
                 raise NotFoundError(
-                    f"no GpuPool is in namespace {namespace}; apply one, or see kubectl get gpool -A"
+                    f"no GpuPool is in namespace {said.namespace}; apply one, or see kubectl get gpool -A and "
+                    "penstock pool --all-namespaces"
                 )
             found = _only(known, [each["metadata"]["name"] for each in known])
     found = printable(found)
     status = found.get("status") or {}
     wrong = [each["message"] for each in status.get("conditions") or () if each.get("status") == "False"]
+    if not status:
+        wrong.append(_unseen(found["metadata"]["name"], is_of_cluster=said.all_namespaces))
     total = (status.get("gpus") or {}).get("total", found["spec"].get("gpus", 0))
     return _Shown(found["metadata"]["name"], total, rows_of(holdings_in(status)), tuple(wrong))
+
+
+def _unseen(name: str, *, is_of_cluster: bool) -> str:
+    if is_of_cluster:
+        return (
+            f"ClusterGpuPool {name} is shared out by no operator: it needs one of all namespaces (the chart's clusterWide) of "
+            "its spec.operatorClass"
+        )
+    return (
+        f"GpuPool {name} is shared out by no operator: it needs one of its namespace and spec.operatorClass"
+    )
 
 
 def _chosen(name: str | None) -> PoolStore:

@@ -48,6 +48,7 @@ class Kind:
 
 
 GPU_POOL: Final = Kind("penstock.dev/v1alpha1", "GpuPool", "gpupools")
+CLUSTER_GPU_POOL: Final = Kind("penstock.dev/v1alpha1", "ClusterGpuPool", "clustergpupools", namespaced=False)
 GRAPH_DEPLOYMENT: Final = Kind("penstock.dev/v1alpha1", "GraphDeployment", "graphdeployments")
 SCALING_ADAPTER: Final = Kind("penstock.dev/v1alpha1", "ScalingAdapter", "scalingadapters")
 PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profilerequests")

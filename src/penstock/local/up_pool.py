@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.api import GpuPool, GraphDeployment, PoolEntry, entries_of
+from penstock.api import GraphDeployment, PoolEntry, PoolObject, entries_of
 from penstock.api.manifests import load_graph, load_pool
 from penstock.core.errors import ConfigError
 from penstock.local.build import PoolPlace, UpOptions
@@ -53,7 +53,7 @@ async def up_pool(
 
 
 def _places(
-    pool: GpuPool,
+    pool: PoolObject,
     files: Sequence[Path],
     graphs: Sequence[GraphDeployment],
     entries: Mapping[str, PoolEntry],

@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
-from penstock.api import GpuPool, GraphDeployment, PoolPriority, entries_of
-from penstock.api.manifests import load_pool, parse_manifests
+from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, PoolPriority, entries_of
+from penstock.api.manifests import load_manifests, load_pool, parse_manifests
 from penstock.core.errors import InvalidSpecError
 
 POOL = {
@@ -20,6 +22,9 @@ POOL = {
 
 
 FLOOR_REMEDY = "raise it, or lower the graph's minReplicas, minGpuBudget or minTotalGpus"
+
+
+OLDEST = "on a cluster the oldest graphs' guarantees count first"
 
 
 def graph(name="chat", labels=None, planner=None, **scaling) -> dict:
@@ -95,7 +100,7 @@ def test_a_pool_beside_its_graphs_is_valid():
                 graph("two", {"team": "batch"}),
                 pool({"match": {"labels": {"team": "batch"}}, "guaranteedGpus": 5}),
             ],
-            "spec.gpus: 8 GPUs are fewer than guaranteed to the graphs here: 5 + 5 = 10; raise it or lower guaranteedGpus",
+            "spec.gpus: 8 GPUs are fewer than guaranteed to the graphs here: 5 + 5 = 10; raise it or lower guaranteedGpus; " + OLDEST,
         ),
         (
             [POOL, POOL],
@@ -134,3 +139,64 @@ def test_a_file_holds_one_pool():
 def test_priorities_have_an_order():
     """High borrows before normal, normal before low."""
     assert sorted(PoolPriority, key=lambda each: each.rank) == ["low", "normal", "high"]
+
+
+def cluster_pool(*entries, **spec) -> dict:
+    """A pool of several namespaces."""
+    return {**pool(*entries, **spec), "kind": "ClusterGpuPool"}
+
+
+def within(made, namespace):
+    """A graph in a namespace."""
+    return {**made, "metadata": {**made["metadata"], "namespace": namespace}}
+
+
+@pytest.mark.parametrize(
+    ("match", "graphs", "fits"),
+    [
+        ({"namespaces": ["a"]}, [("a", "chat"), ("b", "chat"), (None, "chat")], [True, False, False]),
+        ({"namespaces": ["team-*"]}, [("team-a", "x"), ("team", "x"), ("my-team-a", "x")], [True, False, False]),
+        ({"namespaces": ["*"]}, [("a", "x"), (None, "x")], [True, True]),
+        ({"namespaces": ["a", "b"], "name": "chat"}, [("b", "chat"), ("b", "x"), ("c", "chat")], [True, False, False]),
+        ({"namespaces": ["a"], "labels": {"team": "batch"}}, [("a", "x")], [False]),
+    ],
+)  # fmt: skip
+def test_an_entry_of_a_clusters_pool_is_for_the_namespaces_that_it_names(match, graphs, fits):
+    """By name or pattern, and for no others; name and labels narrow it."""
+    entry = ClusterGpuPool.model_validate(cluster_pool({"match": match})).spec.graphs[0]
+    models = [GraphDeployment.model_validate(within(graph(name), namespace)) for namespace, name in graphs]
+    assert [entry.match.fits(each) for each in models] == fits
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (cluster_pool({"match": {"name": "chat"}}), "spec.graphs[0].match.namespaces: missing"),
+        (cluster_pool({"match": {"namespaces": []}}), "spec.graphs[0].match.namespaces: "),
+        (cluster_pool({"match": {"namespaces": ["A b"]}}), "spec.graphs[0].match.namespaces[0]: "),
+        (pool({"match": {"name": "chat", "namespaces": ["a"]}}), "spec.graphs[0].match.namespaces: "),
+    ],
+)  # fmt: skip
+def test_nothing_lets_all_namespaces_draw_by_omission(made, text):
+    """A ClusterGpuPool names namespaces, and a GpuPool, which has one, knows no such key."""
+    assert any(each.startswith(text) for each in said(made))
+
+
+def test_graphs_of_one_name_in_two_namespaces_are_told_apart():
+    """In what is said, and in what is guaranteed together."""
+    made = cluster_pool({"match": {"namespaces": ["a", "b"]}, "guaranteedGpus": 5})
+    messages = said(within(graph(), "a"), within(graph(), "b"), made)
+    assert [each.split(";")[0] for each in messages] == [
+        "spec.gpus: 8 GPUs are fewer than guaranteed to the graphs here: 5 + 5 = 10"
+    ]
+    (message,) = said(
+        within(graph(minReplicas=3), "a"), cluster_pool({"match": {"namespaces": ["*"]}, "guaranteedGpus": 4})
+    )
+    assert "fewer than the 6 that graph a/chat never goes below" in message
+
+
+def test_the_sample_of_a_clusters_pool_is_valid():
+    """It stands beside the samples of graphs."""
+    (found,) = load_manifests(Path("manifests/samples/cluster-gpu-pool.yaml")).gpu_pools
+    assert isinstance(found, ClusterGpuPool)
+    assert [each.match.namespaces for each in found.spec.graphs] == [("chat",), ("research-*",)]

@@ -44,7 +44,7 @@ class Client:
 def read(monkeypatch):
     """Return a reader's read, with its client and its clock."""
     now = [0.0]
-    monkeypatch.setattr("penstock_operator.pool_nodes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock_operator.polled.time.monotonic", lambda: now[0])
     client = Client()
     reader = PoolNodeReader(client)
 
@@ -52,7 +52,7 @@ def read(monkeypatch):
         selector = {"gpu": "h100"} if selector is None else selector
         made = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "p"}}
         pool = GpuPool.model_validate({**made, "spec": {"gpus": 9, "nodeSelector": selector, "graphs": []}})
-        return await reader.read(pool, "u", generation=generation, namespace="ns", graphs=())
+        return await reader.read(pool, "u", generation=generation, graphs=())
 
     return SimpleNamespace(read=read, client=client, now=now, reader=reader)
 

@@ -6,15 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.api import GpuPool
 from penstock.core.errors import ForbiddenError, UnavailableError
 from penstock.kube.kinds import RESOURCE_QUOTA
 from penstock_operator.plan.pool_quotas import quota_problems
 from penstock_operator.pool_quotas import PoolQuotaReader
 
 GPU = "nvidia.com/gpu"
-MADE = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "p"}}
-POOL = GpuPool.model_validate({**MADE, "spec": {"gpus": 8, "graphs": []}})
 
 
 def quota(most, name="team", resource=GPU, **more):
@@ -53,7 +50,7 @@ def test_the_sentence_names_both_numbers_and_what_to_do():
 def world(monkeypatch):
     """A reader with its clock and what the API server answers: quotas, or an error."""
     now, calls = [0.0], []
-    monkeypatch.setattr("penstock_operator.pool_quotas.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock_operator.polled.time.monotonic", lambda: now[0])
     found = SimpleNamespace(now=now, calls=calls, answer=[quota("4")])
 
     async def read(kind, *, namespace):
@@ -63,8 +60,20 @@ def world(monkeypatch):
         return SimpleNamespace(items=found.answer)
 
     reader = PoolQuotaReader(SimpleNamespace(list=read))
-    found.said = lambda: reader.problems(POOL, "ns", 8)
+    found.reader = reader
+    found.said = lambda: reader.problems(GPU, "ns", 8)
     return found
+
+
+async def test_a_clusters_pool_is_compared_with_what_it_guarantees_in_each_namespace(world):
+    """A quota of one tenant is below the whole pool as a rule, and no problem."""
+    assert await world.reader.cluster_problems(GPU, {"b": 3, "a": 6}) == [
+        (
+            "ResourceQuota a/team allows 4 nvidia.com/gpu, fewer than the 6 guaranteed to graphs there, so granted workers are "
+            "refused; raise it or lower guaranteedGpus"
+        )
+    ]
+    assert world.calls == [(RESOURCE_QUOTA, "a"), (RESOURCE_QUOTA, "b")]
 
 
 async def test_quotas_are_read_once_a_minute(world):

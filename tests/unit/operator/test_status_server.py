@@ -38,17 +38,25 @@ async def test_liveness_fails_when_only_a_restart_helps(ask, path, fault, expect
 
 
 def test_pools_have_series_by_their_statuses():
-    """One that has no status yet has none."""
+    """One that has no status yet has none; of a ClusterGpuPool each graph's namespace is told."""
     metrics = OperatorMetrics()
     row = {"name": "chat", "guaranteed": 2, "held": 3, "granted": 4, "wanted": 5, "owed": 0}
+    of_cluster = {**row, "name": "team-b/chat"}
     pools = [
+        {"metadata": {"name": "p"}, "status": {"gpus": {"total": 8}, "graphs": [of_cluster]}},
         {"metadata": {"namespace": "ns", "name": "p"}, "status": {"gpus": {"total": 6}, "graphs": [row]}},
         {"metadata": {"namespace": "ns", "name": "new"}},
     ]
     metrics.watch(depth=lambda: 0, graphs=tuple, pools=lambda: pools)
     page = metrics.page().decode()
-    assert 'penstock_operator_pool_gpus{namespace="ns",pool="p",state="total"} 6.0' in page
+    assert 'penstock_operator_pool_gpus{kind="GpuPool",namespace="ns",pool="p",state="total"} 6.0' in page
     assert (
-        'penstock_operator_pool_graph_gpus{graph="chat",namespace="ns",pool="p",state="wanted"} 5.0' in page
+        'penstock_operator_pool_graph_gpus{graph="chat",kind="GpuPool",namespace="ns",pool="p",state="wanted"} 5.0'
+        in page
     )
+    assert (
+        'penstock_operator_pool_gpus{kind="ClusterGpuPool",namespace="",pool="p",state="total"} 8.0' in page
+    )
+    of_graph = 'graph="chat",kind="ClusterGpuPool",namespace="team-b",pool="p",state="wanted"'
+    assert f"penstock_operator_pool_graph_gpus{{{of_graph}}} 5.0" in page
     assert 'pool="new"' not in page

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock.api.base import SpecModel
 from penstock.api.crd.schema import openapi
-from penstock.api.gpu_pool import GpuPool
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
 
@@ -20,6 +20,7 @@ Column = dict[str, Any]
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _CATEGORIES: Final = ("penstock", "all")
+"""Of the namespaced kinds alone: who may list a namespace's objects need not see the cluster's, and `kubectl get all` would fail."""
 
 
 def _column(name: str, path: str, *, of: str = "string", wide: bool = False, about: str = "") -> Column:
@@ -119,7 +120,8 @@ def definitions() -> dict[str, dict[str, Any]]:
     adapter = _definition(ScalingAdapter, "gsa", _ADAPTER_COLUMNS, {"status": {}, "scale": scale})
     request = _definition(ProfileRequest, "gpr", _REQUEST_COLUMNS, {"status": {}})
     pool = _definition(GpuPool, "gpool", _POOL_COLUMNS, {"status": {}})
-    return {each["metadata"]["name"]: each for each in (graph, request, adapter, pool)}
+    of_cluster = _definition(ClusterGpuPool, "cgpool", _POOL_COLUMNS, {"status": {}}, is_namespaced=False)
+    return {each["metadata"]["name"]: each for each in (graph, request, adapter, pool, of_cluster)}
 
 
 def file_name(definition: dict[str, Any]) -> str:
@@ -128,7 +130,12 @@ def file_name(definition: dict[str, Any]) -> str:
 
 
 def _definition(
-    model: type[SpecModel], short: str, columns: tuple[Column, ...], subresources: dict[str, Any]
+    model: type[SpecModel],
+    short: str,
+    columns: tuple[Column, ...],
+    subresources: dict[str, Any],
+    *,
+    is_namespaced: bool = True,
 ) -> dict[str, Any]:
     kind = model.__name__
     plural = f"{kind.lower()}s"
@@ -144,9 +151,9 @@ def _definition(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": list(_CATEGORIES),
+                **({"categories": list(_CATEGORIES)} if is_namespaced else {}),
             },
-            "scope": "Namespaced",
+            "scope": "Namespaced" if is_namespaced else "Cluster",
             "versions": [
                 {
                     "name": _VERSION,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.gpu_pool import GpuPool, pool_problems
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolObject, pool_problems
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.importing import is_importable
 from penstock.api.manifests.nodes import Document, read_documents, read_text
@@ -15,7 +15,7 @@ from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 
-_Kind = GpuPool | GraphDeployment | ProfileRequest | ScalingAdapter
+_Kind = PoolObject | GraphDeployment | ProfileRequest | ScalingAdapter
 
 _Finding = tuple[KeyPath, str]
 
@@ -26,6 +26,7 @@ _KINDS: dict[str, type[_Kind]] = {
     "ScalingAdapter": ScalingAdapter,
     "ProfileRequest": ProfileRequest,
     "GpuPool": GpuPool,
+    "ClusterGpuPool": ClusterGpuPool,
 }
 
 
@@ -36,7 +37,7 @@ class Manifests:
     graphs: tuple[GraphDeployment, ...]
     adapters: tuple[ScalingAdapter, ...]
     profile_requests: tuple[ProfileRequest, ...] = ()
-    gpu_pools: tuple[GpuPool, ...] = ()
+    gpu_pools: tuple[PoolObject, ...] = ()
 
 
 def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
@@ -62,8 +63,8 @@ def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeploymen
     raise InvalidSpecError([ManifestProblem(path="", message=message, file=file)])
 
 
-def load_pool(source: Path | str) -> GpuPool:
-    """Return the one GpuPool of a file or text, as `load_graph` takes them.
+def load_pool(source: Path | str) -> PoolObject:
+    """Return the one GpuPool or ClusterGpuPool of a file or text, as `load_graph` takes them.
 
     Raises:
         InvalidSpecError: With every problem found, also where there is no pool or more than one.
@@ -106,7 +107,7 @@ def parse_manifests(
     graphs = tuple(each for each in models if isinstance(each, GraphDeployment))
     adapters = tuple(each for each in models if isinstance(each, ScalingAdapter))
     requests = tuple(each for each in models if isinstance(each, ProfileRequest))
-    pools = tuple(each for each in models if isinstance(each, GpuPool))
+    pools = tuple(each for each in models if isinstance(each, PoolObject))
     return Manifests(graphs, adapters, requests, pools), problems
 
 
@@ -154,7 +155,7 @@ def _beside(model: _Kind, earlier: Sequence[_Kind]) -> Iterator[_Finding]:
             known = ", ".join(graphs[0].spec.services)
             message = f"{model.spec.service!r} is no service of graph {graphs[0].name} ({known}); choose one of them"
             yield ("spec", "service"), message
-    if isinstance(model, GpuPool):
+    if isinstance(model, PoolObject):
         yield from pool_problems(model, [each for each in earlier if isinstance(each, GraphDeployment)])
     if isinstance(model, ProfileRequest):
         yield from template_of(model)[0]

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from penstock.api.base import SpecModel
 from penstock.api.fields import ANY_NAME, FieldEntry, sections, walk
-from penstock.api.gpu_pool import GpuPool
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool
 from penstock.api.graph import GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import Rule
@@ -25,8 +25,8 @@ _INTRODUCTION = """\
 
 *Written from the models by `python -m penstock.api.manifests.reference`; a test keeps it current.*
 
-A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter`, `ProfileRequest` or `GpuPool`
-(`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
+A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter`, `ProfileRequest`, `GpuPool` or
+`ClusterGpuPool` (`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
 it becomes with `penstock render FILE`, or its Kubernetes objects with `penstock render FILE --kubernetes`.
 Unknown keys are refused; scalars are not coerced (`"8"` is text).
 Seconds are simulated seconds (see [glossary](glossary.md)): `--speed 20` makes twenty of them pass in a real one, except where the key
@@ -75,6 +75,7 @@ _SECTIONS: tuple[tuple[str, type[SpecModel]], ...] = (
     ("ScalingAdapter", ScalingAdapter),
     ("ProfileRequest", ProfileRequest),
     ("GpuPool", GpuPool),
+    ("ClusterGpuPool", ClusterGpuPool),
 )
 
 

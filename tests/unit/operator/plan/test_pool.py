@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api import GpuPool, GraphDeployment
+from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment
 from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock.gpu_pool.waiting import DrainTimes
@@ -17,6 +17,7 @@ from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
     entry_of,
+    guarantees,
     lacking_in,
     leaving_gpus,
     moved,
@@ -35,7 +36,7 @@ POOL = GpuPool.model_validate(
         "metadata": {"name": "shared"},
         "spec": {
             "gpus": 6,
-            "holdSeconds": 0.0,
+            "holdSeconds": 0,
             "graphs": [
                 {"match": {"name": "a"}, "guaranteedGpus": 2, "priority": "high"},
                 {"match": {"labels": {"team": "b"}}, "guaranteedGpus": 2},
@@ -67,15 +68,15 @@ def member(name, wants, held, *, serial=0, arrived=None, leaving=0):
     """Return a graph that wants so many replicas of one GPU."""
     labels = {"team": "b"} if name == "b" else {}
     return PoolMember(
-        entry_of(POOL, name, labels), made(name, labels), (1,) * wants, held, leaving, serial, arrived
+        entry_of(POOL, name, labels, "ns"), made(name, labels), (1,) * wants, held, leaving, serial, arrived
     )
 
 
 def test_the_first_entry_that_matches_is_a_graphs_own():
     """By name, or by labels; another graph has none."""
-    assert entry_of(POOL, "a", {}) is POOL.spec.graphs[0]
-    assert entry_of(POOL, "x", {"team": "b"}) is POOL.spec.graphs[1]
-    assert entry_of(POOL, "x", {}) is None
+    assert entry_of(POOL, "a", {}, "ns") is POOL.spec.graphs[0]
+    assert entry_of(POOL, "x", {"team": "b"}, "ns") is POOL.spec.graphs[1]
+    assert entry_of(POOL, "x", {}, "ns") is None
 
 
 def test_nothing_is_shared_out_before_a_new_graph_acts_under_the_pool():
@@ -128,11 +129,11 @@ def test_a_guarantee_that_waits_names_who_gives_back():
     assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b gives back 3"
     assert said["CeilingRespected"] == "7 of 6 GPUs are held; no worker starts until enough have ended"
     assert said["Valid"] == "x"
-    lowered, text = moved(shares, found, "shared")["b"]
+    lowered, text = moved(shares, found, "GpuPool shared")["b"]
     assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs in place of 6; a wants them")
     after = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 4, serial=2)}
     then = share_out(POOL, after, found.shares, 600.0)
-    assert moved(found.shares, then, "shared")["a"] == (
+    assert moved(found.shares, then, "GpuPool shared")["a"] == (
         False,
         "GpuPool shared grants 2 GPUs in place of 0; b gave back",
     )
@@ -192,7 +193,7 @@ def test_a_pool_has_no_more_than_its_nodes_offer():
 
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
-    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "old"}, ["c"]) == [
+    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "GpuPool old"}, ["c"]) == [
         "graph b draws from GpuPool old, which is older; let one of them match it",
         "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
     ]
@@ -229,7 +230,7 @@ def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected)
     bids = bids_of(graph, wanted)
     assert bids["p"] == RoleBid(2, 1, 1, is_prefill=True)
     assert sizes(bids) == (1,) * 6
-    found = within_grant(wanted, bids, gpus=gpus, pool="shared")
+    found = within_grant(wanted, bids, gpus=gpus, pool="GpuPool shared")
     assert {name: found[name].replicas for name in expected} == expected
     assert found["r"] == Bounded(1)
 
@@ -281,3 +282,62 @@ def test_a_graph_is_granted_no_more_than_its_own_budget():
     budget = budget.model_copy(update={"spec": budget.spec.model_copy(update={"planner": planner})})
     asks = PoolMember(POOL.spec.graphs[0], budget, (1,) * 5, held=2, serial=1)
     assert share_out(POOL, {"a": asks}, {"a": Share(2, 1, 2)}, 0.0).shares["a"].gpus == 3
+
+
+CLUSTER_POOL = ClusterGpuPool.model_validate(
+    {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ClusterGpuPool",
+        "metadata": {"name": "shared"},
+        "spec": {
+            "gpus": 6,
+            "holdSeconds": 0,
+            "graphs": [
+                {"match": {"namespaces": ["x"]}, "guaranteedGpus": 2},
+                {"match": {"namespaces": ["y"]}, "guaranteedGpus": 4},
+            ],
+        },
+    }
+)
+
+
+def of_namespace(namespace, wants, held, **more):
+    """A graph called chat of a namespace, in the cluster's pool."""
+    entry = entry_of(CLUSTER_POOL, "chat", {}, namespace)
+    return PoolMember(entry, made("chat"), (1,) * wants, held, **{"serial": 0, "arrived_with": held, **more})
+
+
+def test_graphs_of_one_name_in_two_namespaces_share_a_clusters_pool():
+    """Each has its own entry and row; what is said of one names the other with its namespace."""
+    members = {"x/chat": of_namespace("x", 6, 2), "y/chat": of_namespace("y", 4, 0)}
+    found = share_out(CLUSTER_POOL, members, {}, 0.0)
+    assert {name: each.gpus for name, each in found.shares.items()} == {"x/chat": 2, "y/chat": 4}
+    status = pool_status(CLUSTER_POOL, members, found, (), old=None, generation=1, now_s=0.0)
+    assert [(row["name"], row["guaranteed"]) for row in status["graphs"]] == [("x/chat", 2), ("y/chat", 4)]
+    assert lacking_in(status, "x/chat").startswith("no 4 more until another wants less: y/chat holds 0")
+    assert entry_of(CLUSTER_POOL, "chat", {}, "z") is None
+
+
+@pytest.mark.parametrize(
+    ("created", "expected"),
+    [
+        ({"y/a": "2026-01-01T00:00:00Z", "y/b": "2026-01-02T00:00:00Z"}, {"y/a": 4, "y/b": 2}),
+        ({"y/a": "2026-01-02T00:00:00Z", "y/b": "2026-01-01T00:00:00Z"}, {"y/a": 2, "y/b": 4}),
+        ({"y/a": "", "y/b": ""}, {"y/a": 4, "y/b": 2}),
+    ],
+)
+def test_of_guarantees_above_the_pool_the_oldest_graphs_count(created, expected):
+    """Who makes another graph that an entry matches takes nothing that an older one is promised; grants and status agree."""
+    members = {name: of_namespace("y", 4, 0, created=at) for name, at in created.items()}
+    assert guarantees(CLUSTER_POOL, members) == expected
+    found = share_out(CLUSTER_POOL, members, {}, 0.0)
+    assert {name: each.gpus for name, each in found.shares.items()} == expected
+    status = pool_status(CLUSTER_POOL, members, found, (), old=None, generation=1, now_s=0.0)
+    assert {row["name"]: row["guaranteed"] for row in status["graphs"]} == expected
+    assert status["gpus"]["borrowed"] == 0
+
+
+def test_the_workers_of_a_graph_that_is_gone_are_guaranteed_nothing():
+    """They leave, and what they held is shared out."""
+    members = {"y/gone": PoolMember(None, bid=(), held=2, leaving=2), "y/chat": of_namespace("y", 4, 0)}
+    assert guarantees(CLUSTER_POOL, members) == {"y/gone": 0, "y/chat": 4}

@@ -78,7 +78,7 @@ def test_foreign_pods_are_left_out_where_they_are_seen():
         pod(8, phase="Succeeded"),
         pod(16, graph="batch"),
     ]
-    assert foreign_gpus(pods, GPU, namespace="ns", graphs={"chat"}) == 21
+    assert foreign_gpus(pods, GPU, {("ns", "chat")}) == 21
     assert count([node("a", 8)], 3) == PoolNodes(5, "1 nodes offer 8 GPUs; foreign pods hold 3")
     assert count([node("a", 8)], 30).gpus == 0
     unseen = count([node("a", 8)], None)

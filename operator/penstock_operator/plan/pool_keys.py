@@ -1,0 +1,41 @@
+"""Names of pools and of their graphs: a ClusterGpuPool lives in no namespace, and names its graphs with theirs. Pure.
+
+A key is namespace and name; the namespace of a ClusterGpuPool is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.api import ClusterGpuPool, GpuPool
+from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, Kind
+
+Key = tuple[str, str]
+
+
+def is_of_cluster(key: Key) -> bool:
+    """Return whether a pool of this namespace and name is a ClusterGpuPool, which lives in no namespace."""
+    return not key[0]
+
+
+def kind_of_pool(key: Key) -> Kind:
+    """Return the kind of the pool with this key."""
+    return CLUSTER_GPU_POOL if is_of_cluster(key) else GPU_POOL
+
+
+def member_of(pool: Key, graph: Key) -> str:
+    """Return a graph's name among a pool's graphs."""
+    return (ClusterGpuPool if is_of_cluster(pool) else GpuPool).member(*graph)
+
+
+def graph_of(pool: Key, member: str) -> Key:
+    """Return namespace and name of a pool's graph."""
+    namespace, _, name = member.rpartition("/")
+    return namespace or pool[0], name
+
+
+def title_of(pool: Mapping[str, Any]) -> str:
+    """Return a pool's kind and name, as sentences have them."""
+    key = (pool["metadata"].get("namespace", ""), pool["metadata"]["name"])
+    return f"{kind_of_pool(key).kind} {key[1]}"

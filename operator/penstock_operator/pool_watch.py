@@ -1,0 +1,164 @@
+"""Which GPU pools there are, as the watches and this process's own writes show them, and which of them match a graph.
+
+GpuPools match graphs of their own namespace, ClusterGpuPools those of the namespaces that their entries name; an operator
+of one namespace sees no ClusterGpuPool. A pool of another operator class is another operator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from penstock.api import ClusterGpuPool, GpuPool, PoolEntry, PoolObject
+from penstock.core.errors import UnavailableError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer, key_of
+from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, Kind
+from penstock.kube.objects.names import is_of_class
+from penstock_operator.cluster import Cluster
+from penstock_operator.plan.pool import entry_of, shares_of
+from penstock_operator.plan.pool_keys import is_of_cluster, kind_of_pool, member_of
+from penstock_operator.queue import Key
+from penstock_operator.trim import Object, version_of
+from penstock_operator.validity import message_of, validated
+
+SERVED_S: Final = 30.0
+"""Between two looks for a kind where the API server does not serve it. Chosen."""
+
+RETRY_S: Final = 5.0
+"""After a look that got no answer. Chosen."""
+
+OnEdit = Callable[[Object, bool], None]
+"""Called with a pool that is new, edited or deleted, and whether it is deleted."""
+
+log = get_logger(__name__)
+
+
+class PoolWatch:
+    """All pools of one operator class, of a namespace or of the cluster; keys are namespace (empty: none) and name."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        *,
+        namespace: str | None,
+        operator_class: str,
+        on_change: Callable[[], None],
+        on_edit: OnEdit,
+    ) -> None:
+        """Prepare; ``on_change`` is called at every change of a pool, ``on_edit`` at one of its manifest."""
+        self._cluster = cluster
+        self._class = operator_class
+        self._on_change, self._on_edit = on_change, on_edit
+        kinds = (GPU_POOL,) if namespace is not None else (GPU_POOL, CLUSTER_GPU_POOL)
+        self._informers = {
+            kind: Informer(client, kind, namespace=namespace, on_change=self._changed) for kind in kinds
+        }
+        self._answers: dict[Key, Object] = {}
+        self._generations: dict[Key, Any] = {}
+        self._models: dict[tuple[str, Any], tuple[PoolObject | None, str]] = {}
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Watch until cancelled; ``ready`` is set once every kind's pools are known, or the API server does not serve it yet."""
+        looked: dict[Kind, asyncio.Event] = {kind: asyncio.Event() for kind in self._informers}
+        async with asyncio.TaskGroup() as group:
+            for kind, informer in self._informers.items():
+                group.create_task(self._watch(kind, informer, looked[kind]), name=kind.plural)
+            for each in looked.values():
+                await each.wait()
+            ready.set()
+
+    async def _watch(self, kind: Kind, informer: Informer, looked: asyncio.Event) -> None:
+        while not await self._is_served(kind):
+            looked.set()
+            await asyncio.sleep(SERVED_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(informer.run(), name=kind.plural)
+            await informer.synced.wait()
+            looked.set()
+
+    async def _is_served(self, kind: Kind) -> bool:
+        while True:
+            try:
+                return await self._cluster.knows(kind)
+            except UnavailableError as exc:
+                log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+
+    def problem(self) -> str | None:
+        """Return why the copy of a kind may be out of date; None while all watches work."""
+        for kind, informer in self._informers.items():
+            if informer.problem is not None:
+                return f"{kind.plural}: {informer.problem}"
+        return None
+
+    def known(self) -> list[Key]:
+        """Return the keys of this class's pools."""
+        return [key for informer in self._informers.values() for key in informer.objects if self.get(key)]
+
+    def get(self, key: Key) -> Object | None:
+        """Return a pool as the watch shows it, or as the answer to a later write of this process does; None: no such pool."""
+        informer = self._informers.get(kind_of_pool(key))
+        shown = None if informer is None else informer.objects.get(key)
+        if shown is None or not is_of_class(shown["spec"], self._class):
+            return None
+        answer = self._answers.get(key)
+        if answer is not None and answer["metadata"]["uid"] == shown["metadata"]["uid"]:
+            return max((shown, answer), key=lambda each: version_of(each["metadata"]))
+        return shown
+
+    def note(self, answer: Object) -> None:
+        """Take over what a write of this process was answered."""
+        self._answers[key_of(answer)] = answer
+
+    def model(self, pool: Object) -> tuple[PoolObject | None, str]:
+        """Return a pool as its model, or what is wrong with it."""
+        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"))
+        if identity not in self._models:
+            found: PoolObject | None
+            if is_of_cluster(key_of(pool)):
+                found, problems = validated(ClusterGpuPool, pool)
+            else:
+                found, problems = validated(GpuPool, pool)
+            self._models[identity] = (found, message_of(problems))
+        return self._models[identity]
+
+    def entry(self, pool: Object, graph: Object) -> PoolEntry | None:
+        """Return a graph's entry in a pool; None: it has none, or the pool's manifest is wrong."""
+        model, _ = self.model(pool)
+        metadata = graph["metadata"]
+        if model is None:
+            return None
+        return entry_of(model, metadata["name"], metadata.get("labels") or {}, metadata["namespace"])
+
+    def covers(self, pool: Object, graph: Object) -> bool:
+        """Return whether a pool is for a graph; one whose manifest is wrong keeps the graphs that it has."""
+        key, of_graph = key_of(pool), key_of(graph)
+        if not is_of_cluster(key) and key[0] != of_graph[0]:
+            return False
+        if self.model(pool)[0] is None:
+            return member_of(key, of_graph) in shares_of(pool.get("status"))
+        return self.entry(pool, graph) is not None
+
+    def of(self, graph: Object) -> Iterator[Object]:
+        """Yield the pools that are for a graph, the oldest first, which is the one that counts."""
+        known = [pool for key in self.known() if (pool := self.get(key)) is not None]
+        yield from sorted(
+            (each for each in known if self.covers(each, graph)),
+            key=lambda each: (each["metadata"]["creationTimestamp"], key_of(each)),
+        )
+
+    def _changed(self, change: str, pool: Object) -> None:
+        key, is_deleted = key_of(pool), change == "DELETED"
+        generation = None if is_deleted else pool["metadata"].get("generation")
+        if is_deleted:
+            self._answers.pop(key, None)
+            for each in [each for each in self._models if each[0] == pool["metadata"]["uid"]]:
+                del self._models[each]
+        if self._generations.get(key) != generation:
+            self._generations[key] = generation
+            self._on_edit(pool, is_deleted)
+        self._on_change()
