@@ -125,7 +125,7 @@ def _spare(case, name):
         (partial(_spare, _case(1, work=_work(0.0)), "projected_work"), "no demand is left"),
         (
             partial(_spare, _case(2, role=D, kv=_kv(0.0)), "projected_kv"),
-            "KV usage of 1 worker would be 0.00, at most 0.45",
+            "KV usage of 1 worker would be 0.00, at most 0.43",
         ),
         (
             partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.signals import Decoding, KvLoad, LightDecoding, TrendForecast, Work
+from penstock_planner.decide.adaptive.signals import (
+    Decoding,
+    KvLoad,
+    LightDecoding,
+    TrendForecast,
+    Work,
+    light_of,
+    usage_of,
+)
 
 BUSY_MOST = 0.9
 """Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
@@ -41,9 +49,15 @@ class Stabilization:
     kv: float
 
 
-OBSERVED_RESTRAINT = Stabilization(sigmas=AHEAD_SIGMAS, kv_ahead=0.7, kv=0.45)
-"""Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
-prefill."""
+KV_MOST = 0.7
+"""Chosen: mean KV usage of a decode pool, above which it grows; at it a worker can take a tenth more."""
+
+OBSERVED_RESTRAINT = Stabilization(
+    sigmas=AHEAD_SIGMAS,
+    kv_ahead=KV_MOST,
+    kv=usage_of(light_of(KV_MOST) * BUSY_AFTER / BUSY_MOST),
+)
+"""One fewer may have as much less KV, some 0.43, as a prefill pool may be less busy."""
 
 
 class GapsView(Protocol):

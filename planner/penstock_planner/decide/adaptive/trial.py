@@ -14,9 +14,6 @@ from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
 
-HELPS_TO = 0.75
-"""Chosen: a replica that leaves more than this of the late share did not help."""
-
 VAIN_MOST = 5
 """Bound: after this many in vain, 32 hours, the pause gets no longer."""
 
@@ -120,10 +117,13 @@ class Trial:
         return replace(self, age_s=age_s)
 
     def judged(self) -> Trial:
-        """Return it with what was found, once enough requests have been served with the replica on trial."""
+        """Return it with what was found, once enough requests have been served with the replica on trial.
+
+        It helped where most of the share that was late is in time.
+        """
         if not self.tried or self.helped is not None or self.first < ENOUGH:
             return self
-        helped = self.share <= HELPS_TO * self.before
+        helped = 2.0 * self.share <= self.before
         return replace(self, helped=helped, vain=0 if helped else self.vain + 1, age_s=0.0)
 
 
