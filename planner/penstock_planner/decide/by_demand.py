@@ -175,7 +175,10 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     load = signals.kv_load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
-        kv = kv.followed(load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s)
+        held = 0.0 if demand is None else demand.in_flight.get(holder, 0.0)
+        # By Little's law.
+        lasts_s = held / work.rate.first if work.rate.first > 0 else 0.0
+        kv = kv.followed(load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, lasts_s=lasts_s)
     quiet_since_s = None if config.scale_to_zero_after_s is None else quiet_since(memory.quiet_since_s, pull)
     is_served = all(pool.ready for pool in pull.pools.values())
     return replace(
@@ -324,7 +327,7 @@ def _case(
         view, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
     )
     has_kv = role is not Role.PREFILL
-    load = memory.kv.load.forecast(0.0, signals.RATE_TAU_S).now
+    load = memory.kv.load.forecast(0.0, signals.RATE_TAU_S)
     return rules.Case(
         role=role,
         pool=pull.pools[role],
@@ -333,7 +336,7 @@ def _case(
         hold_s=hold_s(memory.known_startup_s(role) + config.metric_pulling_interval_s),
         arrivals_s=memory.of(role).arrivals_s(startup_s, at_s),
         work=None if role is Role.DECODE else view,
-        kv=KvView(load, workers.decoding(memory.kv, prefilled_per_s)) if has_kv else None,
+        kv=KvView(load.now, workers.decoding(memory.kv, prefilled_per_s), load.error) if has_kv else None,
         gaps=workers.gaps(prefilled_per_s) if has_kv else None,
         oldest_wait_s=_served_wait_s(demand, memory, at_s),
         rejected=turned_away(window.pulls, role),

@@ -15,7 +15,7 @@ from sla_load import decided_after, step_of
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
-from penstock_planner.decide.adaptive.signals import LightDecoding, Trend
+from penstock_planner.decide.adaptive.signals import KvView, LightDecoding, Trend
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
@@ -385,6 +385,25 @@ def test_a_forecast_of_nothing_has_the_error_of_the_present():
     found = seen.forecast(755.0, 40.0)
     assert (found.ahead, found.error) == (0.0, seen.forecast(0.0, 40.0).error)
     assert found.error < 0.02
+
+
+def test_values_that_repeat_each_other_are_as_uncertain_as_their_means_are():
+    """What lasts for five seconds is counted once in ten: the squared error is ten times that of values that do not."""
+    once, held = Trend(), Trend()
+    for second in range(3000):
+        value = float(second // 10 % 2)
+        once, held = once.followed(value, 1.0, 30.0), held.followed(value, 1.0, 30.0, lasts_s=5.0)
+    assert held.forecast(0.0, 30.0).error == pytest.approx(10**0.5 * once.forecast(0.0, 30.0).error)
+
+
+def test_a_worker_is_kept_for_the_chance_of_its_kv_usage():
+    """Two at 0.1 fit one by their values; what varies by as much in as long as an answer takes does not."""
+
+    def moved(error):
+        return KvView(0.2, LightDecoding(0.1), error).moved(2, 1)
+
+    assert moved(0.0) == pytest.approx(LightDecoding(2 * 0.1 / 1.3).load_on(1))
+    assert moved(0.0) < 0.45 < moved(0.2)
 
 
 # ---------------------------------------------------------------- properties

@@ -180,7 +180,7 @@ def shrinks_at(case: Case) -> float:
         return _kept_rate(case.work, kept.sigmas) / able
     if case.kv is None or not case.pool.ready:
         return 0.0
-    return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(kept.kv)
+    return case.pool.ready * light_of(case.kv.kept_load / case.pool.ready) / light_of(kept.kv)
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:

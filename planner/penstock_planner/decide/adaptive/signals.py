@@ -60,10 +60,11 @@ class Trend:
     noise: float = 0.0
     seen_s: float = 0.0
 
-    def followed(self, value: float, dt_s: float, tau_s: float) -> Trend:
+    def followed(self, value: float, dt_s: float, tau_s: float, *, lasts_s: float = 0.0) -> Trend:
         """Return the trend after a value that held for ``dt_s``, averaged over ``tau_s``.
 
-        Until ``tau_s`` has passed the averages are plain ones, so that the first values do not linger.
+        Until ``tau_s`` has passed the averages are plain ones, so that the first values do not linger. A sum of things that last for
+        ``lasts_s`` repeats itself within twice that: its values there are no more than one, for the noise.
         """
         seen_s = self.seen_s + dt_s
         weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / tau_s))
@@ -71,7 +72,7 @@ class Trend:
         noise_weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / SPAN_S))
         noise = self.noise
         if self.seen_s > 0:
-            noise += noise_weight * (deviation * deviation * dt_s - noise)
+            noise += noise_weight * (deviation * deviation * max(dt_s, 2.0 * lasts_s) - noise)
         first = self.first + weight * deviation
         second = self.second + weight * (first - self.second)
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
@@ -361,7 +362,7 @@ class KvLoad:
     light_s: float = 0.0
     done_tokens: float = 0.0
 
-    def followed(self, load: float, tokens: float, *, ready: int, dt_s: float) -> KvLoad:
+    def followed(self, load: float, tokens: float, *, ready: int, dt_s: float, lasts_s: float) -> KvLoad:
         """Return the KV load after one pull.
 
         Args:
@@ -369,11 +370,12 @@ class KvLoad:
             tokens: Uncached tokens whose prefill ended meanwhile.
             ready: Workers that hold it.
             dt_s: Since the pull before, > 0.
+            lasts_s: How long a request holds it; longer than the average's span is a change, not noise.
         """
         kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
         return KvLoad(
-            load=self.load.followed(load, dt_s, RATE_TAU_S),
+            load=self.load.followed(load, dt_s, RATE_TAU_S, lasts_s=min(lasts_s, RATE_TAU_S)),
             light_s=self.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
             done_tokens=self.done_tokens * kept + tokens,
         )
@@ -417,13 +419,19 @@ class KvView:
     Attributes:
         load: Workers' worth of KV in use or waited for. It is taken to stay: a filling cache rises fast, then levels off.
         decoding: What holds the KV of the arrivals expected when a new replica could be ready.
+        error: Standard error of ``load``.
     """
 
     load: float
     decoding: Decoding
+    error: float = 0.0
+
+    @property
+    def kept_load(self) -> float:
+        """Return the load to keep room for, with its standard error."""
+        return self.load + self.error
 
     def moved(self, ready: int, workers: int) -> float:
-        """Return the load that what ``ready`` workers hold would be on ``workers``."""
-        if not ready:
-            return self.load
-        return LightDecoding(ready * light_of(self.load / ready)).load_on(workers)
+        """Return the load that what ``ready`` workers hold, `kept_load`, would be on ``workers``."""
+        load = self.kept_load
+        return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
