@@ -3,7 +3,7 @@
     python bench/planner/values.py [--cases CASE[:HOURS],...] [--values NAME,...] [--output FILE.json] [--jobs N]
 
 A value is replaced in its module's source as one run's process imports it, so that all that is derived from it follows; nothing is written there.
-With `--output` finished runs are kept, and a killed bench goes on from them while the planner's code is the same.
+The table is Markdown, VALUES.md beside this file. With `--output` finished runs are kept, and a killed bench goes on from them while the planner's code is the same.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ CASES = "flash,mooncake,aggregated-flash,recurring:2,shared:1.5,tenants:1,drifti
 POINT_COSTS = 0.2
 """Of the GPU-hours, for each point below `ENOUGH`; the manifest's default."""
 ENOUGH = 0.99
+
+_HEADER = """# What each chosen value buys
+
+Written by `python bench/planner/values.py {words}`. Of mode `adaptive`'s {count} chosen numbers each is halved and doubled alone, or cut to its
+range: requests in time and GPU-hours of each case, seed 0, the largest change of the share and of the cost (GPU-hours, a fifth more for each
+point in time below 99%), and the mean change of the cost. First is what is dearest to change, whichever way. A
+case tells only of the values that it needs: one of minutes nothing of hours, days and what comes again, one without aggregated workers nothing of those.
+"""
 
 Figures = Mapping[str, Any]
 
@@ -201,6 +209,7 @@ def main(arguments: Sequence[str]) -> int:
     for case in cases:
         _case(case)
     found = _found(options.output, runs_of(values, cases), options.jobs)
+    print(_HEADER.format(count=len(chosen_values()), words=" ".join(arguments)))
     print("\n".join(table(values, cases, found)))
     return 0
 
