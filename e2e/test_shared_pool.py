@@ -23,7 +23,7 @@ POOL = {
     "metadata": {"name": "shared"},
     "spec": {
         "gpus": GPUS,
-        "holdSeconds": 5.0,
+        "holdSeconds": 5,
         "graphs": [
             {"match": {"name": "viral"}, "guaranteedGpus": 2},
             {"match": {"name": "steady"}, "guaranteedGpus": 4},

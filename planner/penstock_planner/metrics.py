@@ -59,22 +59,43 @@ class PlannerMetrics(Collector):
 
 
 async def serve(
-    metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = lambda: None
+    metrics: PlannerMetrics,
+    host: str,
+    port: int,
+    *,
+    unready: Callable[[], str | None],
+    fault: Callable[[], str | None] = lambda: None,
 ) -> HttpServer:
-    """Answer /metrics, and /healthz (also as /health), which fails while ``fault`` says why only a restart helps.
+    """Answer /metrics, /readyz and /healthz (also as /health); port 0 takes a free one.
 
-    Port 0 takes a free one. Raises `PortInUseError`.
+    Args:
+        metrics: Of all graphs.
+        host: Address to listen on.
+        port: Its port.
+        unready: Says why the process neither plans nor stands by; None: it does.
+        fault: Says why only a restart helps; None: all is well.
+
+    Raises:
+        PortInUseError: the port is taken.
     """
+    states = {
+        "/readyz": (unready, "not_ready"),
+        "/healthz": (fault, "unhealthy"),
+        "/health": (fault, "unhealthy"),
+    }
 
     async def handle(request: Request, responder: Responder) -> None:
         if request.path == "/metrics":
             responder.send(200, metrics.page(), content_type=CONTENT_TYPE_LATEST)
-        elif request.path not in ("/healthz", "/health"):
-            responder.send(404, error_body("path: only /metrics and /healthz are here", code="not_found"))
-        elif (why := fault()) is None:
-            responder.send(200, b'{"status":"ok"}')
+        elif request.path not in states:
+            message = "path: only /metrics, /healthz and /readyz are here"
+            responder.send(404, error_body(message, code="not_found"))
         else:
-            responder.send(503, error_body(why, kind="server_error", code="unhealthy"))
+            problem, code = states[request.path]
+            if (why := problem()) is None:
+                responder.send(200, b'{"status":"ok"}')
+            else:
+                responder.send(503, error_body(why, kind="server_error", code=code))
 
     server = HttpServer(handle)
     await server.start(host, port)

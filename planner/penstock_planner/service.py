@@ -26,6 +26,7 @@ from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.options import PlannerOptions
+from penstock_planner.readiness import Readiness
 from penstock_planner.sources.base import SourceChain
 from penstock_planner.sources.frontend import FrontendMetrics, sources_of
 from penstock_planner.sources.prometheus import GraphLabels
@@ -109,6 +110,10 @@ async def run_until_stopped(
     metrics = PlannerMetrics()
     graph = service.graph.name if service.graph is not None else options.namespace
     figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None
+    readiness = Readiness()
+    ticks = readiness.begin(
+        options.namespace, graph, interval_s=clock.to_real_s(settings.config.metric_pulling_interval_s)
+    )
     is_chosen = options.log_dir is not None
     log.info("planner options", **options.model_dump(mode="json"))
     try:
@@ -122,14 +127,14 @@ async def run_until_stopped(
             rotate_bytes=LEDGER_BYTES,
         ) as (ledger, files):
             if service.metrics_port:
-                server = await serve(metrics, service.host, service.metrics_port)
+                server = await serve(metrics, service.host, service.metrics_port, unready=readiness.problem)
             loop = PlannerLoop(
                 settings,
                 target=target,
                 source=_sources(service, pool, router_url, clock),
                 ledger=ledger,
                 time=ModelTime(clock),
-                observers=Observers([figures, files, *([] if observer is None else [observer])]),
+                observers=Observers([figures, ticks, files, *([] if observer is None else [observer])]),
             )
             await loop.run(stop)
             log.info("planner stopped")

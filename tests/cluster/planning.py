@@ -20,7 +20,7 @@ from penstock.kube.objects.names import PLANNER
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
 from penstock_planner.ledger import read_ledger
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1
 """Adjustment interval of every graph."""
 
 WAIT_S = 30.0

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from apiserver import free_port
 from faulty import EVERY_FAULT, Fault
-from operating import until
+from operating import page, says, until
 from planning import is_now
 
 from penstock.kube.kinds import SCALING_ADAPTER
@@ -139,3 +139,27 @@ async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world
         world.kv = 0.7
         await until(lambda: is_now(world.reason(), "Observing"), "it observes")
     assert "ScaledDown" not in {reason for reason, *_ in (await world.events()).values()}
+
+
+async def test_it_is_ready_without_metrics_and_not_without_the_api_server(world, proxy, shaky):
+    """As is one on standby. Ready again by itself."""
+    world.kv = None
+    await world.make_graph()
+    ports = [free_port(), free_port()]
+    direct, world.client = world.client, shaky
+    async with world.planning(metrics_port=ports[0]):
+        world.client = direct
+        await _eventually(world, lambda: is_now(world.reason(), "MetricsMissing"), "metrics are missing")
+        async with world.planning(metrics_port=ports[1]):
+            for port in ports:
+                await until(says(port, "/readyz", "ok"), "both are ready")
+            proxy.play(Fault.RESET, rate=1.0)
+
+            async def is_unready():
+                status, body = await asyncio.to_thread(page, ports[0], "/readyz")
+                return status == 503 and "not_ready" in body
+
+            await until(is_unready, "not ready without the API server", timeout_s=90)
+            assert await says(ports[1], "/readyz")(), "the other one goes on"
+            proxy.heal()
+            await until(says(ports[0], "/readyz", "ok"), "ready again", timeout_s=90)

@@ -25,7 +25,7 @@ def pool(namespace, **changes):
         {"match": {"name": "chat"}, "guaranteedGpus": 2, "priority": "high"},
         {"match": {"name": "batch"}, "guaranteedGpus": 2},
     ]
-    spec = {"gpus": 6, "graphs": graphs, "holdSeconds": 0.0, **changes}
+    spec = {"gpus": 6, "graphs": graphs, "holdSeconds": 0, **changes}
     return GPU_POOL.of({"name": "shared", "namespace": namespace}, spec=spec)
 
 

@@ -271,6 +271,15 @@ def test_helm_test_asks_what_was_installed_whether_it_is_ready(setting, asked):
     compile(container["args"][0], "helm test", "exec")
 
 
+@pytest.mark.parametrize("component", ["operator", "planner"])
+def test_a_process_that_does_not_work_is_not_ready_and_not_restarted_for_it(component):
+    """Its readiness is asked for apart from its life."""
+    deployment = of_kind(rendered("default"), "Deployment")[f"penstock-{component}"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] in {"/health", "/healthz"}
+
+
 def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
     """Kubernetes refuses a Role that grants more than its author holds."""
     granted = rules_of(rendered("default"))["operator"]

@@ -44,6 +44,7 @@ from penstock_planner.files import FileThread
 from penstock_planner.ledger import FILE_NAME
 from penstock_planner.loop import ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.readiness import Readiness
 from penstock_planner.service import boot_id, made_folder, recording
 from penstock_planner.sources.base import ReadingSource, SourceChain
 from penstock_planner.sources.frontend import FrontendMetrics, sources_of
@@ -111,6 +112,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         client, "planner", namespace=namespace, name=lease, operator_class=service.operator_class
     )
     metrics = PlannerMetrics()
+    planner = _Candidate(service, client, election, metrics)
     server = None
     log.info(
         "planner for Kubernetes",
@@ -121,13 +123,41 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
     )
     try:
         if service.metrics_port:
-            server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
-        session = election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
-        is_complete = await run_until(stop, session, grace_s=STOP_S)
+            server = await serve(
+                metrics,
+                service.host,
+                service.metrics_port,
+                unready=planner.unready,
+                fault=lambda: election.overdue,
+            )
+        is_complete = await run_until(stop, election.lead(planner.run), grace_s=STOP_S)
         log.info("planner stopped", is_complete=is_complete)
     finally:
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
+
+
+class _Candidate:
+    """This process, which leads or stands by."""
+
+    def __init__(
+        self, service: ClusterService, client: KubeClient, election: Election, metrics: PlannerMetrics
+    ) -> None:
+        self._service, self._client, self._election, self._metrics = service, client, election, metrics
+        self._session: LeaderSession | None = None
+
+    async def run(self) -> None:
+        """Lead until cancelled."""
+        session = LeaderSession(self._service, self._client, self._election, metrics=self._metrics)
+        self._session = session
+        try:
+            await session.run()
+        finally:
+            self._session = None
+
+    def unready(self) -> str | None:
+        """Return why this process neither plans nor stands by; None if it does."""
+        return self._election.problem if self._session is None else self._session.problem()
 
 
 class LeaderSession:
@@ -147,6 +177,7 @@ class LeaderSession:
         self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
         self._clock = SimulatedClock(SPEED)
         self._files = FileThread()
+        self._readiness = Readiness()
         namespace = None if service.all_namespaces else service.namespace or client.namespace
         fenced = client.fenced(lambda: election.is_leading)
         self._watch = Watch(
@@ -167,6 +198,10 @@ class LeaderSession:
             poll_s=service.profile_poll_s,
         )
         self._watch.subscribe(self.fleet.enqueue)
+
+    def problem(self) -> str | None:
+        """Return why this leader does not plan; None if it does, for graphs without metrics, too."""
+        return self._watch.problem() or self._readiness.problem()
 
     async def run(self) -> None:
         """Watch and plan until cancelled."""
@@ -210,6 +245,8 @@ class LeaderSession:
                 rotate_bytes=LEDGER_BYTES,
             ) as (ledger, files):
                 await self._spread(job.key, stop)
+                interval_s = self._clock.to_real_s(job.plan.config.metric_pulling_interval_s)
+                ticks = self._readiness.begin(*job.key, interval_s=interval_s)
                 loop = PlannerLoop(
                     self._settings(job, memory),
                     target=KubernetesTarget(
@@ -222,10 +259,11 @@ class LeaderSession:
                     source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                     ledger=ledger,
                     time=ModelTime(self._clock),
-                    observers=Observers([figures, *self._listeners(job), files]),
+                    observers=Observers([figures, ticks, *self._listeners(job), files]),
                 )
                 await loop.run(stop)
         finally:
+            self._readiness.end(*job.key)
             for source in sources:
                 if isinstance(source, PrometheusSource):
                     source.close()

@@ -347,24 +347,35 @@ async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(
 
 
 async def test_metrics_and_health_are_served_and_a_taken_port_is_named():
-    """A planner whose leadership ended and whose work did not is not alive; its metrics are still served."""
-    metrics, faults = PlannerMetrics(), []
-    server = await serve(metrics, "127.0.0.1", 0, fault=lambda: faults[0] if faults else None)
+    """One that hangs is not ready, one whose leadership ended and whose work did not is not alive; metrics are still served."""
+    metrics, faults, hangs = PlannerMetrics(), [], []
+    server = await serve(
+        metrics,
+        "127.0.0.1",
+        0,
+        unready=lambda: hangs[0] if hangs else None,
+        fault=lambda: faults[0] if faults else None,
+    )
     pool = ConnectionPool()
 
     async def statuses():
         url = f"http://127.0.0.1:{server.port}"
-        paths = ("/metrics", "/health", "/healthz", "/else")
+        paths = ("/metrics", "/health", "/healthz", "/readyz", "/else")
         return [(await pool.request("GET", url + path)).status for path in paths]
 
     try:
-        assert await statuses() == [200, 200, 200, 404]
+        assert await statuses() == [200, 200, 200, 200, 404]
+        hangs.append("serving/llama: no tick for 200 s")
+        assert await statuses() == [200, 200, 200, 503, 404]
+        answer = await pool.request("GET", f"http://127.0.0.1:{server.port}/readyz")
+        assert b"no tick for 200 s" in answer.body
+        hangs.clear()
         faults.append("lease l: leadership is over")
-        assert await statuses() == [200, 503, 503, 404]
+        assert await statuses() == [200, 503, 503, 200, 404]
         answer = await pool.request("GET", f"http://127.0.0.1:{server.port}/healthz")
         assert b"leadership is over" in answer.body
         with pytest.raises(PortInUseError, match=str(server.port)):
-            await serve(metrics, "127.0.0.1", server.port)
+            await serve(metrics, "127.0.0.1", server.port, unready=lambda: None)
     finally:
         await pool.close()
         await server.close(grace_s=0)
