@@ -48,7 +48,7 @@ elif words[0] == "install":
     if "crds.install=true" in said:
         (here / "crds").write_text("".join(
             f"customresourcedefinition.apiextensions.k8s.io/{{each}}.penstock.dev\\n"
-            for each in ("gpupools", "graphdeployments", "profilerequests", "scalingadapters")))
+            for each in ("clustergpupools", "gpupools", "graphdeployments", "profilerequests", "scalingadapters")))
 elif "delete namespace" in said:
     (here / "namespace").unlink(missing_ok=True)
 elif "delete crd" in said:
@@ -199,7 +199,7 @@ def test_what_cannot_be_removed_is_named(tmp_path, cluster):
         ("context", ["--yes"], "no current context; name one by --context"),
         ("", [], "would make namespace demo-here on context kind-a"),
         ("namespace", ["--yes"], "--namespace demo-here: exists on context kind-a"),
-        ("crds", ["--yes"], "without gpupools.penstock.dev, profilerequests.penstock.dev"),
+        ("crds", ["--yes"], "without clustergpupools.penstock.dev, gpupools.penstock.dev, "),
         ("", ["--yes", "--image", "penstock"], "--image penstock: has no tag"),
         ("", ["--yes", "--speed", "9"], "--speed: a cluster's workers run in real time"),
     ],

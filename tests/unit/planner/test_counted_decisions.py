@@ -33,6 +33,7 @@ def _read(folder):
 def _steady(world):
     """Mode adaptive with a decision every two seconds and traffic that stays as it is."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
+    world.load.kv = lambda _now, workers: 0.6 if workers > 1 else 0.95
     world.load.demand = lambda _now: Demand(
         period_s=1.0,
         arrivals=2.0,
