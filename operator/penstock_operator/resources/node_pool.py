@@ -41,15 +41,9 @@ def gpus_per_pod(graph: GraphDeployment, service: str) -> int:
 
 
 def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
-    """Return name and number of the extended resource that one pod asks for; None if it asks for none.
-
-    Workers that model a GPU (simulated ones and Dynamo's mocker) ask only if their service names a node
-    pool, so that they run on a cluster without GPUs and yet can be set to hold real ones.
-    """
-    pool, gpus = pool_of(graph, service), gpus_per_pod(graph, service)
-    if gpus == 0 or (graph.spec.models_gpus and pool is None):
-        return None
-    return (pool or NodePool()).gpu_resource_name, gpus
+    """Return name and number of the extended resource that one pod asks for; None if it asks for none."""
+    resource = graph.spec.gpu_resource_of(service)
+    return None if resource is None else (resource, gpus_per_pod(graph, service))
 
 
 def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:

@@ -250,6 +250,15 @@ class ClusterGpuPool(PoolObject):
 _FLOOR_REMEDY: Final = "raise it, or lower the graph's minReplicas, minGpuBudget or minTotalGpus"
 
 
+_RESOURCE_REMEDY: Final = "correct it or the node pool's gpuResourceName, or let no entry match the graph"
+
+
+def _others(resource: str, graph: GraphDeployment) -> str:
+    """Return in words what a graph's workers ask for other than a pool's resource; empty: nothing."""
+    asked = {name: graph.spec.gpu_resource_of(name) for name in graph.spec.workers}
+    return ", ".join(f"{name}'s {each}" for name, each in asked.items() if each not in {None, resource})
+
+
 def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterator[tuple[KeyPath, str]]:
     """Yield path and message of everything wrong with a pool beside the graphs that draw from it."""
     matched: dict[str, int] = {}
@@ -264,6 +273,9 @@ def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterat
             elif (floor := floor_gpus(graph.spec)) > each.guaranteed_gpus:
                 message = f"{each.guaranteed_gpus} GPUs are fewer than the {floor} that graph {name} never goes below"
                 yield (*place, "guaranteedGpus"), f"{message}; {_FLOOR_REMEDY}"
+            if first == index and (others := _others(pool.spec.resource, graph)):
+                message = f"{others} of graph {name} count against {pool.spec.gpus} {pool.spec.resource}"
+                yield ("spec", "resource"), f"{message}; {_RESOURCE_REMEDY}"
     counts = Counter(matched.values())
     parts = [each.guaranteed_gpus for i, each in enumerate(pool.spec.graphs) for _ in range(counts[i])]
     if sum(parts) > pool.spec.gpus:

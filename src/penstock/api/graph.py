@@ -204,6 +204,18 @@ class GraphSpec(SpecModel):
         """Services that run the model, by name."""
         return {name: each for name, each in self.services.items() if each.role.is_worker}
 
+    def gpu_resource_of(self, service: str) -> str | None:
+        """Return the extended resource that pods of one service ask for; None: they ask for none.
+
+        Workers that model a GPU (simulated ones and Dynamo's mocker) ask only if their service names a node pool, so that
+        they run on a cluster without GPUs and yet can be set to hold real ones.
+        """
+        spec = self.services[service]
+        if spec.gpus == 0 or (self.models_gpus and spec.node_pool is None):
+            return None
+        pool = NodePool() if spec.node_pool is None else self.node_pools[spec.node_pool]
+        return pool.gpu_resource_name
+
     def image_of(self, service: str) -> str:
         """Return the container image of one service."""
         spec = self.services[service]

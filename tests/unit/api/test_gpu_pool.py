@@ -113,6 +113,61 @@ def test_what_is_wrong_with_a_pool_is_said_at_its_line_with_the_remedy(objects, 
     assert said(*objects) == [expected]
 
 
+def with_nodes(resource, *, on=("prefill", "decode"), **keys) -> dict:
+    """The graph with workers on nodes of one resource."""
+    made = graph(**keys)
+    made["spec"]["nodePools"] = {"there": {"gpuResourceName": resource}}
+    for each in on:
+        made["spec"]["services"][each]["nodePool"] = "there"
+    return made
+
+
+MIG = "nvidia.com/mig-3g.40gb"
+
+OTHER_RESOURCE = "correct it or the node pool's gpuResourceName, or let no entry match the graph"
+
+
+@pytest.mark.parametrize(
+    ("made", "counted", "expected"),
+    [
+        (with_nodes("amd.com/gpu"), "amd.com/gpu", []),
+        (with_nodes(MIG), MIG, []),
+        (graph(), "amd.com/gpu", []),
+        (
+            with_nodes("amd.com/gpu", on=("decode",)),
+            "nvidia.com/gpu",
+            [f"spec.resource: decode's amd.com/gpu of graph chat count against 8 nvidia.com/gpu; {OTHER_RESOURCE}"],
+        ),
+        (
+            with_nodes(MIG),
+            "nvidia.com/gpu",
+            [
+                f"spec.resource: prefill's {MIG}, decode's {MIG} of graph chat count against 8 nvidia.com/gpu; {OTHER_RESOURCE}"
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_workers_that_ask_for_another_resource_than_the_pools_are_named(made, counted, expected):
+    """A pool counts one resource; simulated workers without a node pool ask for none."""
+    assert said(made, pool(resource=counted)) == expected
+
+
+def test_a_real_workers_gpu_is_one_of_nvidia_unless_its_node_pool_names_another():
+    """So a pool of AMD's GPUs names a graph that forgot to."""
+    made = graph()
+    made["spec"]["runtime"] = "vllm"
+    (message,) = [each for each in said(made, pool(resource="amd.com/gpu")) if "spec.resource" in each]
+    assert "prefill's nvidia.com/gpu, decode's nvidia.com/gpu of graph chat" in message
+
+
+@pytest.mark.parametrize("resource", ["gpu.nvidia.com", "gpu"])
+def test_a_pool_counts_no_device_class(resource):
+    """The key and the value are named; GPUs of claims count by gpusPerReplica, whatever the class."""
+    (message,) = said(pool(resource=resource))
+    assert message.startswith("spec.resource: ")
+    assert resource in message
+
+
 def test_a_graph_without_an_entry_cannot_draw():
     """The pool's name, the graph's and what to do."""
     model = GraphDeployment.model_validate(graph("other"))
