@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
-from penstock.api import ProfilePhase
+from penstock.api import ClusterGpuPool, ProfilePhase
 from penstock.api.crd import definitions
 from penstock.kube.objects.names import (
     CLASS_LABEL,
@@ -38,6 +38,7 @@ from penstock_operator.doctor.facts import (
     unknown,
     warning,
 )
+from penstock_operator.plan.pool import entry_of
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less is undetectable; TLS and tokens bear minutes."""
@@ -260,6 +261,46 @@ def _rights(fact: RightsFact) -> Finding:
     return warning(subject, message, f"ask an administrator for them; check with {ask}")
 
 
+def _cluster_gpu_pools(facts: Facts) -> Iterator[Finding]:
+    """Say which ClusterGpuPools nobody shares out: an operator of some namespaces sees none."""
+    pools, deployments = facts.cluster_gpu_pools, facts.deployments
+    if isinstance(deployments, Unreadable):
+        return
+    operators = [each for each in deployments if component_of(each) == "operator"]
+    classes = {class_of(each) for each in operators if scope_of(each) is None}
+    if isinstance(pools, Unreadable):
+        if not classes:
+            yield unknown("ClusterGpuPools", pools.why, "ask who may list them: kubectl get clustergpupools")
+        return
+    for raw in pools:
+        if any(is_of_class(raw["spec"], each) for each in classes):
+            continue
+        name = raw["spec"].get("operatorClass", OPERATOR_CLASS)
+        message = f"counts for no graph: no operator of class {name} watches all namespaces"
+        drawing = _graphs_of(raw, facts)
+        if drawing:
+            message += f"; it is meant for {', '.join(drawing)}"
+        remedy = (
+            f"{INSTALL} --set clusterWide=true --set operatorClass={name}, or a GpuPool in each namespace"
+        )
+        yield warning(f"ClusterGpuPool {raw['metadata']['name']}", message, remedy)
+
+
+def _graphs_of(raw: Object, facts: Facts) -> list[str]:
+    """Return the graphs here that a ClusterGpuPool's entries match; none where its manifest is wrong."""
+    try:
+        pool = ClusterGpuPool.model_validate({**raw, "status": None})
+    except ValueError:
+        return []
+    graphs = () if isinstance(facts.graphs, Unreadable) else (each.graph for each in facts.graphs)
+    return [full_name(each) for each in graphs if _is_meant(pool, each["metadata"])]
+
+
+def _is_meant(pool: ClusterGpuPool, metadata: Object) -> bool:
+    labels = metadata.get("labels") or {}
+    return entry_of(pool, metadata["name"], labels, metadata["namespace"]) is not None
+
+
 def _graphs(facts: Facts) -> Iterator[Finding]:
     if isinstance(facts.graphs, Unreadable):
         yield unknown("graphs", facts.graphs.why, "kubectl get graphdeployments -A")
@@ -326,6 +367,7 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _components,
     lambda facts: (_lease(each, facts.server_now_s) for each in facts.leases),
     lambda facts: map(_rights, facts.rights),
+    _cluster_gpu_pools,
     _graphs,
     _profiles,
 )

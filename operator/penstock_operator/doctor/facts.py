@@ -149,6 +149,7 @@ class Facts:
         crds: By name, the live CustomResourceDefinition; None if absent.
         deployments: Of operator and planner, wherever they could be looked for.
         requested: By node, extended resources that its pods asked for.
+        cluster_gpu_pools: All of them.
     """
 
     url: str
@@ -163,6 +164,7 @@ class Facts:
     rights: tuple[RightsFact, ...] = ()
     graphs: tuple[GraphFacts, ...] | Unreadable = ()
     profiles: tuple[Object, ...] | Unreadable = ()
+    cluster_gpu_pools: tuple[Object, ...] | Unreadable = ()
     nodes: tuple[Object, ...] | Unreadable = ()
     requested: Mapping[str, Mapping[str, int]] | Unreadable = field(default_factory=dict)
 

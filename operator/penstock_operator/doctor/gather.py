@@ -24,6 +24,7 @@ from penstock.core.worker_metrics import names_on_page
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import (
     ACCESS_REVIEW,
+    CLUSTER_GPU_POOL,
     CRD,
     DEPLOYMENT,
     GRAPH_DEPLOYMENT,
@@ -111,8 +112,13 @@ class _Gatherer:
         if isinstance(version, Unreadable):
             return facts
         skew_s = await self._skew_s()
-        crds, deployments, graphs, profiles, (nodes, requested) = await asyncio.gather(
-            self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
+        crds, deployments, graphs, profiles, pools, (nodes, requested) = await asyncio.gather(
+            self._crds(),
+            self._deployments(),
+            self._graphs(),
+            self._profiles(),
+            self._cluster_gpu_pools(),
+            self._nodes(),
         )
         wanted = _wanted_leases(deployments)
         first, seen, rights = await asyncio.gather(
@@ -134,6 +140,7 @@ class _Gatherer:
             rights=rights,
             graphs=graphs,
             profiles=profiles,
+            cluster_gpu_pools=pools,
             nodes=nodes,
             requested=requested,
         )
@@ -184,6 +191,12 @@ class _Gatherer:
 
     async def _profiles(self) -> tuple[Object, ...] | Unreadable:
         return await self._listed(PROFILE_REQUEST, lambda each: each["spec"].get("graph"))
+
+    async def _cluster_gpu_pools(self) -> tuple[Object, ...] | Unreadable:
+        found = await self._seen_or_none(self._client.list(CLUSTER_GPU_POOL, namespace=None))
+        if isinstance(found, Unreadable):
+            return found
+        return () if found is None else tuple(found.items)
 
     async def _listed(
         self, kind: Kind, graph_of: Callable[[Object], str | None]

@@ -376,3 +376,61 @@ def test_every_finding_that_asks_for_action_says_which():
     ]
     for each in (finding for spoil in spoils for finding in check(spoil)):
         assert each.remedy if each.severity is not Severity.OK else not each.remedy, each
+
+
+def cluster_pool(**spec):
+    """A ClusterGpuPool for the graphs of namespace serving."""
+    entry = {"match": {"namespaces": ["serving"]}}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ClusterGpuPool",
+        "metadata": {"name": "shared"},
+        "spec": {"gpus": 8, "graphs": [entry], **spec},
+    }
+
+
+def of_one_namespace():
+    """The operator of one namespace alone."""
+    made = component("operator")
+    made["spec"]["template"]["metadata"]["labels"]["penstock.dev/scope"] = "serving"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "operator", "expected"),
+    [
+        (cluster_pool(), component("operator"), []),
+        (
+            cluster_pool(),
+            of_one_namespace(),
+            ["counts for no graph: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
+        ),
+        (
+            cluster_pool(graphs=[]),
+            of_one_namespace(),
+            ["counts for no graph: no operator of class penstock watches all namespaces"],
+        ),
+        (
+            cluster_pool(operatorClass="other", graphs="wrong"),
+            component("operator"),
+            ["counts for no graph: no operator of class other watches all namespaces"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_clusters_pool_that_nobody_shares_out_is_named_with_the_graphs_that_it_is_for(
+    made, operator, expected
+):
+    """An operator of one namespace sees no ClusterGpuPool, and says nothing on the graphs."""
+    found = check(facts(cluster_gpu_pools=(made,), deployments=(operator, component("planner"))))
+    pools = [each for each in found if each.subject == "ClusterGpuPool shared"]
+    assert [each.message for each in pools] == expected
+    assert all("--set clusterWide=true" in each.remedy for each in pools)
+
+
+@pytest.mark.parametrize(
+    ("operator", "told_of"), [(component("operator"), []), (of_one_namespace(), [FORBIDDEN.why])]
+)
+def test_clusters_pools_that_may_not_be_listed_are_unknown_where_nobody_shares_them_out(operator, told_of):
+    """A tenant often may not; where an operator of the complete cluster runs, the graphs' status says it."""
+    found = check(facts(cluster_gpu_pools=FORBIDDEN, deployments=(operator, component("planner"))))
+    assert [each.message for each in found if each.subject == "ClusterGpuPools"] == told_of
