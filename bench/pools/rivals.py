@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, PoolTerms, Share, granted
+import numpy as np
+from numpy.typing import NDArray
 
-Targets = Mapping[str, int]
+from penstock.gpu_pool.allocator import (
+    Allocator,
+    Grant,
+    GraphBid,
+    PoolState,
+    PoolTerms,
+    Share,
+    granted,
+    wanted_gpus,
+)
+
+FLOORS = 2
+"""Replicas that no graph goes below: one to prefill and one to decode."""
 
 
 def _shares(graphs: Mapping[str, GraphBid], state: PoolState) -> PoolState:
@@ -21,6 +34,11 @@ def _whole(bid: GraphBid, gpus: int) -> int:
             break
         total += size
     return total
+
+
+def _one_more(bid: GraphBid, had: int, gpus: int) -> int:
+    """Return the GPUs of the next replica; 0: there is none, or it does not fit into so many."""
+    return next((more for size in range(1, gpus + 1) if (more := _whole(bid, had + size) - had)), 0)
 
 
 def separate(
@@ -48,26 +66,63 @@ def first_come(
 def by_demand(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], state: PoolState, now_s: float
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """As llm-d's rescale describes it: floors first, the rest by priority x demand, capped at demand; recomputed each time."""
+    """As llm-d's rescale describes it: floors first, the rest by priority x demand, capped at demand; recomputed each time.
+
+    A high priority weighs three times a low one. What rounding to whole replicas leaves goes by the largest remainder.
+    """
     targets = {name: _whole(bid, bid.guaranteed) for name, bid in graphs.items()}
-    wanted = {name: _whole(bid, pool.gpus) for name, bid in graphs.items()}
+    lacks = {name: wanted_gpus(bid) - targets[name] for name, bid in graphs.items()}
     rest = pool.gpus - sum(targets.values())
-    weights = {name: (1 + bid.priority) * (wanted[name] - targets[name]) for name, bid in graphs.items()}
-    total = sum(weights.values())
-    if total:
-        shares = {name: min(rest * weights[name] / total, wanted[name] - targets[name]) for name in graphs}
-        left = rest
-        for name, bid in graphs.items():
-            given = _whole(bid, targets[name] + int(shares[name])) - targets[name]
-            targets[name] += given
-            left -= given
-        for name in sorted(
-            graphs, key=lambda each: int(shares[each]) - shares[each]
-        ):  # the largest remainder first
-            more = _whole(graphs[name], targets[name] + min(left, 1)) - targets[name]
+    weights = {name: (3 + bid.priority) * lacks[name] for name, bid in graphs.items()}
+    exact = {name: min(rest * weights[name] / (sum(weights.values()) or 1), lacks[name]) for name in graphs}
+    due = {name: targets[name] + exact[name] for name in graphs}
+    for name, bid in graphs.items():
+        given = _whole(bid, int(due[name])) - targets[name]
+        targets[name] += given
+        rest -= given
+    while True:
+        able = {name: more for name, bid in graphs.items() if (more := _one_more(bid, targets[name], rest))}
+        if not able:
+            break
+        name = max(able, key=lambda each: due[each] - targets[each])
+        targets[name] += able[name]
+        rest -= able[name]
+    return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+
+
+def clairvoyant(
+    wants: Mapping[str, Sequence[int]], requests: Mapping[str, NDArray[np.int64]], *, is_bound: bool
+) -> Allocator:
+    """Return the division of an oracle: GPUs go where they serve most requests of the next start-up.
+
+    Args:
+        wants: GPUs that each graph wants without a limit, by second.
+        requests: That arrive, by second.
+        is_bound: It keeps guarantees and lends by priority first, as the product does.
+    """
+
+    def allocate(
+        pool: PoolTerms, graphs: Mapping[str, GraphBid], state: PoolState, now_s: float
+    ) -> tuple[Mapping[str, Grant], PoolState]:
+        begin, end = int(now_s), int(now_s + pool.startup_s) + 1
+        needs = {name: max([wanted_gpus(bid), *wants[name][begin:end]]) for name, bid in graphs.items()}
+        floors = {
+            name: bid.guaranteed if is_bound else sum(bid.replicas[:FLOORS]) for name, bid in graphs.items()
+        }
+        targets = {name: _whole(bid, floors[name]) for name, bid in graphs.items()}
+        left = pool.gpus - sum(targets.values())
+        worth = {name: float(requests[name][begin:end].sum()) / max(1, needs[name]) for name in graphs}
+        ranks = {name: bid.priority if is_bound else 0 for name, bid in graphs.items()}
+        for name in sorted(graphs, key=lambda each: (-ranks[each], -worth[each])):
+            more = max(0, min(left, needs[name] - targets[name]))
+            # Above its bid of now, a graph is kept what it will want.
+            if targets[name] + more < wanted_gpus(graphs[name]):
+                more = _whole(graphs[name], targets[name] + more) - targets[name]
             targets[name] += more
             left -= more
-    return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+        return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+
+    return allocate
 
 
 RIVALS: Mapping[str, Allocator] = {

@@ -44,23 +44,44 @@ def within_grant(
     """
     grant = config.grant or 0
     fits = granted(bids, grant)
-    stay = _staying(proposals, fits, grant)
+    stay = _staying(proposals, bids, fits, grant)
     return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals]
 
 
-def _staying(proposals: Sequence[RoleProposal], fits: Mapping[Role, int], grant: int) -> dict[Role, int]:
+def _staying(
+    proposals: Sequence[RoleProposal], bids: Mapping[Role, RoleBid], fits: Mapping[Role, int], grant: int
+) -> dict[Role, int]:
     """Return the replicas of each role that may stay: of those furthest above what fits the fewest go.
 
-    A role above what fits keeps it while all fit together, since what is wanted changes from second to second.
+    A role above what fits keeps it while all fit together, since what is wanted changes from second to second; but where
+    another role lacks a replica that the grant has no more room for, and would still have the smaller share of what it wants
+    with it, one goes.
     """
     stay = {each.role: each.pool.replicas + min(0, each.change) for each in proposals}
-    sizes = {each.role: each.engine_gpus for each in proposals}
-    above = sum(sizes[role] * replicas for role, replicas in stay.items()) - grant
+    above = sum(bids[role].gpus * replicas for role, replicas in stay.items()) - grant
     while above > 0:
-        role = max((role for role in stay if sizes[role]), key=lambda role: stay[role] - fits[role])
+        role = max((role for role in stay if bids[role].gpus), key=lambda role: stay[role] - fits[role])
         stay[role] -= 1
-        above -= sizes[role]
+        above -= bids[role].gpus
+    giver = _giver(stay, bids, fits, -above)
+    if giver is not None:
+        stay[giver] -= 1
     return stay
+
+
+def _giver(
+    stay: Mapping[Role, int], bids: Mapping[Role, RoleBid], fits: Mapping[Role, int], free: int
+) -> Role | None:
+    """Return the role that gives a replica to another one for which ``free`` GPUs are too few; None: none does."""
+    over = [role for role, bid in bids.items() if stay[role] > max(fits[role], bid.floor) and bid.gpus]
+    for taker, bid in bids.items():
+        if stay[taker] >= fits[taker] or bid.gpus <= free:
+            continue
+        after = (stay[taker] + 1) / bid.replicas
+        for giver in over:
+            if stay[giver] - 1 >= after * bids[giver].replicas:
+                return giver
+    return None
 
 
 def bids_in(decision: Decision) -> dict[Role, RoleBid]:

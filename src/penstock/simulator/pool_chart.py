@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -12,11 +12,16 @@ from matplotlib.ticker import MaxNLocator
 from penstock.report.drawing import BLACK, GREY, LINE_COLOURS, blank_figure, legend_above, save_all
 from penstock.simulator.pool import PoolRun
 
+_ROW_INCHES: Final = 1.5
+"""Of each graph's axes at least, so that their labels do not overlap."""
+
 
 def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]:
     """Write the picture and return its path."""
     figure = blank_figure(f"GPUs of pool {result['pool']['name']}")
-    held_axes, *wanted_axes = figure.subplots(1 + len(result["graphs"]), 1, sharex=True)
+    rows = 1 + len(result["graphs"])
+    figure.set_figheight(max(figure.get_figheight(), _ROW_INCHES * rows))
+    held_axes, *wanted_axes = figure.subplots(rows, 1, sharex=True)
     hours = np.array([sample.at_s for sample in run.samples]) / 3600
     held = [[sample.held[row["graph"]] for sample in run.samples] for row in result["graphs"]]
     colours = [LINE_COLOURS[place % len(LINE_COLOURS)] for place in range(len(held))]
@@ -30,11 +35,11 @@ def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]
         axes.step(hours, wanted, where="post", color=GREY, linewidth=0.8, label="wanted")
         axes.step(hours, values, where="post", color=colour, linewidth=1.2, label="held")
         axes.axhline(row["guaranteed"], color=BLACK, linestyle=":", linewidth=0.8, label="guaranteed")
-        axes.set_ylabel(f"{row['graph']}, GPUs")
+        axes.set_ylabel(f"{row['graph']},\nGPUs")
         axes.set_ylim(0, 1.1 * result["pool"]["gpus"])
     for axes in (held_axes, *wanted_axes):
         axes.margins(x=0.0)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     legend_above(wanted_axes[0])
     wanted_axes[-1].set_xlabel("hours, virtual time")
     return save_all([(path.name, lambda: figure)], path.parent)

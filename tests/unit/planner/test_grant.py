@@ -119,10 +119,49 @@ def test_a_lowered_grant_is_given_back_at_once_and_in_ratio(monkeypatch):
     assert bid_sizes(decision) == (1,) * 8
 
 
-def test_what_fits_together_stays_though_another_ratio_is_wanted(monkeypatch):
-    """Wants change from second to second: no worker is drained for a ratio."""
+def test_a_role_with_more_than_its_share_gives_to_one_that_lacks(monkeypatch):
+    """Decode has all that it wants and prefill a quarter, of as many GPUs as there are: decode gives one, and no second."""
     decision, _ = decided(monkeypatch, {P: 6, D: 0}, counts={P: 2, D: 3}, grant=5)
-    assert desired(decision) == {P: 2, D: 3}
+    assert desired(decision) == {P: 2, D: 2}
+    assert "decode 3 -> 2: 3 replicas wanted, 2 fit into the 5 GPUs that the pool grants" in {
+        each.sentence for each in decision.roles
+    }
+    decision, _ = decided(monkeypatch, {P: 5, D: 1}, counts={P: 3, D: 2}, grant=5)
+    assert desired(decision) == {P: 3, D: 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "grant", "floor"),
+    [
+        # A replica's move would leave decode the smaller share: wants change from second to second.
+        ({P: 2, D: 0}, {P: 3, D: 2}, 5, 1),
+        # There is room without it.
+        ({P: 6, D: 0}, {P: 2, D: 3}, 6, 1),
+        # Decode's floor.
+        ({P: 6, D: 0}, {P: 2, D: 3}, 5, 3),
+    ],
+)
+def test_what_fits_together_stays_though_another_ratio_is_wanted(monkeypatch, changes, counts, grant, floor):
+    """No worker is drained for a ratio alone."""
+    decision, _ = decided(monkeypatch, changes, counts=counts, grant=grant, min_replicas={P: 1, D: floor})
+    assert desired(decision)[D] == counts[D]
+
+
+@given(
+    st.fixed_dictionaries({P: st.integers(1, 8), D: st.integers(1, 8)}),
+    st.fixed_dictionaries({P: st.integers(1, 6), D: st.integers(1, 6)}),
+    st.integers(2, 12),
+)
+def test_the_same_wants_move_no_gpu_to_and_fro(wanted, counts, grant):
+    """Decision after decision on what the one before made, roles come to rest; what fits is never exceeded again."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        seen = [counts]
+        for _ in range(24):
+            changes = {role: wanted[role] - seen[-1][role] for role in wanted}
+            decision, _ = decided(monkeypatch, changes, counts=seen[-1], grant=grant)
+            seen.append(desired(decision))
+    assert seen[-1] == seen[-2] == seen[-3]
+    assert all(sum(each.values()) <= max(grant, 2) for each in seen[1:])
 
 
 def test_a_scale_down_of_the_planner_itself_is_kept(monkeypatch):
