@@ -162,8 +162,10 @@ class Cluster:
             if await self._has_any(kind):
                 self._watch(kind)
         await self._listed()
-        named = {each.node for held in self._snapshots.values() for each in held.views() if each.bound}
-        self._group.create_task(self._deleted_nodes.run(named))
+        self._group.create_task(self._deleted_nodes.run(self._named_nodes))
+
+    def _named_nodes(self) -> set[str]:
+        return {each.node for held in self._snapshots.values() for each in held.views() if each.bound}
 
     async def _listed(self) -> None:
         for informer in tuple(self._informers.values()):

@@ -24,6 +24,9 @@ MAX_DELETED: Final = 10_000
 RETRY_S: Final = 10.0
 """Pause where the API server did not say whether nodes may be watched; real seconds, chosen."""
 
+FORBIDDEN_RETRY_S: Final = 60.0
+"""Pause where it forbids that: a right may be given, and a refused token renewed, while this process leads; real seconds, chosen."""
+
 log = get_logger(__name__)
 
 
@@ -31,10 +34,15 @@ class DeletedNodes:
     """The names of nodes that were deleted and not made again."""
 
     def __init__(
-        self, client: KubeClient, on_change: Callable[[str], None], *, retry_s: float = RETRY_S
+        self,
+        client: KubeClient,
+        on_change: Callable[[str], None],
+        *,
+        retry_s: float = RETRY_S,
+        forbidden_retry_s: float = FORBIDDEN_RETRY_S,
     ) -> None:
         """Prepare; ``on_change`` is called with the name of a node that was deleted, or is back."""
-        self._retry_s = retry_s
+        self._retry_s, self._forbidden_retry_s = retry_s, forbidden_retry_s
         self._client = client
         self._on_change = on_change
         self._deleted: LruCache[str, bool] = LruCache(MAX_DELETED)
@@ -47,29 +55,33 @@ class DeletedNodes:
         """Return how many are known to be deleted."""
         return len(self._deleted)
 
-    async def run(self, named: set[str]) -> None:
-        """Watch until cancelled, or return where that is not allowed; ``named`` are the nodes of pods that were listed before."""
-        if not await self._may_watch():
-            log.info("nodes not watched: a deleted node is noticed once its pods go; see rbac.nodes")
-            return
+    async def run(self, named: Callable[[], set[str]]) -> None:
+        """Watch until cancelled, from when that is allowed; ``named`` returns the nodes of pods, which were there before."""
+        await self._allowed()
+        before = named()
         informer = Informer(self._client, NODE, namespace=None, trim=_name, on_change=self._changed)
         async with asyncio.TaskGroup() as group:
             group.create_task(informer.run())
             await informer.synced.wait()
-            for name in named - {name for _, name in informer.objects}:
+            for name in before - {name for _, name in informer.objects}:
                 self._forget_or_add(name, is_deleted=True)
 
-    async def _may_watch(self) -> bool:
+    async def _allowed(self) -> None:
+        """Wait until nodes may be listed; a refusal is logged once."""
+        is_told = False
         while True:
             try:
                 await self._client.raw_get("/api/v1/nodes?limit=1")
             except (ForbiddenError, NotFoundError):
-                return False
+                if not is_told:
+                    log.info("nodes not watched: a deleted node is noticed once its pods go; see rbac.nodes")
+                is_told = True
+                await asyncio.sleep(self._forbidden_retry_s)
             except ClusterError as exc:
                 log.warning("nodes not listed", error=str(exc), retry_s=self._retry_s)
                 await asyncio.sleep(self._retry_s)
             else:
-                return True
+                return
 
     def _changed(self, change: str, node: Object) -> None:
         if change != "MODIFIED":

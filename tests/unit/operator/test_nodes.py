@@ -81,20 +81,34 @@ async def test_a_node_that_was_never_seen_is_none_that_was_deleted():
         assert conditions(api)["Ready"]["status"] == "True"
 
 
-async def test_without_the_right_nothing_is_known_to_be_deleted():
-    """Asked again while the API server does not answer, and not once it forbids."""
-    api, changed = WithNodes(), []
-    api.refusals = [UnavailableError("away"), ForbiddenError("403: nodes is forbidden")]
-    deleted = DeletedNodes(api, changed.append, retry_s=0.0)
-    await deleted.run({"n"})
-    assert ("n" in deleted, changed, api.refusals) == (False, [], [])
+async def test_without_the_right_nothing_is_known_to_be_deleted_until_it_is_given():
+    """Asked again while the API server does not answer, and while it forbids; missed are then the nodes of the pods there are."""
+    api, changed, named = WithNodes("late"), [], {"early"}
+    api.refusals = [
+        UnavailableError("away"),
+        ForbiddenError("401"),
+        ForbiddenError("403: nodes is forbidden"),
+    ]
+    deleted = DeletedNodes(api, changed.append, retry_s=0.0, forbidden_retry_s=0.0)
+
+    def at_last():
+        assert api.refusals == []
+        return named
+
+    watching = asyncio.create_task(deleted.run(at_last))
+    await asyncio.sleep(0)
+    named = {"late", "gone"}
+    await told(api)
+    assert (changed, "early" in deleted, "gone" in deleted) == (["gone"], False, True)
+    watching.cancel()
+    await asyncio.wait({watching})
 
 
 async def test_only_nodes_that_come_or_go_are_told():
     """A heartbeat changes nothing; a node that comes back is told once."""
     api, changed = WithNodes("a"), []
     deleted = DeletedNodes(api, changed.append)
-    watching = asyncio.create_task(deleted.run({"a", "b"}))
+    watching = asyncio.create_task(deleted.run(lambda: {"a", "b"}))
     await told(api)
     assert (changed, "b" in deleted, "a" in deleted) == (["b"], True, False)
     for change in ("MODIFIED", "DELETED", "ADDED", "MODIFIED"):
