@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, NodePool
+from penstock.api import GraphDeployment
 from penstock.core.errors import ManifestProblem
 
 GPU_RESOURCES: Final = (
@@ -79,10 +79,9 @@ def uncounted_devices(
                     "operator.gpuResources, and set the node pool's gpuResourceName"
                 )
                 yield ManifestProblem(path=f"{path}.{place}", message=message)
-        gpus = (pool or NodePool()).gpu_resource_name
-        is_asked_for = service.gpus > 0 and not (graph.spec.models_gpus and pool is None)
+        gpus = graph.spec.gpu_resource_of(name)
         is_claimed = claimed_gpus(graph, name, claimed or {}) is not None
-        if is_asked_for and not is_claimed and _has_claims_beside(gpus, service.pod_template.get("spec")):
+        if gpus is not None and not is_claimed and _has_claims_beside(gpus, service.pod_template.get("spec")):
             message = (
                 f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'
