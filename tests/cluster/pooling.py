@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from operating import until
+
 
 class DyingClient:
     """A client whose process dies at a write: just before the API server gets it, or just before it hears the answer."""
@@ -27,3 +29,28 @@ class DyingClient:
             return await found(*args, **options)
 
         return write
+
+
+async def die_at_each_step(client, operating, moved):
+    """Let operators die at their first to fourth write, one after the other, until GPUs have moved; return how many died.
+
+    Args:
+        client: Of the API server.
+        operating: Runs an operator with a client.
+        moved: Returns whether the GPUs have moved.
+    """
+    deaths = 0
+    for life in range(60):
+        dying = DyingClient(client, writes=1 + life // 2 % 4, is_answer_lost=bool(life % 2))
+        async with operating(dying):
+
+            async def ended(dying=dying):
+                return dying.died.is_set() or await moved()
+
+            await until(ended, "the next death, or the end", timeout_s=60)
+        if not dying.died.is_set():
+            break
+        deaths += 1
+    async with operating(client):
+        await until(moved, "the hand-over", timeout_s=90)
+    return deaths

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, until
-from pooling import DyingClient
+from pooling import die_at_each_step
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, GRAPH_DEPLOYMENT, SCALING_ADAPTER
@@ -160,20 +160,7 @@ async def test_an_operator_that_dies_at_each_step_never_exceeds_a_clusters_pool(
             await until(world.has("held", 4, 2), "four borrowed", timeout_s=60)
         await world.guarantee(2, 4)
         await world.ask(world.theirs, 2, 2)
-        deaths = 0
-        for life in range(60):
-            dying = DyingClient(world.client, writes=1 + life // 2 % 4, is_answer_lost=bool(life % 2))
-            async with world.operating(dying):
-
-                async def ended(dying=dying):
-                    return dying.died.is_set() or await moved()
-
-                await until(ended, "the next death, or the end", timeout_s=60)
-            if not dying.died.is_set():
-                break
-            deaths += 1
-        async with world.operating():
-            await until(moved, "the hand-over", timeout_s=90)
+        deaths = await die_at_each_step(world.client, world.operating, moved)
     assert watch.most == 6
     assert deaths >= 5
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, set_status, until
 from planning import INTERVAL_S
-from pooling import DyingClient
+from pooling import die_at_each_step
 
 from penstock.core.stamps import stamp
 from penstock.kube.informer import Informer
@@ -154,20 +154,9 @@ async def test_an_operator_that_dies_at_each_step_of_a_hand_over_never_exceeds_t
             await until(rows(client, namespace, held={"batch": 2, "chat": 4}), "four borrowed", timeout_s=60)
         await edit(client, namespace, {"graphs": favouring(4)}, name="shared", kind=GPU_POOL)
         await ask(client, namespace, "batch", prefill=2, decode=2)
-        deaths = 0
-        for life in range(60):
-            dying = DyingClient(client, writes=1 + life // 2 % 4, is_answer_lost=bool(life % 2))
-            async with running(dying, namespace, loads=Loads(IDLE)):
-
-                async def ended(dying=dying):
-                    return dying.died.is_set() or await moved()
-
-                await until(ended, "the next death, or the end", timeout_s=60)
-            if not dying.died.is_set():
-                break
-            deaths += 1
-        async with running(client, namespace, loads=Loads(IDLE)):
-            await until(moved, "the hand-over", timeout_s=90)
+        deaths = await die_at_each_step(
+            client, lambda each: running(each, namespace, loads=Loads(IDLE)), moved
+        )
     assert watch.most == 6
     assert deaths >= 5
 
