@@ -191,7 +191,7 @@ class StatusListener:
     def tick(self, view: View) -> None:
         """Set what the loop does now."""
         reason, message = self._reason(view)
-        self._is_edited = self._is_edited or bool(view.left_to.keys() - set(self._external))
+        self._is_edited = self._is_edited or self._is_left(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             self._report = replace(self._report, reason=reason, message=message)
         else:
@@ -206,18 +206,23 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
+        """Keep the sentences of a decision that changes something or is the first after an edit, and which limits bind."""
         self._follow_limits(decision)
         self._follow_shares(decision)
         self._follow_bid(decision)
         for role in decision.roles:
             self._follow_failure(role, view)
-        said = decision.changes or (decision.roles if self._is_edited else ())
+        follows_edit = self._is_edited and not self._is_left(view)
+        said = decision.changes or (decision.roles if follows_edit else ())
         if said:
             self._is_edited = False
             sentence = "; ".join(role.sentence for role in said)
             self._report = self._report.after(sentence, decision.id, stamp(view.wall_s))
             self._say(self._report)
+
+    def _is_left(self, view: View) -> bool:
+        """Return whether a role that the planner owns is left to another writer for now."""
+        return bool(view.left_to.keys() - set(self._external))
 
     def _follow_limits(self, decision: Decision) -> None:
         found = [(role, step) for role in decision.roles for step in role.steps if step.name == "limit"]

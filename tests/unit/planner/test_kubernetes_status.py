@@ -270,6 +270,20 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     assert said[-1].earlier[0]["decisionId"] == before
 
 
+async def test_a_held_edit_adds_one_decision_not_one_each_interval(world):
+    """While a role is left to who edited it, its decisions repeat each other and would push out those that changed something."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = lambda now: Demand(period_s=1.0)
+    world.load.kv = lambda now, _workers: 0.5
+    world.edit_at(20.0, D, 3)
+    said = []
+    world.watch(StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append))
+    await world.run_until(120)
+    assert PlannerReason.SCALED_BY in {report.reason for report in said}
+    assert len({report.decision_id for report in said if report.decision_id}) == 1
+    assert said[-1].last_decision.startswith("decode 3: ")
+
+
 def test_a_report_keeps_ten_decisions_through_a_restart():
     """Newest first, read back from the status, so that who starts later shows them, too."""
     report = Report(PlannerReason.OBSERVING, "", 1)
