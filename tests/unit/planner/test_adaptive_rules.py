@@ -84,11 +84,11 @@ def _spare(case, name):
     [
         (
             partial(_lack, _case(work=_work(8000.0, backlog_tokens=91_903.0)), "backlog"),
-            "77903 tokens will be left in 7 s, more than 1 worker clears in 10 s",
+            "77903 tokens will be left in 7 s, more than 1 worker clears in 7 s",
         ),
         (
             partial(_lack, _case(2, work=_work(8000.0, backlog_tokens=184_000.0)), "backlog"),
-            "100000 tokens will be left in 7 s, more than 2 workers clear in 10 s",
+            "100000 tokens will be left in 7 s, more than 2 workers clear in 7 s",
         ),
         (
             partial(_lack, _case(work=_work(9500.0)), "demand"),
@@ -172,7 +172,7 @@ LATE = Trial(first=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, lat
                 "left_tokens": 14_000.0,
                 "clears_in_s": None,
             },
-            10.0,
+            7.0,
             "grow",
         ),
         (
@@ -295,11 +295,11 @@ def test_demand_is_to_be_kept_by_the_workers_that_stay():
 
 
 def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_most():
-    """20,000 tokens are left at the horizon and cleared within two SLOs of 5 s: 2,000 tokens/s beside 5,000 that arrive."""
+    """20,000 tokens are left at the horizon and cleared within the SLO of 5 s: 4,000 tokens/s beside 5,000 that arrive."""
     work, pool = _work(5000.0, backlog_tokens=55_000.0), PoolCounts(1)
     assert left_tokens(work, pool, (), 7.0) == pytest.approx(20_000.0)
     assert left_tokens(work, pool, (5.0, 9.0), 7.0) == 0.0
-    assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=5.0) == pytest.approx(7000.0)
+    assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=5.0) == pytest.approx(9000.0)
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=0.5) == pytest.approx(10_000.0)
 
 

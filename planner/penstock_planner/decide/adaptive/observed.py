@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.signals import (
+    FULL,
     Decoding,
     KvLoad,
     LightDecoding,
@@ -16,12 +17,12 @@ from penstock_planner.decide.adaptive.signals import (
     usage_of,
 )
 
-BUSY_MOST = 0.9
-"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
+BUSY_MOST = FULL
+"""Demand may fill this share of a prefill pool's throughput before it grows, as the planner document has it for KV. Its workers share one queue in
 the router, so that three at 0.9 still answer log-normal prompts within seconds."""
 
 BUSY_AFTER = 0.75
-"""Chosen: and this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
+"""Chosen: it may fill this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
 the scoreboard's poisson, day and sine."""
 
 SHARES = {Role.AGGREGATED: 0.7}

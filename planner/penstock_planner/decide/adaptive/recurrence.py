@@ -13,14 +13,14 @@ SLOT_S = STARTUP_S
 SLOTS_MOST = 1440
 """Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
-TURNS_LEAST = (3, 6)
-"""Chosen: a period is believed once it has been seen for this many turns: the first that comes within a slot, the second within three."""
+TURNS_LEAST = 3
+"""Chosen: a period is believed once it has been seen for this many turns; where what comes may be early or late by more slots than one, for as many
+times more, as chance is near so many times as often."""
 
-COMES_LEAST = 0.6
-"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some come too late or early; so
-much came one to three periods after the same; and after a shorter time less did. What is due for longer than that saves little."""
+CUT = 1
+"""Slots by which what comes again to the second may be early or late: it lies on either side of a slot's end."""
 
-NEAR = (1, 3)
+NEAR = 3
 """Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ by up to eight slots, but
 one of three is near; by chance three slots are taken only where they make the period shorter than one does."""
 
@@ -44,7 +44,7 @@ class Recurrence:
     slot_s: float = 0.0
     is_asked: bool = False
     period: int = 0
-    near: int = NEAR[0]
+    near: int = CUT
     due_s: float = 0.0
 
     @property
@@ -75,15 +75,19 @@ class Recurrence:
 def period_of(asked: int, slots: int) -> tuple[int, int]:
     """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does.
 
-    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only.
+    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only. A period is believed in so
+    far as most of what was asked for came again a period later, and most of it one to three periods after the same, as one run in five is
+    left out and some come too late or early. What is due for most of the time saves little.
     """
-    exact, wide = (
-        _period_within(near, asked, slots, slots // turns)
-        for near, turns in zip(NEAR, TURNS_LEAST, strict=True)
-    )
+    exact, wide = (_period_within(near, asked, slots, _longest(near, slots)) for near in (CUT, NEAR))
     # Up to three slots before it a period agrees, too: one at the end of what is searched may be such a neighbour.
-    is_wide = 0 < wide <= slots // TURNS_LEAST[1] - NEAR[1] and not 0 < exact < 1.5 * wide
-    return (wide, NEAR[1]) if is_wide else (exact, NEAR[0])
+    is_wide = 0 < wide <= _longest(NEAR, slots) - NEAR and not 0 < exact < 1.5 * wide
+    return (wide, NEAR) if is_wide else (exact, CUT)
+
+
+def _longest(near: int, slots: int) -> int:
+    """Return the longest period that so many slots can tell."""
+    return slots // (TURNS_LEAST * near)
 
 
 def _period_within(near: int, asked: int, slots: int, most: int) -> int:
@@ -100,16 +104,19 @@ def _period_within(near: int, asked: int, slots: int, most: int) -> int:
         if not came or not before:
             continue
         due = _due(around, period) & all_since
-        again = (before & around).bit_count() / before.bit_count()
+        again = _is_most(before & around, before)
         share = due.bit_count() / (slots - period)
-        has_fallen = has_fallen or again < COMES_LEAST
-        comes = (came & due).bit_count() >= COMES_LEAST * came.bit_count()
-        if has_fallen and comes and again >= COMES_LEAST and share <= COMES_LEAST:
+        has_fallen = has_fallen or not again
+        if has_fallen and again and _is_most(came & due, came) and 2 * share < 1:
             if share < least:
                 best, least = period, share
         elif best:
             break
     return best
+
+
+def _is_most(part: int, slots: int) -> bool:
+    return 2 * part.bit_count() > slots.bit_count()
 
 
 def _due(around: int, period: int) -> int:

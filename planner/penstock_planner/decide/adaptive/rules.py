@@ -25,10 +25,6 @@ from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
-CLEAR_SLOS = 2.0
-"""Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear, or a start-up where that is
-longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
-
 
 @dataclass(frozen=True, slots=True)
 class RoleFinding:
@@ -308,24 +304,26 @@ def prefilled_per_s(
 ) -> float:
     """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
 
-    That is what arrives; while a backlog is cleared, as much more as its workers can do.
+    That is what arrives; while a backlog is cleared, within the SLO, as much more as its workers can do.
     """
     arriving = arriving_per_s(work)
     left = left_tokens(work, pool, arrivals_s, horizon_s)
-    clearing = arriving + left / (CLEAR_SLOS * slo_s) if left else 0.0
+    clearing = arriving + left / slo_s if left else 0.0
     return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the time to clear what will be left when a new replica could be ready with the SLO."""
+    """Compare the time to clear what will be left when a new replica could be ready with the SLO, or with a start-up where that is longer.
+
+    For less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late.
+    """
     if work.tokens_per_s is None:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
     left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
     drain_rate = case.pool.replicas * speed - work.level.now
     clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
-    least_s = CLEAR_SLOS * case.slo_s
-    most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
+    most_s = max(case.slo_s, case.horizon_s) if case.workers.has_shadows else case.slo_s
     applies = clears_s > most_s and not case.is_early and not work.is_alone
     inputs = {
         "backlog_tokens": work.backlog_tokens,
