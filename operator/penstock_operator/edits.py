@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, dotted
+from penstock.api.manifests.validation import problems_outside_pools
 from penstock.core.errors import ManifestProblem
 from penstock.core.lru_cache import LruCache
 from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
@@ -33,12 +34,12 @@ class Edits:
     """Validates each edit once, and remembers the last one that was carried out."""
 
     def __init__(self) -> None:
-        self._models: LruCache[Key, tuple[tuple[str, int], ValidatedGraph]] = LruCache(MODELS)
+        self._models: LruCache[Key, tuple[tuple[str, int, bool], ValidatedGraph]] = LruCache(MODELS)
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
-    def of(self, key: Key, raw: Object) -> ValidEdits:
-        """Return the edits of a graph to try in turn."""
-        model, problems = self._newest(key, raw)
+    def of(self, key: Key, raw: Object, *, draws: bool) -> ValidEdits:
+        """Return the edits of a graph to try in turn; ``draws``: it draws from a GPU pool."""
+        model, problems = self._newest(key, raw, draws)
         edits = () if model is None else ((current_spec(raw), model),)
         last = self._last_served(key, raw)
         if last is not None and last[0].generation not in {each.generation for each, _ in edits}:
@@ -54,11 +55,14 @@ class Edits:
         self._models.forget(key)
         self._served.forget(key)
 
-    def _newest(self, key: Key, raw: Object) -> ValidatedGraph:
-        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
+    def _newest(self, key: Key, raw: Object, draws: bool) -> ValidatedGraph:  # noqa: FBT001 - as of `of`
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0), draws)
         known = self._models.get(key)
         if known is None or known[0] != identity:
-            known = identity, validated(GraphDeployment, raw)
+            model, problems = validated(GraphDeployment, raw)
+            if model is not None and not draws and (found := problems_outside_pools(model)):
+                model, problems = None, tuple(ManifestProblem(dotted(path), text) for path, text in found)
+            known = identity, (model, problems)
             self._models.put(key, known)
         return known[1]
 

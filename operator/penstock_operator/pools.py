@@ -33,6 +33,7 @@ from penstock_operator.plan.pool import (
     lacking_in,
     leaving_gpus,
     moved,
+    own_bound,
     pool_gpus,
     pool_status,
     problems_of,
@@ -231,8 +232,8 @@ class GpuPools:
         elif acting is None or acting.pool_uid != metadata["uid"] or acting.serial:
             acting = _Acting(metadata["uid"], 0, self._held(key))
         self._acting[key] = acting
-        lacking, guaranteed = _said_of(pool.get("status"), member)
-        said = [lacking]
+        lacking, guaranteed, wanted = _said_of(pool.get("status"), member)
+        said = [lacking, "" if model is None else own_bound(raw, wanted=wanted, pool_gpus=model.spec.gpus)]
         said += [f"{title_of(each)} matches it too and is younger, so it does not count" for each in younger]
         return Standing(
             kind=kind_of_pool(key_of(pool)).kind,
@@ -408,10 +409,11 @@ class GpuPools:
         self._watch.note(answer)
 
 
-def _said_of(status: Mapping[str, Any] | None, name: str) -> tuple[str, int]:
+def _said_of(status: Mapping[str, Any] | None, name: str) -> tuple[str, int, int]:
     """Return what a graph's status repeats of its pool's."""
     rows = {row["name"]: row for row in (status or {}).get("graphs") or ()}
-    return lacking_in(status, name), rows.get(name, {}).get("guaranteed", 0)
+    row = rows.get(name, {})
+    return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
 
 
 def _is_silent(raw: Object) -> bool:

@@ -159,18 +159,18 @@ class Reconciler:
         if self._settled.get(key) == (standing, *snapshot.fingerprint()):
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
-        valid = self._edits.of(key, raw)
+        valid = self._edits.of(key, raw, draws=standing is not None)
         problems = valid.problems
         for served, model in valid.edits:
-            graph = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
-            graph = in_pool(graph, standing)
+            observed = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
+            graph = in_pool(observed, standing)
             plan = await self._scaling.plan(graph)
             try:
                 wanted = self._wanted.of(graph, plan)
             except InvalidSpecError as exc:  # before the first write
                 problems = problems or exc.problems
                 continue
-            self._edits.note_served(graph)
+            self._edits.note_served(observed)
             self._parts.pools.report(key, graph.uid, graph.labelled, plan.bid)
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:

@@ -151,12 +151,12 @@ MINIMAL = {
 
 @pytest.mark.parametrize("services", MINIMAL.values(), ids=MINIMAL)
 async def test_a_stored_graph_stays_as_it_was_written(client, namespace, crds, services):
-    """A later release may change a default; what may not change with it, and the budget, are written down."""
+    """A later release may change a default; what may not change with it is written down."""
     spec = {"model": {"name": "m"}, "services": services, "nodePools": {"a100": {}}}
     small = GRAPH_DEPLOYMENT.of({"name": "small", "namespace": namespace}, spec=spec)
     await client.create(small, field_manager="test")
     live = await client.get(GRAPH_DEPLOYMENT, "small", namespace=namespace)
-    stored = {"planner": {"maxGpuBudget": 8}, "runtime": "vllm", "operatorClass": "penstock"}
+    stored = {"runtime": "vllm", "operatorClass": "penstock"}
     assert live["spec"] == {**small["spec"], **stored}
     assert "status" not in live
     assert GraphDeployment.model_validate(live).spec == GraphDeployment.model_validate(small).spec

@@ -287,6 +287,55 @@ async def test_a_deleted_pool_leaves_its_graphs_what_they_may_hold(kwok, crds, m
         await until(told, "the graph's status", timeout_s=60)
 
 
+async def test_a_graph_that_writes_no_budget_is_bounded_by_its_pool_alone(
+    kwok, crds, make_node, client, namespace
+):
+    """Eight GPUs before there is a pool; inside it all that it grants, and that much for good once the pool is deleted."""
+    make_node(gpus=32)
+    made = graph(namespace, "chat", planner={})
+    for each in ("prefill", "decode"):
+        made["spec"]["services"][each]["scaling"]["maxReplicas"] = 9
+    stored = await client.create(made, field_manager="test")
+    assert stored["spec"]["planner"] == {}
+    entry = {"match": {"name": "chat"}, "guaranteedGpus": 2}
+
+    async def told():
+        live = await client.get(GRAPH_DEPLOYMENT, "chat", namespace=namespace)
+        return "GpuPool shared is gone" in (live["status"].get("pool") or {}).get("message", "")
+
+    async def refused():
+        live = await client.get(SCALING_ADAPTER, "chat-prefill", namespace=namespace)
+        said = [each["message"] for each in live.get("status", {}).get("conditions", ())]
+        return any("7 replicas are wanted" in each for each in said)
+
+    async def has_adapters():
+        return len((await client.list(SCALING_ADAPTER, namespace=namespace)).items) == 2
+
+    async with BudgetWatch(client, namespace).on() as watch:
+
+        async def holds(gpus):
+            return watch.held() == gpus
+
+        async with running(client, namespace, loads=Loads(IDLE)):
+            await until(has_adapters, "adapters", timeout_s=60)
+            await ask(client, namespace, "chat", prefill=6, decode=6)
+            await until(lambda: holds(8), "its own default", timeout_s=60)
+            await client.create(pool(namespace, gpus=11, graphs=[entry]), field_manager="test")
+            await until(rows(client, namespace, held={"chat": 11}), "all of the pool", timeout_s=60)
+            narrow = [{**entry, "maxGpus": 10}]
+            await edit(client, namespace, {"graphs": narrow}, name="shared", kind=GPU_POOL)
+            await until(rows(client, namespace, held={"chat": 10}), "its entry's most", timeout_s=60)
+            assert watch.most == 11
+            watch.most = watch.held()
+            await client.delete(GPU_POOL, "shared", namespace=namespace)
+            await until(told, "what became of the pool", timeout_s=60)
+        async with running(client, namespace, loads=Loads(IDLE)):
+            await ask(client, namespace, "chat", prefill=7, decode=7)
+            await until(refused, "a look at that", timeout_s=60)
+            assert await holds(10)
+    assert watch.most == 10
+
+
 def planned(namespace):
     """Return a graph without a budget of its own, whose planner decides each second."""
     made = graph(

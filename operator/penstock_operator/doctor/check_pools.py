@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
+from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, drawing
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.facts import (
     Finding,
@@ -51,6 +51,8 @@ def pool_findings(
         graph = GraphDeployment.model_validate({**raw, "status": None})
     except ValueError:
         return
+    if (raw.get("status") or {}).get("pool"):
+        graph = drawing(graph)
     name = full_name(raw)
     if isinstance(nodes, Unreadable):
         remedy = "ask for the right: list nodes; or see kubectl get nodes"

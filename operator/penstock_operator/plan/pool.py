@@ -97,6 +97,20 @@ def lacking_in(status: Mapping[str, Any] | None, name: str) -> str:
     return lacking(name, holdings, lambda at_s: f"at {stamp(at_s)}")
 
 
+def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
+    """Return that a graph wants all that its own budget lets it have, less than the pool has; empty: nothing of the kind.
+
+    Args:
+        graph: The object, whose budget may be one that the API server wrote when it had a default for it.
+        wanted: GPUs that it bids for.
+        pool_gpus: Of the pool.
+    """
+    own = (graph["spec"].get("planner") or {}).get("maxGpuBudget")
+    if not isinstance(own, int) or own >= pool_gpus or wanted < own:
+        return ""
+    return f"its planner.maxGpuBudget {own} bounds it, not the pool's {pool_gpus}; remove that key to let the pool alone bound it"
+
+
 def _leaving(pods: Iterable[PodView]) -> Iterable[PodView]:
     present = (each for each in pods if not each.gated and not each.finished)
     return (each for each in present if each.terminating or each.drain_since_s is not None)
@@ -175,8 +189,8 @@ def _bid(
     serial = -1 if member.serial is None else member.serial
     if member.entry is None or member.graph is None:
         return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
-    entry, own = member.entry, member.graph.spec.planner.max_gpu_budget
-    most = min(pool.spec.gpus, entry.max_gpus or pool.spec.gpus, pool.spec.gpus if own is None else own)
+    entry = member.entry
+    most = entry.most(pool.spec.gpus, member.graph)
     return GraphBid(guaranteed, entry.priority.rank, most, bid, member.held, serial)
 
 

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.planner import DEFAULT_GPU_BUDGET
 from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
@@ -250,9 +251,13 @@ def gpu_ceiling(graph: GraphDeployment) -> int | None:
 
 
 def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
-    """Return the ceiling that a graph states, one whose specification is invalid too; None: no ceiling is stated."""
+    """Return the ceiling that a graph states, one whose specification is invalid too; None: no ceiling is stated.
+
+    Outside of GPU pools the default is stated by writing none.
+    """
     planner = raw["spec"].get("planner") or {}
-    ceiling = planner.get("maxGpuBudget")
+    default = None if (raw.get("status") or {}).get("pool") else DEFAULT_GPU_BUDGET
+    ceiling = planner.get("maxGpuBudget", default)
     return ceiling if isinstance(ceiling, int) and planner.get("enabled", True) else None
 
 

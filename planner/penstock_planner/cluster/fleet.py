@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.api import Environment, GraphDeployment, Role
-from penstock.api.manifests.validation import validate
+from penstock.api import Environment, GraphDeployment, Role, drawing
+from penstock.api.manifests.validation import problems_outside_pools, validate
 from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
 from penstock.core.logs import bind_task, get_logger
@@ -45,14 +45,27 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return a watched graph as the model; raises `InvalidSpecError` where this version does not understand it."""
+    """Return a watched graph as the model, which says whether it draws from a GPU pool.
+
+    Raises:
+        InvalidSpecError: this version does not understand it.
+    """
     keys = ("apiVersion", "kind", "metadata", "spec")
     problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
-    if not isinstance(graph, GraphDeployment):
+    if graph is not None and draws(obj):
+        return drawing(graph)
+    if graph is not None:
+        problems = problems_outside_pools(graph)
+    if problems or not isinstance(graph, GraphDeployment):
         raise InvalidSpecError(
             [ManifestProblem(".".join(map(str, path)), message, "graph") for path, message in problems]
         )
     return graph
+
+
+def draws(obj: Mapping[str, Any]) -> bool:
+    """Return whether a watched graph draws from a GPU pool, by what the operator says of it."""
+    return bool((obj.get("status") or {}).get("pool"))
 
 
 def plan_of(
@@ -61,27 +74,36 @@ def plan_of(
     performance: PerformanceProfile | None = None,
     *,
     paused: str = "",
+    is_drawing: bool = False,
 ) -> GraphPlan:
     """Return a graph's plan.
 
-    ``overrides``, by kebab-case name, win over the graph's own options; ``paused`` is what pauses it, or empty.
-    Raises `ConfigError` where its planner cannot run with it.
+    Args:
+        graph: As of `parse`.
+        overrides: By kebab-case name, win over the graph's own options.
+        performance: Its profile.
+        paused: What pauses it, or empty.
+        is_drawing: It draws from a GPU pool.
+
+    Raises:
+        ConfigError: its planner cannot run with it.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
     options = join(given={} if disabled else given, graph=None if disabled else graph)
     config = options.decide_config(graph, performance)
     unused = ""
-    if config.switches_roles and not may_switch(graph, config):
-        unused = "engine.switchable has no effect here: it needs planner.maxGpuBudget and replicas of one pod"
+    has_gates = is_drawing or config.max_gpu_budget is not None
+    if config.switches_roles and not may_switch(graph, has_gates=has_gates):
+        unused = "engine.switchable has no effect here: it needs planner.maxGpuBudget or a GpuPool, and replicas of one pod"
         config = replace(config, switches_roles=False)
     return GraphPlan(options, config, services_of(graph), disabled, paused, unused)
 
 
-def may_switch(graph: GraphDeployment, config: DecideConfig) -> bool:
+def may_switch(graph: GraphDeployment, *, has_gates: bool) -> bool:
     """Return whether a pod may take another one's place: that waits at the budget's gate, and both are pods of Deployments."""
     nodes = {each.nodes_per_replica for each in graph.spec.workers.values()}
-    return config.max_gpu_budget is not None and nodes == {1}
+    return has_gates and nodes == {1}
 
 
 def why_disabled(graph: GraphDeployment) -> str:
@@ -237,7 +259,7 @@ class Fleet:
         """Return a graph's plan with what it is planned by; raises `ConfigError`, or `ClusterError` while its profile cannot be read."""
         is_planned = not why_disabled(graph)
         performance = await self._profiles.read(key, graph) if is_planned else None
-        return plan_of(graph, self._overrides, performance, paused=paused_by(live))
+        return plan_of(graph, self._overrides, performance, paused=paused_by(live), is_drawing=draws(live))
 
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
         """Return when the graph is deleted or its plan changes; without a plan, at any change."""
@@ -271,9 +293,9 @@ class Fleet:
         self._say(key, last_report(live, reason, " ".join(message.split())))
 
 
-def _version(live: Object) -> tuple[int | None, str]:
+def _version(live: Object) -> tuple[int | None, str, bool]:
     """Return what changes with everything that a plan depends on, but for the profile."""
-    return live["metadata"].get("generation"), paused_by(live)
+    return live["metadata"].get("generation"), paused_by(live), draws(live)
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:

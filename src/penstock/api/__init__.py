@@ -20,7 +20,7 @@ from penstock.api.enums import (
     Role,
     Tier,
 )
-from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolEntry, PoolObject, entries_of
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolEntry, PoolObject, drawing, entries_of
 from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
 from penstock.api.planner import PlannerConfig
 from penstock.api.profile_request import ProfileRequest
@@ -81,5 +81,6 @@ __all__ = [
     "Toleration",
     "Violation",
     "dotted",
+    "drawing",
     "entries_of",
 ]

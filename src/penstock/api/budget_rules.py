@@ -68,7 +68,7 @@ def _of_workers(spec: GraphSpec, *paths: KeyPath) -> tuple[KeyPath, ...]:
 
 
 def _above_budget(spec: GraphSpec, gpus: Mapping[str, int], *read: KeyPath) -> Iterator[Breach]:
-    budget = spec.planner.max_gpu_budget
+    budget = spec.planner.own_gpu_budget
     if not spec.planner.enabled or budget is None or sum(gpus.values()) <= budget:
         return
     related = _of_workers(spec, ("replicas",), ("gpusPerReplica",), ("scaling", "minReplicas"))
@@ -215,7 +215,7 @@ def _external_services(spec: GraphSpec) -> Iterator[Breach]:
 
 
 def _cannot_wake(spec: GraphSpec) -> Iterator[Breach]:
-    budget, needed = spec.planner.max_gpu_budget, sum(each.gpus for each in spec.workers.values())
+    budget, needed = spec.planner.own_gpu_budget, sum(each.gpus for each in spec.workers.values())
     if not _is_off(spec) and budget is not None and needed > budget:
         yield Breach((budget, needed), related=_of_workers(spec, ("gpusPerReplica",)))
 

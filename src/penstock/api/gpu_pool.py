@@ -89,10 +89,9 @@ class PoolEntry(SpecModel):
     )
 
     def most(self, pool_gpus: int, graph: GraphDeployment) -> int:
-        """Return the most GPUs of a graph; of its own budget only one that was written counts, as its default is for no pool."""
-        planner = graph.spec.planner
-        own = planner.max_gpu_budget if "max_gpu_budget" in planner.model_fields_set else None
-        return min(each for each in (pool_gpus, self.max_gpus, own) if each is not None)
+        """Return the most GPUs of a graph: of the pool, of its entry, and of its own budget if it writes one."""
+        bounds = (pool_gpus, self.max_gpus, graph.spec.planner.own_gpu_budget)
+        return min(each for each in bounds if each is not None)
 
 
 class ClusterPoolEntry(PoolEntry):
@@ -285,6 +284,15 @@ def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterat
         )
         remedy = "raise it or lower guaranteedGpus; on a cluster the oldest graphs' guarantees count first"
         yield ("spec", "gpus"), f"{message}; {remedy}"
+
+
+def drawing(graph: GraphDeployment) -> GraphDeployment:
+    """Return a graph as it counts inside a pool: a budget that it does not write is no bound there, for the grant is one."""
+    planner = graph.spec.planner
+    if planner.own_gpu_budget == planner.max_gpu_budget:
+        return graph
+    spec = graph.spec.model_copy(update={"planner": planner.model_copy(update={"max_gpu_budget": None})})
+    return graph.model_copy(update={"spec": spec})
 
 
 def entries_of(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Mapping[str, PoolEntry]:

@@ -8,7 +8,7 @@ takes them from the graph or from where the planner runs. All durations are simu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue
 
@@ -32,6 +32,9 @@ from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predicto
 from penstock.api.rule import Rule
 from penstock.api.schedule import ScheduleEntry, TimeZone
 from penstock.core.plugins import registered
+
+DEFAULT_GPU_BUDGET: Final = 8
+"""Of a graph in no GPU pool that writes none. Chosen: one node's."""
 
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
 
@@ -128,7 +131,7 @@ def _within_budget(key: str, least: Callable[[Any], int]) -> Rule[Any]:
         path=key,
         must=f"{key} is at most maxGpuBudget",
         cel=f"!has(self.maxGpuBudget) || self.{key} <= self.maxGpuBudget",
-        holds=lambda p: p.max_gpu_budget is None or least(p) <= p.max_gpu_budget,
+        holds=lambda p: p.own_gpu_budget is None or least(p) <= p.own_gpu_budget,
         text="%d exceeds maxGpuBudget %d",
         values=(f"self.{key}", "self.maxGpuBudget"),
         remedy="lower it or raise maxGpuBudget",
@@ -166,8 +169,9 @@ class PlannerConfig(SpecModel):
     )
     metric_pulling_interval_seconds: Seconds = entry(1, "Time between two metric pulls; seconds.")
     max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(
-        8,
-        "Most GPUs of prefill plus decode; null: no ceiling (kubectl apply needs --server-side to keep a null).",
+        DEFAULT_GPU_BUDGET,
+        "Most GPUs of prefill plus decode. Not written: 8, and in a GpuPool no bound but the pool's; null: no ceiling (kubectl apply "
+        "needs --server-side to keep a null).",
     )
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = entry(
         1, "Fewest GPUs of each role, prefill and decode."
@@ -232,6 +236,11 @@ class PlannerConfig(SpecModel):
     )
     sla: SlaConfig = entry(SlaConfig(), "Targets, mode sla.")
     metrics: PlannerMetricsConfig = entry(PlannerMetricsConfig(), "Where metrics come from.")
+
+    @property
+    def own_gpu_budget(self) -> int | None:
+        """The budget that is written; None: null or none is, and the default is for graphs in no GPU pool alone."""
+        return self.max_gpu_budget if "max_gpu_budget" in self.model_fields_set else None
 
     rules = (
         Rule(

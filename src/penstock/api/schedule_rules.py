@@ -50,7 +50,7 @@ def _against_services(spec: GraphSpec, number: int) -> Iterator[Breach]:
 
 def _against_budget(spec: GraphSpec, number: int, *entries: ScheduleEntry) -> Iterator[Breach]:
     """Yield that the floors of entries that hold at once, and those of all services, exceed the budget."""
-    least, budget = spec.planner.min_gpu_budget, spec.planner.max_gpu_budget
+    least, budget = spec.planner.min_gpu_budget, spec.planner.own_gpu_budget
     needed = 0
     for service in spec.workers.values():
         bounds = [each.bounds[service.role] for each in entries if service.role in each.bounds]

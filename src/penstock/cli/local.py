@@ -105,7 +105,7 @@ def up(
         raise ConfigError("--foreground: for one graph; leave it out")
     if pool_file is None:
         files = (kept_file(files[0], said),)
-    graphs = [load_graph(file) for file in files]
+    graphs = [load_graph(file, draws=pool_file is not None) for file in files]
     for file, graph in zip(files, graphs, strict=True):
         _warn(graph, file, overrides)
     console = Terminal(stderr=True)

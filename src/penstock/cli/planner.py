@@ -329,7 +329,8 @@ def run(**given: Any) -> None:
         _run_on_cluster(flags, cluster, said)
         return
     fields.refuse_given(cluster, cluster.connection, needs="--environment kubernetes")
-    graph = load_graph(graph_file) if graph_file is not None else None
+    draws = "max-gpu-budget" in said
+    graph = load_graph(graph_file, draws=draws) if graph_file is not None else None
     options = join(given=named, file=flags.config_file, graph=graph)
     if options.prometheus_url is not None:
         require_client()

@@ -166,7 +166,7 @@ def pick(ext_proc: int | None, **given: Any) -> None:
 
 def _settings(given: dict[str, Any]) -> RouterSettings:
     flags = fields.take(RouterFlags, given)
-    manifest = load_graph(flags.graph) if flags.graph is not None else None
+    manifest = load_graph(flags.graph, draws=True) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
     config = RouterConfig() if spec is None else spec.router
     if flags.policy is not None:

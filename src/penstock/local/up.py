@@ -60,7 +60,7 @@ Progress = Callable[[StateFile, str], None]
 
 def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     """Check everything that can be checked before a process is started."""
-    graph = _planned_as(load_graph(file), options.planner)
+    graph = _planned_as(load_graph(file, draws=options.pool is not None), options.planner)
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
     store.refuse_running()
@@ -132,7 +132,7 @@ def _former_run(state: StateFile, file: Path, options: UpOptions) -> Iterator[st
     folder = state.arbiter.planner_log_dir
     if folder is None:
         return
-    graph = load_graph(file)
+    graph = load_graph(file, draws=options.pool is not None)
     planner = join(given=dict(options.planner), graph=graph)
     profile = planning_profile(graph.spec, planner.profile) if planner.mode == PlannerMode.SLA else None
     config = planner.decide_config(graph, profile, speed=options.speed)
@@ -149,6 +149,12 @@ def _context(
     graph: GraphDeployment, file: Path, store: StateStore, options: UpOptions, log_dir: Path
 ) -> RuntimeContext:
     planner_dir = graph.spec.planner.log_dir
+    given = options.planner
+    if options.pool is not None and graph.spec.planner.max_gpu_budget is None:
+        given = {
+            "max-gpu-budget": "none",
+            **given,
+        }  # the planner reads the file by itself, and knows no pool yet
     return RuntimeContext(
         python=sys.executable,
         graph_file=str(file.absolute()),
@@ -159,7 +165,7 @@ def _context(
         planner_args=tuple(
             # A planner that restarts elsewhere understands an absolute path, too.
             f"--{name}={Path(value).expanduser().absolute() if name == 'memory' else value}"
-            for name, value in options.planner.items()
+            for name, value in given.items()
             if name not in _APPLIED
         ),
     )

@@ -35,7 +35,7 @@ async def up_pool(
         raise ConfigError(
             "--Planner.log-dir: for one graph; give --log-dir, below which each graph has a folder"
         )
-    pool, graphs = load_pool(pool_file), [load_graph(file) for file in files]
+    pool, graphs = load_pool(pool_file), [load_graph(file, draws=True) for file in files]
     entries = entries_of(pool, graphs)
     places, members = _places(pool, files, graphs, entries, options)
     store = PoolStore.of(pool.name)

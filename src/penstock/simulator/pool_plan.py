@@ -51,7 +51,7 @@ def make_pool_plan(
         InvalidSpecError: a manifest is wrong, or the pool does not fit its graphs.
     """
     _check(options, manifests, traces)
-    pool, graphs = load_pool(pool_file), [load_graph(file) for file in manifests]
+    pool, graphs = load_pool(pool_file), [load_graph(file, draws=True) for file in manifests]
     names = [graph.name for graph in graphs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, PoolPriority, entries_of
-from penstock.api.manifests import load_manifests, load_pool, parse_manifests
+from penstock.api.manifests import load_graph, load_manifests, load_pool, parse_manifests
 from penstock.core.errors import InvalidSpecError
 
 POOL = {
@@ -182,6 +182,51 @@ def test_a_graph_without_a_planner_keeps_what_it_starts_with():
     data = graph(planner={"enabled": False})
     (message,) = said(data, POOL)
     assert "fewer than the 8 that graph chat never goes below" in message
+
+
+LARGE = "spec.planner.maxGpuBudget: 8 GPUs are fewer than the graph starts with: prefill 6 + decode 6 = 12; raise it or lower replicas"
+
+
+def starting_with_twelve(**planner):
+    """A graph that the default budget is too small for."""
+    made = graph(planner=planner)
+    for each in ("prefill", "decode"):
+        made["spec"]["services"][each]["replicas"] = 6
+    return made
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"),
+    [
+        ([starting_with_twelve()], [f"{LARGE} (not written, maxGpuBudget is 8 outside of GpuPools)"]),
+        ([starting_with_twelve(maxGpuBudget=8), pool(gpus=16)], [LARGE]),
+        ([starting_with_twelve(maxGpuBudget=None)], []),
+        ([starting_with_twelve(), pool(gpus=16)], []),
+        ([pool(gpus=16), starting_with_twelve()], []),
+        (
+            [starting_with_twelve(), pool({"match": {"name": "other"}}, gpus=16)],
+            [f"{LARGE} (not written, maxGpuBudget is 8 outside of GpuPools)"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_default_budget_is_for_graphs_outside_of_pools(objects, expected):
+    """Inside one only what is written counts; the pool may stand before its graphs or behind them."""
+    assert said(*objects) == expected
+
+
+@pytest.mark.parametrize(
+    ("planner", "most"), [({}, 64), ({"maxGpuBudget": None}, 64), ({"maxGpuBudget": 8}, 8), ({"maxGpuBudget": 90}, 64)]
+)  # fmt: skip
+def test_a_graph_may_hold_the_pool_unless_it_writes_a_budget(planner, most):
+    """The entry's maxGpus is the least where it is lower; 0 is a bound, too."""
+    model = load_graph(yaml.safe_dump(graph(planner=planner)), draws=True)
+    entries = [
+        GpuPool.model_validate(pool({"match": {"name": "chat"}, **more}, gpus=64)).spec.graphs[0]
+        for more in ({}, {"maxGpus": 5}, {"maxGpus": 0})
+    ]
+    assert [each.most(64, model) for each in entries] == [most, 5, 0]
+    written = planner.get("maxGpuBudget")
+    assert model.spec.planner.max_gpu_budget == written
 
 
 def test_a_file_holds_one_pool():

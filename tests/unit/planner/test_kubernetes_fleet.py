@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from penstock.core.backoff import Backoff
-from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
+from penstock.core.errors import ConfigError, InvalidSpecError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
 from penstock_planner.cluster.fleet import Fleet, may_switch, parse, plan_of
@@ -304,6 +304,22 @@ def test_options_given_to_the_process_override_the_graphs_own():
     assert plan.config.no_operation
 
 
+def drawn(made):
+    """Return a graph that a GPU pool lets hold 20 GPUs."""
+    return {**made, "status": {"pool": {"kind": "GpuPool", "name": "shared", "grantedGpus": 20}}}
+
+
+def test_the_default_budget_is_none_of_a_graph_that_draws_from_a_pool():
+    """Its floors may exceed 8, and it switches roles at the pool's gates; outside the default counts and is told."""
+    made = _graph("a", minGpuBudget=6)
+    plan = plan_of(parse(drawn(made)), {}, is_drawing=True)
+    assert plan.config.max_gpu_budget is None
+    written = parse(drawn(_graph("a", maxGpuBudget=12)))
+    assert plan_of(written, {}, is_drawing=True).config.max_gpu_budget == 12
+    with pytest.raises(InvalidSpecError, match="maxGpuBudget is 8 outside of GpuPools"):
+        parse(made)
+
+
 def test_on_a_cluster_workers_switch_where_the_budget_holds_their_places():
     """Without a budget no pod waits, and the plan says that none switches."""
     graph = parse(_graph("a"))
@@ -311,8 +327,7 @@ def test_on_a_cluster_workers_switch_where_the_budget_holds_their_places():
     switchable = graph.model_copy(update={"spec": spec})
     plan = plan_of(switchable, {"max-gpu-budget": 4})
     assert (plan.config.switches_roles, plan.unused) == (True, "")
-    without = replace(plan.config, max_gpu_budget=None)
-    assert not may_switch(switchable, without)
+    assert not may_switch(switchable, has_gates=False)
     services = {
         name: each.model_copy(update={"nodes_per_replica": 2}) for name, each in spec.services.items()
     }
@@ -320,7 +335,7 @@ def test_on_a_cluster_workers_switch_where_the_budget_holds_their_places():
     plan = plan_of(groups, {"max-gpu-budget": 4})
     assert not plan.config.switches_roles
     assert plan.unused == (
-        "engine.switchable has no effect here: it needs planner.maxGpuBudget and replicas of one pod"
+        "engine.switchable has no effect here: it needs planner.maxGpuBudget or a GpuPool, and replicas of one pod"
     )
 
 

@@ -29,14 +29,12 @@ _STEP: Final = re.compile(rf"\.(\w+)({_INDEX})?")
 _STORED: Final = frozenset(
     {
         ("GraphSpec", "operatorClass"),
-        ("GraphSpec", "planner"),
         ("GraphSpec", "runtime"),
-        ("PlannerConfig", "maxGpuBudget"),
         ("ScalingAdapterSpec", "replicas"),
     }
 )
-"""Defaults that the API server writes into objects. A rule that compares two versions of a key sees none that is absent;
-null has a separate meaning, which CEL cannot distinguish from absence; and /scale needs a number."""
+"""Defaults that the API server writes into objects. A rule that compares two versions of a key sees none that is
+absent, and /scale needs a number."""
 
 
 def is_stored(model: str, key: str) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolObject, pool_problems
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolObject, drawing, pool_problems
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.importing import is_importable
 from penstock.api.manifests.nodes import Document, read_documents, read_text
-from penstock.api.manifests.validation import shown, template_of, validate
+from penstock.api.manifests.validation import problems_outside_pools, shown, template_of, validate
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 from penstock.core.errors import InvalidSpecError, ManifestProblem
@@ -40,20 +40,21 @@ class Manifests:
     gpu_pools: tuple[PoolObject, ...] = ()
 
 
-def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
+def load_graph(source: Path | str, *, name: str | None = None, draws: bool = False) -> GraphDeployment:
     """Return the one GraphDeployment of a file or text, or the one called ``name``.
 
     Args:
         source: A path; a string that holds a line break is taken as the manifest itself.
         name: Which graph, where there are several.
+        draws: It draws from a GPU pool, or another budget takes the place of its default: none counts that it does not write.
 
     Raises:
         InvalidSpecError: With every problem found, also where there is no graph or more than one.
     """
-    file, manifests = _load(source)
+    file, manifests = _load(source, draws=draws)
     graphs = [each for each in manifests.graphs if name is None or each.name == name]
     if len(graphs) == 1:
-        return graphs[0]
+        return drawing(graphs[0]) if draws else graphs[0]
     names = ", ".join(each.name for each in manifests.graphs) or "none"
     if not graphs:
         missing = "GraphDeployment" if name is None else f"GraphDeployment {name!r}"
@@ -86,15 +87,23 @@ def load_manifests(source: Path | str) -> Manifests:
 
 
 def parse_manifests(
-    text: str, file: str | None = None, *, check: Check | None = None
+    text: str, file: str | None = None, *, check: Check | None = None, draws: bool = False
 ) -> tuple[Manifests, list[ManifestProblem]]:
-    """Return the valid objects of ``text`` and every problem, sorted by line; ``check`` looks for more in a valid object."""
+    """Return the valid objects of ``text`` and every problem, sorted by line.
+
+    Args:
+        text: The manifests.
+        file: Its name.
+        check: Looks for more in a valid object.
+        draws: Every graph draws from a GPU pool, not those alone that one in ``text`` matches.
+    """
     documents, problems = read_documents(text, file)
     if not documents and not problems:
         problems.append(
             ManifestProblem(path="", message="holds no manifest; add a GraphDeployment", file=file)
         )
     models: list[_Kind] = []
+    places: list[tuple[GraphDeployment, Document]] = []
     for document in documents:
         problems += document.findings
         found, model = _validate(document)
@@ -103,20 +112,25 @@ def parse_manifests(
         problems += [document.problem(path, message) for path, message in found]
         if model is not None and not document.findings:
             models.append(model)
+            if isinstance(model, GraphDeployment) and not draws:
+                places.append((model, document))
+    pools = tuple(each for each in models if isinstance(each, PoolObject))
+    for graph, document in places:
+        if not any(entry.match.fits(graph) for pool in pools for entry in pool.spec.graphs):
+            problems += [document.problem(path, message) for path, message in problems_outside_pools(graph)]
     problems.sort(key=lambda each: each.line or 0)
     graphs = tuple(each for each in models if isinstance(each, GraphDeployment))
     adapters = tuple(each for each in models if isinstance(each, ScalingAdapter))
     requests = tuple(each for each in models if isinstance(each, ProfileRequest))
-    pools = tuple(each for each in models if isinstance(each, PoolObject))
     return Manifests(graphs, adapters, requests, pools), problems
 
 
-def _load(source: Path | str) -> tuple[str | None, Manifests]:
+def _load(source: Path | str, *, draws: bool = False) -> tuple[str | None, Manifests]:
     if isinstance(source, str) and "\n" in source:
         file, text = None, source
     else:
         file, text = str(source), read_text(Path(source))
-    manifests, problems = parse_manifests(text, file)
+    manifests, problems = parse_manifests(text, file, draws=draws)
     if problems:
         raise InvalidSpecError(problems)
     return file, manifests

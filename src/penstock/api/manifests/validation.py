@@ -20,6 +20,7 @@ from penstock.api.base import (
     SpecModel,
 )
 from penstock.api.fields import keys_of, model_at, walk
+from penstock.api.gpu_pool import drawing
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
@@ -182,6 +183,20 @@ def validate(
         else:
             return list(found), (model if not found else None)
     return list(found), None
+
+
+def problems_outside_pools(graph: GraphDeployment) -> list[tuple[KeyPath, str]]:
+    """Return path and message of everything wrong with a graph if it draws from no GPU pool: its budget is the default then."""
+    planner = graph.spec.planner
+    if drawing(graph) is graph:
+        return []
+    manifest = graph.to_manifest()
+    manifest["spec"].setdefault("planner", {})["maxGpuBudget"] = planner.max_gpu_budget
+    found, _ = validate(GraphDeployment, manifest)
+    return [
+        (path, f"{message} (not written, maxGpuBudget is {planner.max_gpu_budget} outside of GpuPools)")
+        for path, message in found
+    ]
 
 
 def _unknown_keys(value: Any, root: type[SpecModel], path: KeyPath) -> Iterator[KeyPath]:

@@ -246,7 +246,8 @@ def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
             role = spec.workers[name].role.value
             desired[role] = desired.get(role, 0) + int(service.get("desired", 0))
     found = ShownPlanner.of_graph("missing", "no planner has written to the graph's status", spec)
-    found = replace(found, desired=desired, changes=changes)
+    budget = spec.planner.own_gpu_budget if status.get("pool") else found.budget
+    found = replace(found, desired=desired, changes=changes, budget=budget)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PlannerActive":
             standing = "current" if condition["status"] == "True" else "stale"

@@ -21,6 +21,7 @@ from penstock_operator.plan.pool import (
     lacking_in,
     leaving_gpus,
     moved,
+    own_bound,
     pool_status,
     problems_of,
     refused_status,
@@ -273,6 +274,24 @@ def test_a_bid_is_for_what_adapters_ask_for_or_the_planner_wants_if_that_is_more
     found = with_wants(made("a"), wanted, wants, max_gpu_budget=ceiling)
     assert {name: found[name].replicas for name in expected} == expected
     assert found["r"] == Bounded(1)
+
+
+@pytest.mark.parametrize(
+    ("planner", "wanted", "told"),
+    [
+        ({"maxGpuBudget": 8}, 8, True),
+        ({"maxGpuBudget": 8}, 7, False),
+        ({"maxGpuBudget": 64}, 64, False),
+        ({"maxGpuBudget": None}, 64, False),
+        ({}, 64, False),
+        (None, 64, False),
+    ],
+)
+def test_a_graph_hears_that_its_own_budget_bounds_it(planner, wanted, told):
+    """As one of the former default does that the API server had written; with the remedy."""
+    said = own_bound({"spec": {"planner": planner}}, wanted=wanted, pool_gpus=64)
+    text = "its planner.maxGpuBudget 8 bounds it, not the pool's 64; remove that key to let the pool alone bound it"
+    assert said == (text if told else "")
 
 
 def test_a_graph_is_granted_no_more_than_its_own_budget():
