@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -56,12 +57,11 @@ class PoolNodeReader:
             usable, left_out = usable_nodes(nodes, resource)
             foreign = await self._foreign(list(usable), resource, graphs)
         except (ForbiddenError, NotFoundError):
-            return PoolNodes(
-                None, "the operator may not list nodes (the chart's rbac.nodes); spec.gpus counts"
-            )
+            return PoolNodes(None, "the operator may not list nodes (the chart's rbac.nodes)")
         except ClusterError as exc:
-            known = None if before is None else before.gpus
-            return PoolNodes(known, f"the nodes could not be read, so what was known counts: {exc}")
+            if before is None or before.gpus is None:
+                return PoolNodes(None, f"the nodes could not be read: {exc}")
+            return replace(before, words=f"the nodes could not be read, so what was known counts: {exc}")
         return counted(nodes, usable, left_out, foreign)
 
     async def _foreign(self, nodes: list[str], resource: str, graphs: Collection[Key]) -> int | None:

@@ -30,11 +30,11 @@ from penstock_operator.plan.grant import is_silent
 from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
+    gpus_of,
     lacking_in,
     leaving_gpus,
     moved,
     own_bound,
-    pool_gpus,
     pool_status,
     problems_of,
     refused_status,
@@ -42,7 +42,6 @@ from penstock_operator.plan.pool import (
     shares_of,
 )
 from penstock_operator.plan.pool_keys import graph_of, is_of_cluster, kind_of_pool, member_of, title_of
-from penstock_operator.plan.pool_nodes import PoolNodes
 from penstock_operator.plan.status import is_current
 from penstock_operator.pool_nodes import PoolNodeReader
 from penstock_operator.pool_quotas import PoolQuotaReader
@@ -233,13 +232,15 @@ class GpuPools:
             acting = _Acting(metadata["uid"], 0, self._held(key))
         self._acting[key] = acting
         lacking, guaranteed, wanted = _said_of(pool.get("status"), member)
-        said = [lacking, "" if model is None else own_bound(raw, wanted=wanted, pool_gpus=model.spec.gpus)]
+        gpus = None if model is None else model.spec.gpus
+        gpus = gpus_of(pool.get("status")) if gpus is None else gpus
+        said = [lacking, own_bound(raw, wanted=wanted, pool_gpus=gpus or 0)]
         said += [f"{title_of(each)} matches it too and is younger, so it does not count" for each in younger]
         return Standing(
             kind=kind_of_pool(key_of(pool)).kind,
             pool=metadata["name"],
             gpus=acting.gpus,
-            most=acting.gpus if model is None else model.spec.gpus,
+            most=max(acting.gpus, gpus or 0),
             message="; ".join(filter(None, said)),
             reclaim_s=None if model is None else model.spec.reclaim.grace_seconds,
             is_planner_silent=_is_silent(raw),
@@ -297,14 +298,15 @@ class GpuPools:
             generation=generation,
             graphs={graph_of(key, name) for name in members},
         )
-        found = share_out(model, members, before, now_s, nodes=nodes)
+        counted = ((old or {}).get("gpus") or {}).get("counted")
+        found = share_out(model, members, before, now_s, nodes=nodes, counted=counted)
         if found is None:
             for name, each in members.items():
                 if name not in before and each.arrived_with is None:
                     self._enqueue(graph_of(key, name), True)
             return
-        problems = problems_of(model, members, matched.elsewhere, matched.unbounded)
-        problems += await self._quota_problems(key, model, members, nodes)
+        problems = problems_of(model, members, matched.elsewhere, matched.unbounded, found.gpus)
+        problems += await self._quota_problems(key, model, members, found.total)
         status = pool_status(
             model, members, found, problems, old=old, generation=generation, now_s=now_s, nodes=nodes
         )
@@ -312,7 +314,7 @@ class GpuPools:
         for name, share in found.shares.items():
             was = before.get(name)
             is_new = was is None or (was.gpus, was.serial) != (share.gpus, share.serial)
-            if is_new or _said_of(old, name) != _said_of(status, name):
+            if is_new or _said_of(old, name) != _said_of(status, name) or gpus_of(old) != found.gpus:
                 self._enqueue(graph_of(key, name), True)
         for name, (lowered, text) in moved(before, found, model.title).items():
             graph = self._cluster.snapshot(graph_of(key, name)).graph
@@ -321,11 +323,11 @@ class GpuPools:
                 await self._recorder.emit(graph, EventMessage(reason, text, "ShareOut"))
 
     async def _quota_problems(
-        self, key: Key, model: PoolObject, members: Mapping[str, PoolMember], nodes: PoolNodes | None
+        self, key: Key, model: PoolObject, members: Mapping[str, PoolMember], total: int
     ) -> list[str]:
         resource = model.spec.resource
         if not is_of_cluster(key):
-            return await self._quotas.problems(resource, key[0], pool_gpus(model, nodes))
+            return await self._quotas.problems(resource, key[0], total)
         guaranteed = Counter[str]()
         for name, each in members.items():
             if each.entry is not None:

@@ -10,6 +10,7 @@ from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, se
 from planning import INTERVAL_S
 from pooling import die_at_each_step
 
+from penstock.core.errors import InvalidObjectError
 from penstock.core.stamps import stamp
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT, NODE, POD, SCALING_ADAPTER
@@ -229,6 +230,42 @@ async def test_a_node_that_is_lost_shrinks_the_pool_until_it_is_back(crds, make_
         await client.create(POD.of({"name": "foreign", "namespace": namespace}, spec=spec), field_manager="t")
         await until(lambda: counts(client, namespace, total=5, unavailable=3), "a foreign pod", timeout_s=60)
         await until(rows(client, namespace, held={"batch": 2, "chat": 3}), "room for it", timeout_s=60)
+
+
+@pytest.mark.usefixtures("counts_nodes_often", "kwok")
+async def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(crds, make_node, client, namespace):
+    """None before there is a node; it grows with them, keeps what was counted when they vanish, and shrinks by a cordon alone."""
+    labels = {"pool": namespace}
+    made = pool(namespace, nodeSelector=labels)
+    del made["spec"]["gpus"]
+    with pytest.raises(InvalidObjectError, match="neither gpus nor nodeSelector"):
+        await client.create(
+            {**made, "spec": {"graphs": made["spec"]["graphs"]}}, field_manager="test", dry_run=True
+        )
+    await client.create(made, field_manager="test")
+
+    async def told(text):
+        live = await client.get(GPU_POOL, "shared", namespace=namespace)
+        said = {each["type"]: each for each in live.get("status", {}).get("conditions", ())}
+        return text in said.get("NodesCounted", {}).get("message", "")
+
+    async with BudgetWatch(client, namespace).on() as watch, running(client, namespace, loads=Loads(IDLE)):
+        await client.create(graph(namespace, "chat"), field_manager="test")
+        await until(lambda: told("never counted"), "no nodes", timeout_s=60)
+        await until(rows(client, namespace, held={"chat": 0}), "none held", timeout_s=60)
+        small, large = make_node(gpus=1, labels=labels), make_node(gpus=3, labels=labels)
+        await until(rows(client, namespace, held={"chat": 2}), "its floors", timeout_s=60)
+        await ask(client, namespace, "chat", prefill=2, decode=2)
+        await until(rows(client, namespace, held={"chat": 4}), "all of the nodes", timeout_s=60)
+        await client.patch(NODE, small, {"spec": {"unschedulable": True}}, namespace=None, field_manager="t")
+        await until(rows(client, namespace, held={"chat": 3}), "room for the cordoned one", timeout_s=60)
+        await until(lambda: counts(client, namespace, total=3, unavailable=1), "three of four", timeout_s=60)
+        for each in (small, large):
+            patch = {"metadata": {"labels": {"pool": "other"}}}
+            await client.patch(NODE, each, patch, namespace=None, field_manager="t")
+        await until(lambda: told("the 3 GPUs that were counted last count"), "no nodes again", timeout_s=60)
+        await until(rows(client, namespace, held={"chat": 3}), "still three", timeout_s=60)
+    assert watch.most == 4
 
 
 @pytest.mark.usefixtures("kwok")

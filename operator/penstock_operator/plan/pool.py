@@ -57,10 +57,23 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class PoolShares:
-    """What the graphs may do from now on, and the state that says so."""
+    """What the graphs may do from now on, and the state that says so.
+
+    Attributes:
+        grants, shares: By graph.
+        total: GPUs that the graphs may hold together now.
+        unavailable: GPUs of the pool besides, which its nodes do not offer now.
+    """
 
     grants: Mapping[str, Grant]
     shares: Mapping[str, Share]
+    total: int
+    unavailable: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the pool, also those that its nodes do not offer now."""
+        return self.total + self.unavailable
 
 
 def entry_of(pool: PoolObject, name: str, labels: Mapping[str, str], namespace: str) -> PoolEntry | None:
@@ -87,6 +100,12 @@ def drains_after(
     known = DrainTimes(took_s=row.get("drainSeconds")) if before is None else before
     begun = {each.uid: each.drain_since_s for each in _leaving(pods)}
     return known.after({uid: at_s for uid, at_s in begun.items() if at_s is not None}, now_s)
+
+
+def gpus_of(status: Mapping[str, Any] | None) -> int | None:
+    """Return a pool's GPUs by its status, also those that its nodes do not offer now; None: it has none yet."""
+    gpus = (status or {}).get("gpus")
+    return None if gpus is None else gpus["total"] + gpus["unavailable"]
 
 
 def lacking_in(status: Mapping[str, Any] | None, name: str) -> str:
@@ -130,19 +149,36 @@ def shares_of(status: Mapping[str, Any] | None) -> dict[str, Share]:
     }
 
 
-def pool_gpus(pool: PoolObject, nodes: PoolNodes | None) -> int:
-    """Return the GPUs that a pool's graphs may hold together now: no more than its nodes offer, where that is known."""
-    if nodes is None or nodes.gpus is None:
-        return pool.spec.gpus
-    return min(pool.spec.gpus, nodes.gpus)
+def pool_gpus(
+    pool: PoolObject, nodes: PoolNodes | None, *, counted: int | None, exposed: int
+) -> tuple[int, int]:
+    """Return the GPUs that a pool's graphs may hold together now, and those that its nodes have besides and do not offer.
+
+    Nodes that are not known shrink nothing: what is written counts, without that what was counted last, and before that
+    what the graphs hold, so that none gains.
+
+    Args:
+        pool: The pool.
+        nodes: What its nodes offer; None: it selects none.
+        counted: What they offered when they were counted last; None: never yet.
+        exposed: That its graphs may hold until they act under their grants.
+    """
+    written = pool.spec.gpus
+    if nodes is not None and nodes.gpus is not None:
+        if written is None:
+            return nodes.gpus, nodes.unavailable
+        return min(written, nodes.gpus), max(0, written - nodes.gpus)
+    if written is not None:
+        return written, 0
+    return exposed if counted is None else counted, 0
 
 
-def guarantees(pool: PoolObject, members: Mapping[str, PoolMember]) -> dict[str, int]:
+def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
     """Return what each graph is guaranteed: what its entry says as far as the pool has it, the oldest graph first.
 
     So that nobody takes what another is promised by making more graphs that an entry matches.
     """
-    left, found = pool.spec.gpus, {}
+    left, found = gpus, {}
     for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):
         found[name] = 0 if each.entry is None else min(each.entry.guaranteed_gpus, left)
         left -= found[name]
@@ -156,6 +192,7 @@ def share_out(
     now_s: float,
     *,
     nodes: PoolNodes | None = None,
+    counted: int | None = None,
 ) -> PoolShares | None:
     """Return what every graph may hold; None while a graph that is new in the pool does not act under it yet.
 
@@ -165,6 +202,7 @@ def share_out(
         shares: What the last allocation left.
         now_s: Seconds since the epoch.
         nodes: What its nodes offer; None: it selects none.
+        counted: What they offered when they were counted last; None: never yet.
     """
     state = {name: share for name, share in shares.items() if name in members}
     for name, each in members.items():
@@ -173,24 +211,25 @@ def share_out(
         if each.arrived_with is None:
             return None
         state[name] = Share(each.arrived_with, 0, max(each.arrived_with, each.held))
-    promised = guarantees(pool, members)
+    exposed = sum(share.exposed for share in state.values())
+    total, unavailable = pool_gpus(pool, nodes, counted=counted, exposed=exposed)
+    gpus = total + unavailable
+    promised = guarantees(gpus, members)
     bids = {
-        name: _bid(pool, each, state[name], each.bid, promised[name])
+        name: _bid(gpus, each, state[name], each.bid, promised[name])
         for name, each in members.items()
         if each.bid is not None
     }
-    grants, after = allocate(PoolTerms(pool_gpus(pool, nodes), pool.spec.hold_seconds), bids, state, now_s)
-    return PoolShares(grants, after)
+    grants, after = allocate(PoolTerms(total, pool.spec.hold_seconds), bids, state, now_s)
+    return PoolShares(grants, after, total, unavailable)
 
 
-def _bid(
-    pool: PoolObject, member: PoolMember, share: Share, bid: tuple[int, ...], guaranteed: int
-) -> GraphBid:
+def _bid(gpus: int, member: PoolMember, share: Share, bid: tuple[int, ...], guaranteed: int) -> GraphBid:
     serial = -1 if member.serial is None else member.serial
     if member.entry is None or member.graph is None:
         return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
     entry = member.entry
-    most = entry.most(pool.spec.gpus, member.graph)
+    most = entry.most(gpus, member.graph)
     return GraphBid(guaranteed, entry.priority.rank, most, bid, member.held, serial)
 
 
@@ -217,16 +256,18 @@ def pool_status(
         now_s: Seconds since the epoch.
         nodes: As of `share_out`.
     """
-    total = pool_gpus(pool, nodes)
-    promised = guarantees(pool, members)
+    total = found.total
+    promised = guarantees(found.gpus, members)
     rows = [
         _row(name, members[name], share, found.grants.get(name), promised[name])
         for name, share in sorted(found.shares.items())
     ]
     held = sum(row["held"] for row in rows)
     results = [_valid(problems), _met(rows, members), _ceiling(held, total)]
+    known = ((old or {}).get("gpus") or {}).get("counted")
     if nodes is not None:
-        results.append(_counted(nodes))
+        results.append(_counted(pool, nodes, known))
+        known = known if nodes.gpus is None else nodes.gpus
     return {
         "observedGeneration": generation,
         "conditions": conditions(
@@ -240,8 +281,9 @@ def pool_status(
             "held": held,
             "leaving": sum(each.leaving for each in members.values()),
             "free": max(0, total - held),
-            "unavailable": pool.spec.gpus - total,
+            "unavailable": found.unavailable,
             "borrowed": sum(row["borrowed"] for row in rows),
+            **({} if nodes is None or known is None else {"counted": known}),
         },
         "graphs": rows,
     }
@@ -266,6 +308,7 @@ def problems_of(
     members: Mapping[str, PoolMember],
     elsewhere: Mapping[str, str],
     unbounded: Collection[str],
+    gpus: int,
 ) -> list[str]:
     """Return what is wrong with a pool beside its graphs, each as a sentence.
 
@@ -274,9 +317,10 @@ def problems_of(
         members: As of `share_out`.
         elsewhere: Graphs that an older pool has already, with its kind and name.
         unbounded: Graphs without a planner, which have no budget that the pool could set.
+        gpus: Of the pool.
     """
     graphs = [each.graph for each in members.values() if each.graph is not None]
-    said = [f"{dotted(path)}: {message}" for path, message in pool_problems(pool, graphs)]
+    said = [f"{dotted(path)}: {message}" for path, message in pool_problems(pool, graphs, gpus)]
     said += [
         f"graph {name} draws from {other}, which is older; let one of them match it"
         for name, other in sorted(elsewhere.items())
@@ -376,9 +420,16 @@ def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -
     return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*owed, *giving]))
 
 
-def _counted(nodes: PoolNodes) -> ConditionResult:
-    reason = "Counted" if nodes.gpus is not None else "NotKnown"
-    return ConditionResult(NODES_COUNTED, nodes.gpus is not None, reason, nodes.words)
+def _counted(pool: PoolObject, nodes: PoolNodes, known: int | None) -> ConditionResult:
+    if nodes.gpus is not None:
+        return ConditionResult(NODES_COUNTED, True, "Counted", nodes.words)
+    if pool.spec.gpus is not None:
+        text = "spec.gpus counts"
+    elif known is not None:
+        text = f"the {known} GPUs that were counted last count"
+    else:
+        text = "they were never counted, so its graphs keep what they hold and gain nothing; correct that, or write spec.gpus"
+    return ConditionResult(NODES_COUNTED, False, "NotKnown", f"{nodes.words}; {text}")
 
 
 def _ceiling(held: int, gpus: int) -> ConditionResult:

@@ -17,30 +17,32 @@ class PoolNodes:
     """What was counted.
 
     Attributes:
-        gpus: That the pool's graphs may hold; None: not known, and the pool's ``gpus`` counts as it is written.
+        gpus: That the pool's graphs may hold; None: not known, and what the pool says or what was counted last counts.
         words: From how many nodes, and what was left out; or why nothing is known.
+        unavailable: GPUs of these nodes that were left out.
     """
 
     gpus: int | None
     words: str
+    unavailable: int = 0
 
 
-def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], list[str]]:
-    """Return the GPUs of each node that takes pods, and in words the others that have some.
+def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the GPUs of each node that takes pods, and of the others that have some, by what is said of them.
 
     Args:
         nodes: Those of the pool.
         resource: Extended resource that is counted.
     """
-    found, left_out = {}, []
+    found, left_out = {}, {}
     for node in nodes:
         name, gpus = node["metadata"]["name"], _allocatable(node, resource)
         if not gpus:
             continue
         if not _is_ready(node):
-            left_out.append(f"{name} is NotReady ({gpus})")
+            left_out[f"{name} is NotReady ({gpus})"] = gpus
         elif node.get("spec", {}).get("unschedulable"):
-            left_out.append(f"{name} is cordoned ({gpus})")
+            left_out[f"{name} is cordoned ({gpus})"] = gpus
         else:
             found[name] = gpus
     return found, left_out
@@ -67,7 +69,10 @@ def foreign_gpus(pods: Sequence[Object], resource: str, graphs: Collection[tuple
 
 
 def counted(
-    nodes: Sequence[Object], usable: Mapping[str, int], left_out: Sequence[str], foreign: int | None
+    nodes: Sequence[Object],
+    usable: Mapping[str, int],
+    left_out: Mapping[str, int],
+    foreign: int | None,
 ) -> PoolNodes:
     """Return what the nodes offer.
 
@@ -81,20 +86,19 @@ def counted(
         foreign: As of `foreign_gpus`; None: the operator may not see other namespaces' pods.
     """
     if not nodes:
-        return PoolNodes(None, "no node carries the labels of nodeSelector; spec.gpus counts")
+        return PoolNodes(None, "no node carries the labels of nodeSelector")
     if not usable and not any(_is_ready(each) for each in nodes):
-        return PoolNodes(
-            None, f"all {len(nodes)} nodes are NotReady, as if the network were cut; spec.gpus counts"
-        )
+        return PoolNodes(None, f"all {len(nodes)} nodes are NotReady, as if the network were cut")
     if not usable and not left_out:
-        return PoolNodes(None, f"none of the {len(nodes)} nodes offers the resource; spec.gpus counts")
+        return PoolNodes(None, f"none of the {len(nodes)} nodes offers the resource")
     total = sum(usable.values())
     said = [f"{len(usable)} nodes offer {total} GPUs", *left_out]
     if foreign is None:
         said.append("foreign pods are not known: the operator may not list other namespaces' pods")
     elif foreign:
         said.append(f"foreign pods hold {foreign}")
-    return PoolNodes(max(0, total - (foreign or 0)), "; ".join(said))
+    offered = max(0, total - (foreign or 0))
+    return PoolNodes(offered, "; ".join(said), total + sum(left_out.values()) - offered)
 
 
 def _allocatable(node: Object, resource: str) -> int:

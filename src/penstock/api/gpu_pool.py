@@ -112,15 +112,17 @@ class PoolReclaim(SpecModel):
 
 def _above_pool(spec: Any) -> Iterator[Breach]:
     parts = [each.guaranteed_gpus for each in spec.graphs]
-    if sum(parts) > spec.gpus:
+    if spec.gpus is not None and sum(parts) > spec.gpus:
         yield Breach((spec.gpus, " + ".join(map(str, parts)), sum(parts)))
 
 
 class GpuPoolSpec(SpecModel):
     """The pool."""
 
-    gpus: Annotated[Integer, Field(ge=1, le=100_000)] = Field(
-        description="GPUs that the graphs hold together at most, those of draining workers included."
+    gpus: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(
+        None,
+        "GPUs that the graphs hold together at most, those of draining workers included; null: those of the nodes of nodeSelector, "
+        "as on Kubernetes alone.",
     )
     graphs: Annotated[tuple[PoolEntry, ...], Field(max_length=64)] = Field(
         description="Who may draw, at most 64 entries; a graph is matched by one at most."
@@ -133,8 +135,8 @@ class GpuPoolSpec(SpecModel):
     reclaim: PoolReclaim = entry(PoolReclaim(), "How GPUs that were lent come back.")
     node_selector: dict[str, str] = entry(
         {},
-        "On Kubernetes: of gpus no more count than nodes with these labels offer, NotReady and cordoned nodes and what other pods "
-        "there hold left out. Needs the chart's rbac.nodes; foreign pods are seen by an operator of the complete cluster.",
+        "On Kubernetes: the GPUs that nodes with these labels offer count, NotReady and cordoned nodes and what other pods there hold "
+        "left out, and no more than gpus. Needs the chart's rbac.nodes; foreign pods are seen by an operator of the complete cluster.",
     )
     resource: Annotated[
         str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$")
@@ -145,6 +147,14 @@ class GpuPoolSpec(SpecModel):
 
     rules = (
         immutable("operatorClass", "operator class", kind="pool"),
+        Rule(
+            path="gpus",
+            must="a pool has gpus or a nodeSelector",
+            cel="has(self.gpus) || (has(self.nodeSelector) && self.nodeSelector.size() > 0)",
+            holds=lambda spec: spec.gpus is not None or bool(spec.node_selector),
+            text="neither gpus nor nodeSelector",
+            remedy="write how many GPUs there are, or which nodes to count",
+        ),
         Rule(
             path="gpus",
             must="the guarantees of a pool's entries fit its GPUs",
@@ -171,7 +181,10 @@ class PoolGpusStatus(SpecModel):
     held: Integer = entry(0, "Of existing workers of its graphs, starting and draining ones included.")
     leaving: Integer = entry(0, "Of held: of workers that drain or end.")
     free: Integer = entry(0, "Held by none.")
-    unavailable: Integer = entry(0, "Of spec.gpus: that its nodes do not offer now.")
+    unavailable: Integer = entry(0, "Of spec.gpus, or without that of its nodes: that they do not offer now.")
+    counted: Integer | None = entry(
+        None, "That its nodes offered when they were counted last; null: never yet, or it selects none."
+    )
     borrowed: Integer = entry(0, "Held above guarantees.")
 
 
@@ -218,6 +231,18 @@ class PoolObject(KubernetesObject):
         """Kind and name, as sentences have them."""
         return f"{self.kind} {self.name}"
 
+    @property
+    def written_gpus(self) -> int:
+        """The GPUs that are written, which count where there are no nodes to count.
+
+        Raises:
+            InvalidSpecError: none are written.
+        """
+        if self.spec.gpus is None:
+            message = f"{self.title}: not written, and only a cluster has nodes to count; write how many GPUs there are"
+            raise InvalidSpecError([ManifestProblem("spec.gpus", message)])
+        return self.spec.gpus
+
     def called(self, graph: GraphDeployment) -> str:
         """Return a graph's name among the pool's."""
         return self.member(graph.metadata.namespace, graph.name)
@@ -258,8 +283,17 @@ def _others(resource: str, graph: GraphDeployment) -> str:
     return ", ".join(f"{name}'s {each}" for name, each in asked.items() if each not in {None, resource})
 
 
-def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield path and message of everything wrong with a pool beside the graphs that draw from it."""
+def pool_problems(
+    pool: PoolObject, graphs: Sequence[GraphDeployment], gpus: int | None = None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield path and message of everything wrong with a pool beside the graphs that draw from it.
+
+    Args:
+        pool: The pool.
+        graphs: Those that are known.
+        gpus: Of its nodes, where it writes none; None: not known.
+    """
+    gpus = gpus if pool.spec.gpus is None else pool.spec.gpus
     matched: dict[str, int] = {}
     for index, each in enumerate(pool.spec.graphs):
         place: KeyPath = ("spec", "graphs", index)
@@ -273,15 +307,14 @@ def pool_problems(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Iterat
                 message = f"{each.guaranteed_gpus} GPUs are fewer than the {floor} that graph {name} never goes below"
                 yield (*place, "guaranteedGpus"), f"{message}; {_FLOOR_REMEDY}"
             if first == index and (others := _others(pool.spec.resource, graph)):
-                message = f"{others} of graph {name} count against {pool.spec.gpus} {pool.spec.resource}"
+                counted = "" if gpus is None else f"{gpus} "
+                message = f"{others} of graph {name} count against {counted}{pool.spec.resource}"
                 yield ("spec", "resource"), f"{message}; {_RESOURCE_REMEDY}"
     counts = Counter(matched.values())
     parts = [each.guaranteed_gpus for i, each in enumerate(pool.spec.graphs) for _ in range(counts[i])]
-    if sum(parts) > pool.spec.gpus:
+    if gpus is not None and sum(parts) > gpus:
         written = " + ".join(map(str, parts))
-        message = (
-            f"{pool.spec.gpus} GPUs are fewer than guaranteed to the graphs here: {written} = {sum(parts)}"
-        )
+        message = f"{gpus} GPUs are fewer than guaranteed to the graphs here: {written} = {sum(parts)}"
         remedy = "raise it or lower guaranteedGpus; on a cluster the oldest graphs' guarantees count first"
         yield ("spec", "gpus"), f"{message}; {remedy}"
 

@@ -39,7 +39,7 @@ async def up_pool(
     entries = entries_of(pool, graphs)
     places, members = _places(pool, files, graphs, entries, options)
     store = PoolStore.of(pool.name)
-    store.found(PoolFile(pool.name, pool.spec.gpus, pool.spec.hold_seconds, members))
+    store.found(PoolFile(pool.name, pool.written_gpus, pool.spec.hold_seconds, members))
     started: list[StartedGraph] = []
     try:
         for file, place in zip(files, places, strict=True):
@@ -66,7 +66,7 @@ def _places(
     for number, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         if graph.name in members:
             raise ConfigError(f"FILE: two graphs are called {graph.name}; rename one")
-        place = PoolPlace(pool.name, pool.spec.gpus, taken)
+        place = PoolPlace(pool.name, pool.written_gpus, taken)
         log_dir = None if options.log_dir is None else options.log_dir / graph.name
         places.append(replace(options, port=options.port + number, log_dir=log_dir, pool=place))
         state = prepare(file, places[-1])[1]
@@ -76,7 +76,7 @@ def _places(
         sizes = tuple(len(each.gpus) for each in state.entries.values() if each.gpus)
         members[graph.name] = PoolMember(
             entry.guaranteed_gpus,
-            entry.most(pool.spec.gpus, graph),
+            entry.most(pool.written_gpus, graph),
             entry.priority.rank,
             sizes,
             tuple(sorted(ids)),

@@ -72,19 +72,19 @@ def make_pool_plan(
             scenario,
             workload.requests,
             entry.guaranteed_gpus,
-            entry.most(pool.spec.gpus, graph),
+            entry.most(pool.written_gpus, graph),
             entry.priority.rank,
         )
         workloads[graph.name] = workload
         notes += [f"{graph.name}: {note}" for note in made.notes]
     start = sum(each.starts_with for each in pooled.values())
-    if start > pool.spec.gpus:
+    if start > pool.written_gpus:
         raise ConfigError(
-            f"--pool: the graphs start with {start} GPUs, {pool.name} has {pool.spec.gpus}; lower their replicas"
+            f"--pool: the graphs start with {start} GPUs, {pool.name} has {pool.written_gpus}; lower their replicas"
         )
     return PoolPlan(
         pool.name,
-        PoolTerms(pool.spec.gpus, pool.spec.hold_seconds),
+        PoolTerms(pool.written_gpus, pool.spec.hold_seconds),
         pooled,
         workloads,
         tuple(notes),

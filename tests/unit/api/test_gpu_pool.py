@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, PoolPriority, entries_of
+from penstock.api.gpu_pool import pool_problems
 from penstock.api.manifests import load_graph, load_manifests, load_pool, parse_manifests
 from penstock.core.errors import InvalidSpecError
 
@@ -73,6 +74,10 @@ def test_a_pool_beside_its_graphs_is_valid():
         (
             [pool(gpus=5)],
             "spec.gpus: 5 GPUs are fewer than guaranteed: 4 + 2 = 6; raise it or lower guaranteedGpus",
+        ),
+        (
+            [pool(gpus=None)],
+            "spec.gpus: neither gpus nor nodeSelector; write how many GPUs there are, or which nodes to count",
         ),
         (
             [pool({"match": {"name": "a"}, "guaranteedGpus": 3, "maxGpus": 2})],
@@ -166,6 +171,22 @@ def test_a_pool_counts_no_device_class(resource):
     (message,) = said(pool(resource=resource))
     assert message.startswith("spec.resource: ")
     assert resource in message
+
+
+def test_a_pool_of_counted_nodes_is_for_clusters_alone():
+    """What its guarantees have to fit is known only once the nodes are counted."""
+    made = pool(gpus=None, nodeSelector={"gpu": "h100"})
+    assert said(graph(), graph("night", {"team": "batch"}), made) == []
+    model = GpuPool.model_validate(made)
+    graphs = [GraphDeployment.model_validate(graph())]
+    assert list(pool_problems(model, graphs, 4)) == []
+    ((path, message),) = pool_problems(model, graphs, 3)
+    assert (path, message.partition(";")[0]) == (
+        ("spec", "gpus"),
+        "3 GPUs are fewer than guaranteed to the graphs here: 4 = 4",
+    )
+    with pytest.raises(InvalidSpecError, match="only a cluster has nodes to count"):
+        assert model.written_gpus
 
 
 def test_a_graph_without_an_entry_cannot_draw():

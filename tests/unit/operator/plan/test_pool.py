@@ -17,6 +17,7 @@ from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
     entry_of,
+    gpus_of,
     guarantees,
     lacking_in,
     leaving_gpus,
@@ -192,9 +193,61 @@ def test_a_pool_has_no_more_than_its_nodes_offer():
         assert said["status"] == ("False" if nodes.gpus is None else "True")
 
 
+COUNTED = GpuPool.model_validate(
+    {
+        **POOL.to_manifest(),
+        "spec": {**POOL.to_manifest()["spec"], "gpus": None, "nodeSelector": {"gpu": "h100"}},
+    }
+)
+KEPT = {"a": Share(3, 1, 3), "b": Share(2, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "counted", "total", "unavailable", "said"),
+    [
+        (PoolNodes(8, "2 nodes offer 8 GPUs", 4), 6, 8, 4, "2 nodes offer 8 GPUs"),
+        (PoolNodes(0, "no GPUs", 8), 6, 0, 8, "no GPUs"),
+        (PoolNodes(None, "away"), 6, 6, 0, "away; the 6 GPUs that were counted last count"),
+        (
+            PoolNodes(None, "away"),
+            None,
+            5,
+            0,
+            "away; they were never counted, so its graphs keep what they hold and gain nothing; correct that, or write spec.gpus",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(nodes, counted, total, unavailable, said):
+    """Nodes that are not known shrink nothing, and add nothing that was never there."""
+    members = {"a": member("a", 9, 3, serial=1), "b": member("b", 9, 2, serial=1)}
+    found = share_out(COUNTED, members, KEPT, 0.0, nodes=nodes, counted=counted)
+    assert sum(each.gpus for each in found.shares.values()) == total
+    assert found.gpus == total + unavailable
+    old = None if counted is None else {"gpus": {"counted": counted}}
+    status = pool_status(COUNTED, members, found, (), old=old, generation=1, now_s=0.0, nodes=nodes)
+    assert gpus_of(status) == found.gpus
+    assert {key: status["gpus"].get(key) for key in ("total", "unavailable", "counted")} == {
+        "total": total,
+        "unavailable": unavailable,
+        "counted": counted if nodes.gpus is None else nodes.gpus,
+    }
+    assert {each["type"]: each["message"] for each in status["conditions"]}["NodesCounted"] == said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "total"), [(PoolNodes(9, ""), 6), (PoolNodes(4, ""), 4), (PoolNodes(None, ""), 6)]
+)
+def test_of_written_and_counted_gpus_the_fewer_count(nodes, total):
+    """What is written counts alone while the nodes are not known, whatever was counted last."""
+    found = share_out(
+        POOL, {"a": member("a", 9, 3, serial=1)}, {"a": Share(3, 1, 3)}, 0.0, nodes=nodes, counted=2
+    )
+    assert (found.total, found.gpus) == (total, 6)
+
+
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
-    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "GpuPool old"}, ["c"]) == [
+    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "GpuPool old"}, ["c"], 6) == [
         "graph b draws from GpuPool old, which is older; let one of them match it",
         "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
     ]
@@ -206,7 +259,7 @@ def test_pods_that_kueue_admits_are_told():
     labels = {"kueue.x-k8s.io/queue-name": "gpus"}
     manifest["spec"]["services"]["d"]["podTemplate"] = {"metadata": {"labels": labels}}
     graph = GraphDeployment.model_validate(manifest)
-    (said,) = problems_of(POOL, {"a": replace(member("a", 1, 1), graph=graph)}, {}, [])
+    (said,) = problems_of(POOL, {"a": replace(member("a", 1, 1), graph=graph)}, {}, [], 6)
     assert said.startswith("graph a: pods of d carry kueue.x-k8s.io/queue-name, so Kueue too decides")
 
 
@@ -348,7 +401,7 @@ def test_graphs_of_one_name_in_two_namespaces_share_a_clusters_pool():
 def test_of_guarantees_above_the_pool_the_oldest_graphs_count(created, expected):
     """Who makes another graph that an entry matches takes nothing that an older one is promised; grants and status agree."""
     members = {name: of_namespace("y", 4, 0, created=at) for name, at in created.items()}
-    assert guarantees(CLUSTER_POOL, members) == expected
+    assert guarantees(6, members) == expected
     found = share_out(CLUSTER_POOL, members, {}, 0.0)
     assert {name: each.gpus for name, each in found.shares.items()} == expected
     status = pool_status(CLUSTER_POOL, members, found, (), old=None, generation=1, now_s=0.0)
@@ -359,4 +412,4 @@ def test_of_guarantees_above_the_pool_the_oldest_graphs_count(created, expected)
 def test_the_workers_of_a_graph_that_is_gone_are_guaranteed_nothing():
     """They leave, and what they held is shared out."""
     members = {"y/gone": PoolMember(None, bid=(), held=2, leaving=2), "y/chat": of_namespace("y", 4, 0)}
-    assert guarantees(CLUSTER_POOL, members) == {"y/gone": 0, "y/chat": 4}
+    assert guarantees(6, members) == {"y/gone": 0, "y/chat": 4}

@@ -45,17 +45,17 @@ def test_nodes_that_take_no_pods_are_left_out_and_named():
         node("c", 2, cordoned=True),
         node("d", None),
     ]
-    assert count(nodes) == PoolNodes(8, "1 nodes offer 8 GPUs; b is NotReady (4); c is cordoned (2)")
+    assert count(nodes) == PoolNodes(8, "1 nodes offer 8 GPUs; b is NotReady (4); c is cordoned (2)", 6)
 
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ([], "no node carries the labels of nodeSelector; spec.gpus counts"),
-        ([node("a", None)], "none of the 1 nodes offers the resource; spec.gpus counts"),
+        ([], "no node carries the labels of nodeSelector"),
+        ([node("a", None)], "none of the 1 nodes offers the resource"),
         (
             [node("a", 8, ready="False"), node("b", 8, ready="Unknown")],
-            "all 2 nodes are NotReady, as if the network were cut; spec.gpus counts",
+            "all 2 nodes are NotReady, as if the network were cut",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_foreign_pods_are_left_out_where_they_are_seen():
         pod(16, graph="batch"),
     ]
     assert foreign_gpus(pods, GPU, {("ns", "chat")}) == 21
-    assert count([node("a", 8)], 3) == PoolNodes(5, "1 nodes offer 8 GPUs; foreign pods hold 3")
+    assert count([node("a", 8)], 3) == PoolNodes(5, "1 nodes offer 8 GPUs; foreign pods hold 3", 3)
     assert count([node("a", 8)], 30).gpus == 0
     unseen = count([node("a", 8)], None)
     assert unseen.gpus == 8
