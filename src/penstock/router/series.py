@@ -116,7 +116,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Broken streams that went on at another worker, by the reason of the failure before.", "reason"
     ),
     names.ROUTER_LOST_STREAMS: _counter(
-        "Broken streams that ended in an error, by why: request, said, limit, deaths.", "why"
+        "Broken streams that ended in an error, by why: request, said, limit, deaths, no_room.", "why"
     ),
     names.ROUTER_PICKS: _counter(
         "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",

@@ -87,6 +87,10 @@ class FrontendCounters:
             self._counts["timed_out"] += 1
         else:
             self._counts["refused"] += 1
+        self.forget(job)
+
+    def forget(self, job: Job) -> None:
+        """Note that a job waits no more, and that its prompt will not be computed."""
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
         self._computed.discard(job.index)

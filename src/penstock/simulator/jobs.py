@@ -90,6 +90,11 @@ class Job:
         return self.request.output_tokens - self.said_tokens
 
     @property
+    def is_rest(self) -> bool:
+        """Whether its client has the beginning of the answer."""
+        return self.first_token_s is not None
+
+    @property
     def is_assigned(self) -> bool:
         """Whether it holds a share of a worker."""
         return self.assignment is not None and self.assignment.is_open

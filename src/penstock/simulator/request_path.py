@@ -249,6 +249,10 @@ class RequestPath:
         router, now_s = self._router_of(job), self._now_s()
         if end.kind is EndKind.SERVED:
             self.end(job, JobOutcome.OK)
+        elif job.is_rest:
+            # Its client has the beginning.
+            self._frontend.forget(job)
+            self.end(job, JobOutcome.FAILED)
         elif end.kind is EndKind.ALL_BUSY and end.role is not None:
             router.core.turned_away[end.role].add(now_s)
             self._frontend.not_taken(job, RefusalReason.ALL_BUSY)

@@ -139,17 +139,18 @@ class VirtualRouter:
     def ended(self, job: Job, now_s: float) -> None:
         """Note how a job has ended, for its tier's compliance."""
         tiers = self.core.tiers
-        if tiers is None or job.outcome is JobOutcome.REJECTED:
+        if tiers is None or (job.outcome is JobOutcome.REJECTED and job.assignment is None):
             return
         e2e_s = now_s - job.request.arrival_s
         ttft_s = None if job.first_token_s is None else job.first_token_s - job.request.arrival_s
-        is_failed = job.outcome is JobOutcome.FAILED
+        is_failed = job.outcome is not JobOutcome.OK
         ended = EndedRequest.after(ttft_s, e2e_s, job.request.output_tokens, is_failed=is_failed)
         tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Record that a job was rejected; the core has counted those shed or timed out."""
-        if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
+        """Record that a job got no worker at all; the core has counted those shed or timed out."""
+        counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
+        if self.core.tiers is not None and job.assignment is None and reason not in counted:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
@@ -224,13 +225,13 @@ class VirtualRouter:
 
     def _arrival_at(self, job: Job, role: Role) -> Arrival:
         if role is Role.DECODE:
-            return Arrival((), job.prompt_tokens, job.tries.avoid, tier=job.tier)
+            return Arrival((), job.prompt_tokens, job.tries.avoid, tier=job.tier, is_rest=job.is_rest)
         return self._arrival(job)
 
     def _arrival(self, job: Job) -> Arrival:
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
         tokens, avoid = job.prompt_tokens, job.tries.avoid
-        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier)
+        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier, is_rest=job.is_rest)
 
     def _fit_caches(self) -> None:
         for worker in self.core.pool:

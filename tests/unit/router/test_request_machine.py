@@ -7,7 +7,7 @@ from request_driver import CRASH, KV, MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, S
 
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
-from penstock.router.core.request import BROKEN, MOVED
+from penstock.router.core.request import BROKEN, MOVED, RequestPlan
 from penstock.router.core.request_steps import (
     COMPLETE,
     Began,
@@ -210,6 +210,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
         (0, Began(is_stream=True), [CRASH], "request"),
         (1, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE)] * 2, "limit"),
         (3, STREAM, [FailedTry("upstream_timeout_total", RetryScope.NOWHERE)], "limit"),
+        (3, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE, is_timeout=True)] * 2, "limit"),
     ],
 )
 def test_a_stream_that_cannot_go_on_says_why(most, began, failures, why):
@@ -280,6 +281,65 @@ def test_decode_of_another_version_computes_the_prompt_itself():
     assert [each.result for each in driver.of(CountTransfer)] == [TransferResult.NONE]
     assert len(driver.of(GiveBack)) == 1
     driver.check_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "reason"),
+    [
+        ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.REFUSED, "refused"),
+        ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED, "refused"),
+        ({"Send": [STREAM, Problem.SATURATED]}, EndKind.SATURATED, "saturated"),
+    ],
+)
+@pytest.mark.parametrize("broken", [CRASH, MOVED])
+def test_a_stream_whose_rest_nobody_takes_is_lost_once(answers, kind, reason, broken):
+    """It counts as lost, by its own word, whether its worker died or drained; a request without a beginning does not."""
+    driver = Driver(is_split=False)
+    assert driver.run({"Relay": [broken], **answers}).kind is kind
+    assert driver.of(Lost) == [Lost("no_room", reason)]
+    driver.check_nothing_is_held()
+
+    driver = Driver(is_split=False)
+    assert driver.run({name: given[1:] for name, given in answers.items()}).kind is kind
+    assert driver.of(Lost) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_split": False}, {"is_split": True}, {"is_split": True, "is_concurrent": True}]
+)
+@pytest.mark.parametrize("broken", [CRASH, MOVED])
+def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, broken):
+    """Each worker refuses it, twice; a request without a beginning is refused then, and so is a rest without time."""
+
+    def made():
+        driver = Driver(**options)
+        driver.core.refused_at_capacity = lambda *_: None
+        return driver
+
+    full = [Problem.AT_CAPACITY] * 6
+    driver = made()
+    assert driver.run({"Relay": [broken], "Send": [STREAM, *full]}).kind is EndKind.SERVED
+    assert len(driver.of(TurnedAway)) == 6
+    assert driver.of(Lost) == []
+    driver.check_nothing_is_held()
+
+    assert made().run({"Send": full}).kind is EndKind.ALL_BUSY
+    driver = made()
+    driver.machine.deadline_s = 1.0
+    now_s = iter([0.0] * 9)
+    driver.machine._now_s = lambda: next(now_s, 1.0)
+    driver.run({"Relay": [MOVED], "Send": [STREAM, *full * 2]})
+    assert [each.why for each in driver.of(Lost)] == ["no_room"]
+    driver.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("script", [{"Relay": [CRASH]}, {"Relay": [MOVED]}, {"Send": [CRASH]}])
+def test_what_decode_alone_answers_is_admitted_once(script):
+    """Neither a retry nor the rest of a stream is a new arrival, which thresholds or its tier may turn away."""
+    driver = Driver(is_split=True)
+    driver.machine._plan = RequestPlan(Role.PREFILL, is_split=False, max_continuations=3)
+    assert driver.run(script).kind is EndKind.SERVED
+    assert [each.is_admission for each in driver.of(Choose)] == [True, False]
 
 
 def test_what_is_left_of_the_time_is_told_by_the_clock():

@@ -129,7 +129,8 @@ class DispatchQueue(Generic[T]):
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
             return False
-        queued = QueuedRequest(item, arrival, now_s - (waited_s or 0.0), uncached=arrival.tokens)
+        since_s = now_s - (waited_s or 0.0)
+        queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=again)
         decision = self._assign(queued, now_s, is_first=again)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1

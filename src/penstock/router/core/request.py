@@ -76,6 +76,10 @@ CONNECT: Final = "upstream_connect"
 """The reason of a worker that was never reached: it holds nothing of the request."""
 
 
+NO_ROOM: Final = "no_room"
+"""Why a stream is lost whose rest no worker takes."""
+
+
 class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
     """The client is gone."""
 
@@ -214,12 +218,16 @@ class RequestMachine:
             if came is None:
                 return _SERVED
             if isinstance(came, FailedTry):
-                came = yield from self._after(came)
-                if came is None:
+                end = yield from self._after(came)
+                if end is None:
+                    is_admission = False
                     continue
-            if isinstance(came, End):
-                return came
-            return End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
+                return end
+            if not isinstance(came, End):
+                came = End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
+            if self._has_begun:
+                self.steps.append(Lost(NO_ROOM, came.kind.name.lower()))
+            return came
 
     def _prefill_and_decode(self) -> _Way:
         computed = yield from self._stage(self._plan.entry, self._prefilled)
@@ -272,7 +280,7 @@ class RequestMachine:
             if came.came is not Problem.AT_CAPACITY:
                 return came.came
             self.steps.append(TurnedAway(worker))
-            if worker.name in tries.avoid:
+            if worker.name in tries.avoid and not (self._has_begun and self._now_s() < self.deadline_s):
                 return End(EndKind.ALL_BUSY, role=Role.PREFILL)
             tries.avoid |= {worker.name}
 
@@ -281,7 +289,8 @@ class RequestMachine:
     ) -> _Way:
         """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
-        Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
+        Such a refusal is no failure: it costs no retry budget, and does not count against the worker. The rest of a stream
+        waits until one has room.
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
@@ -296,7 +305,7 @@ class RequestMachine:
                 return came
             is_admission, name = False, got.worker.name
             self.steps.append(TurnedAway(got.worker))
-            if name in tries.avoid:
+            if name in tries.avoid and not (self._has_begun and self._now_s() < self.deadline_s):
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
 
@@ -407,6 +416,8 @@ class RequestMachine:
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
+            if is_rest:
+                self.steps.append(Lost("limit", failure.reason))
             return End(EndKind.FAILED, failure)
         self.continuations += is_rest
         yield Retry(failure.reason, pauses, is_rest)

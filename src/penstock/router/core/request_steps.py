@@ -115,7 +115,7 @@ class GiveBack(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A stream ends without its rest; ``why`` is a bounded word, ``reason`` that of the failure."""
+    """A stream ends without its rest; ``why`` is a bounded word, ``reason`` that of the failure or of the end."""
 
     why: str
     reason: str

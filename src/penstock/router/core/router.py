@@ -283,7 +283,7 @@ class RouterCore(Generic[T]):
         left_s = self._wake_left_s(now_s)
         for role, queue in self.queues.items():
             for queued in queue.take_expired(now_s, served_s=self._served_s, hold_s=self.hold_s):
-                if self.tiers is not None and role is self.entry:
+                if self.tiers is not None and role is self.entry and not queued.is_retry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._left(queued.item, role)
                 self._load_changed(role, now_s, queued.worker)
@@ -334,9 +334,9 @@ class RouterCore(Generic[T]):
             if late is not None:
                 return late
         full = self.full_stage(role, now_s, is_new=is_new)
-        if full is None or (
-            self.tiers is not None and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s))
-        ):
+        if full is None or arrival.is_rest:
+            return None
+        if self.tiers and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s)):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 

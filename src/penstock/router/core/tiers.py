@@ -302,7 +302,7 @@ class TierControl:
         self.counts[tier].rejected += 1
 
     def timed_out(self, tier: Tier, now_s: float) -> None:
-        """Count a request that waited too long."""
+        """Count an arrival that waited too long."""
         self.counts[tier].rejected += 1
         self.monitor.ended(tier, EndedRequest(is_failed=True), now_s)
 

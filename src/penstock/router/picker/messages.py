@@ -55,6 +55,7 @@ class Prompt(_Struct):
     is_non_streaming: bool
     tier: Tier
     tenant: Name
+    is_rest: bool = False
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
@@ -69,6 +70,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
         arrival.is_non_streaming,
         arrival.tier,
         arrival.tenant,
+        arrival.is_rest,
     )
 
 

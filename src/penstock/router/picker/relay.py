@@ -359,7 +359,7 @@ class RemotePicker:
                 core.cancel(waiter, role, now_s)
                 number = next(self._numbers)
                 self._asked[waiter] = _Request(
-                    number, role, queued.arrival, False, queued.since_s, was_admitted=True
+                    number, role, queued.arrival, queued.is_retry, queued.since_s, was_admitted=True
                 )
                 self._waiters[number] = waiter
 

@@ -27,6 +27,7 @@ class Arrival:
         session: Whatever the client says ties requests together; empty for none.
         is_non_streaming: Its answer comes in one piece, so nothing shows when its prompt was computed.
         tenant: Whose it is; empty: no tenant's.
+        is_rest: Its client has the beginning of the answer, so that it waits for room where others are refused.
         packed: The chain as bytes, where it came so; else it is packed here.
         rank: The tier's place, 0 is the highest.
     """
@@ -40,6 +41,7 @@ class Arrival:
     is_non_streaming: bool = False
     tier: Tier = Tier.STANDARD
     tenant: str = ""
+    is_rest: bool = False
     packed: InitVar[bytes | None] = None
     prefix: Prefix = field(init=False, repr=False, compare=False)
     rank: int = field(init=False, repr=False, compare=False)
@@ -83,6 +85,7 @@ class QueuedRequest(Generic[T]):
         weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
         is_prefilled: Its prompt is computed and it still weighs at its worker.
         is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
+        is_retry: It was at a worker before.
     """
 
     item: T
@@ -98,6 +101,7 @@ class QueuedRequest(Generic[T]):
     weight: int = 0
     is_prefilled: bool = False
     is_adopted: bool = False
+    is_retry: bool = False
 
     @property
     def tokens(self) -> int:

@@ -299,7 +299,7 @@ class RouterApp:
                 metrics.completed_tokens += call.output_tokens
         if call.error is not None:
             metrics.errors[call.error] += 1
-        if not endpoint.runs_model:
+        if not endpoint.runs_model or status == 200:
             return
         if call.error == QUEUE_TIMEOUT:
             metrics.queue_timeouts += 1

@@ -133,6 +133,16 @@ class CompletionCall:
         }
 
     @property
+    def is_rest(self) -> bool:
+        """Whether the newest try asks for the rest of a stream."""
+        return self.begun is not None and self.begun.said is not None
+
+    @property
+    def said_tokens(self) -> int:
+        """Return the tokens of the answer that the prompt of the newest try ends with."""
+        return 0 if self.begun is None or self.begun.said is None else self.begun.said.tokens
+
+    @property
     def tier(self) -> Tier:
         """Return the request's tier; standard where there are none."""
         return Tier.STANDARD if self.identity is None else self.identity.tier
@@ -140,15 +150,22 @@ class CompletionCall:
     def arrival(self, role: Role, unpaired: frozenset[str], bytes_per_token: float) -> Arrival:
         """Return it as a stage's policy sees it; that of decode reads no prompt. ``unpaired`` cannot fetch its KV."""
         keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired
+        tokens = self.prompt_tokens + self.said_tokens
         tier, tenant = self.tier, "" if self.identity is None else self.identity.tenant
         if role is Role.DECODE or keyed is None:
             is_complete = is_complete and role is Role.DECODE
             return Arrival(
-                (), self.prompt_tokens, avoid, is_non_streaming=is_complete, tier=tier, tenant=tenant
+                (),
+                tokens,
+                avoid,
+                is_non_streaming=is_complete,
+                tier=tier,
+                tenant=tenant,
+                is_rest=self.is_rest,
             )
         return Arrival(
             keyed.chain,
-            self.prompt_tokens,
+            tokens,
             avoid,
             keyed.block_tokens(bytes_per_token),
             keyed.sub_block_keys,
@@ -157,6 +174,7 @@ class CompletionCall:
             is_non_streaming=is_complete and role is not Role.PREFILL,
             tier=tier,
             tenant=tenant,
+            is_rest=self.is_rest,
         )
 
     def age_real_s(self) -> float:

@@ -211,7 +211,7 @@ class Exchanges:
         transfer, content = call.transfer, await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-        self.count_prompt(call, prompt_tokens)
+        self._count_computed(call, prompt_tokens)
         call.cached_tokens = cached_tokens
         if transfer is not None:
             transfer.cached_tokens = cached_tokens
@@ -253,7 +253,7 @@ class Exchanges:
         answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
         fields = self._handover.decode_fields(source, answer)
         prefilled = read_prefill_answer(answer, fields, lease)
-        self.count_prompt(call, prefilled.prompt_tokens)
+        self._count_computed(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if fields else None
         return PromptComputed(prefilled.cached_tokens, call.transfer is not None)
@@ -287,19 +287,24 @@ class Exchanges:
     def note_usage(self, call: CompletionCall, usage: Any) -> None:
         """Count what a worker says that a request took."""
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
-        self.count_prompt(call, prompt_tokens)
+        self._count_prompt(call, prompt_tokens)
         if output_tokens is not None:
             call.output_tokens = output_tokens
         if cached_tokens is not None:
             call.cached_tokens = cached_tokens
 
-    def count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
-        """Take a worker's count of a prompt, once, and learn from it."""
+    def _count_computed(self, call: CompletionCall, prompt_tokens: int | None) -> None:
+        """Take a prefill worker's count, which has what a stream said before."""
+        if prompt_tokens is not None:
+            self._count_prompt(call, max(0, prompt_tokens - call.said_tokens))
+
+    def _count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
+        """Take a worker's count of the client's prompt, once, and learn from it."""
         if prompt_tokens is None or call.prompt_counted:
             return
         call.prompt_tokens = prompt_tokens
         call.prompt_counted = True
-        request = call.request
+        request = call.request if call.begun is None else call.begun.request
         if request.prompt_bytes and not request.prompt_ids and not request.endpoint.is_relayed:
             self._estimator.learn(request.prompt_bytes, prompt_tokens)
 

@@ -151,6 +151,9 @@ def error_event_of(path: str, response: ErrorResponse) -> bytes:
     """Return the event by which a begun stream of a path ends in an error."""
     if is_anthropic(path):
         return error_event(anthropic_error(response.status, response.body))
+    if response.reason in REJECTIONS:
+        # Within a stream, clients look for an error under its own key.
+        return encode_event(_body(response.status, orjson.loads(response.body)["message"], response.reason))
     return encode_event(response.body)
 
 

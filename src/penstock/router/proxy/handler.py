@@ -289,8 +289,7 @@ class CompletionHandler:
             call.trace.waits(role.value)
         try:
             if step.is_admission:
-                if not call.tries.retries:
-                    admission.check_tier(call.tier)
+                admission.check_tier(call.tier)
                 admission.check_capacity(role)
             unpaired = self._transfers.unpaired(role, call.transfer)
             arrival = call.arrival(role, unpaired, self._estimator.bytes_per_token)
