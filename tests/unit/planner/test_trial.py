@@ -172,10 +172,27 @@ def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
     )
 
 
-def _watched(trial, seconds, *, ready, starting=0, late=0.0):
+def _watched(trial, seconds, *, ready, starting=0, late=0.0, waits_s=0.0):
     for _ in range(int(seconds / 10)):
-        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, 10.0, late), 0.01)
+        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, 10.0, late, waits_s), 0.01)
     return trial
+
+
+def test_late_requests_of_a_smaller_fleet_are_no_reason_for_one_more():
+    """One worker serves late while two start: once they are ready it takes a hundred requests of theirs to want a fourth."""
+    late = _watched(Trial(), 300, ready=1, starting=2, late=5.0)
+    assert late.is_late(0.01)
+    grown = _watched(late, 10, ready=3, late=5.0)
+    assert (grown.is_late(0.01), grown.tried) == (False, 0)
+    assert _watched(grown, 200, ready=3, late=5.0).is_late(0.01)
+
+
+def test_requests_that_waited_before_a_worker_was_ready_say_nothing_of_it():
+    """One has waited for 60 s half a minute after the second worker is ready: what is late by then came to the first alone."""
+    late = _watched(Trial(), 300, ready=1, starting=1, late=5.0)
+    behind = _watched(late, 120, ready=2, late=5.0, waits_s=150.0)
+    assert behind.first == 0.0
+    assert _watched(behind, 150, ready=2, late=5.0, waits_s=60.0).is_late(0.01)
 
 
 def test_a_start_that_is_rolled_back_is_no_trial():

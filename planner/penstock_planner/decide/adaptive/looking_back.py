@@ -81,7 +81,7 @@ def _tried(
     for role, case in cases.items():
         late = memory.served.unexplained if first and role is cause else 0.0
         late += late_by_itl if role is kv_role(pull.pools) else 0.0
-        seen = Lateness(dt_s, first, late)
+        seen = Lateness(dt_s, first, late, demands[-1].oldest_wait_s or 0.0)
         trials[role] = memory.trials.get(role, Trial()).followed(case.pool, seen, 1.0 - config.in_time)
     return replace(memory, trials=trials)
 

@@ -2,7 +2,8 @@
 
 Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for it. After enough requests the
 share that is late says whether it helped: where it did, the role keeps it for `HOLDS_S`; where it did not, the role asks for no more
-for as long, and twice as long after each further one in vain.
+for as long, and twice as long after each further one in vain. What requests that came to a smaller fleet say of it says nothing of
+this one: the workers that have become ready since may have been what they lacked.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Lateness:
         first: Requests.
         late: Those of them that were late for want of this role, beyond what the model says; may be below 0. For the role that
             decodes, those late by ITL as well, of which the model knows nothing.
+        waits_s: How long a request waits at its end, at the frontend.
     """
 
     dt_s: float
     first: float
     late: float
+    waits_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Trial:
         seen_s: Seconds of them, decayed alike.
         lately: Requests, decayed alike, whatever is on trial.
         replicas: Before the newest window; None before the first.
+        ready: Of them.
+        ready_s: Since one became ready.
         tried: Replicas with the one on trial; 0: none is.
         before: Share that was late before it.
         helped: What was found; None: not yet.
@@ -57,6 +62,8 @@ class Trial:
     seen_s: float = 0.0
     lately: float = 0.0
     replicas: int | None = None
+    ready: int = 0
+    ready_s: float = 0.0
     tried: int = 0
     before: float = 0.0
     helped: bool | None = None
@@ -95,10 +102,19 @@ class Trial:
         kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
         lately = known.lately * kept + seen.first
-        known = replace(known, replicas=pool.replicas, lately=lately, late_ago_s=late_ago_s)
+        ready_s = 0.0 if pool.ready > known.ready else known.ready_s + seen.dt_s
+        known = replace(
+            known,
+            replicas=pool.replicas,
+            ready=pool.ready,
+            ready_s=ready_s,
+            lately=lately,
+            late_ago_s=late_ago_s,
+        )
         if known.helped is not False and known.lately < ENOUGH:
             known = replace(known, tried=0, helped=None)  # too few come to tell
-        if known.tried and known.helped is None and pool.ready < known.tried:
+        is_starting = known.tried and known.helped is None and pool.ready < known.tried
+        if is_starting or seen.waits_s >= ready_s:
             return blank(known)
         known = replace(
             known,
