@@ -138,6 +138,12 @@ class Hindsight:
             return True
         return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
+    def is_past(self, replica: int, hold_s: float) -> bool:
+        """Return whether the n-th replica was not needed for as long as an idle one is kept; what comes again is yet to come."""
+        if self.growth is Growth.RECURRING or not 1 <= replica <= self.sizes:
+            return False
+        return self.idle_s[replica - 1] >= hold_s
+
     def fleet(self) -> tuple[ShadowFleets, int]:
         """Return the fleets that grow as the chosen one, and the place of the chosen floor."""
         return self.fleets[self.growth], self.floor - 1

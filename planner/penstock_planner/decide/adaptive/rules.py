@@ -180,7 +180,7 @@ def shrinks_at(case: Case) -> float:
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
-    """Grow to the floor that would have been best."""
+    """Grow to the floor that would have been best, but not in the calm after what asked for it: GPUs come free then for others."""
     words = hindsight.in_words(known, case.pool.gpus or 1)
     if words and case.served is not None:
         words += case.served.in_words()
@@ -189,6 +189,8 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
         "floor": known.floor_now,
         "growth": known.growth.value,
     }
+    is_past = known.is_past(case.pool.replicas + 1, case.hold_s)
+    applies = case.pool.replicas < known.floor_now and not is_past
     if case.served is not None:
         inputs |= {"served_in_time": case.served.in_time, "predicted_in_time": case.served.predicted_in_time}
         inputs |= asdict(case.served.newest)
@@ -196,7 +198,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
         "hindsight",
         inputs,
         known.floor_now,
-        grows(case.pool.replicas < known.floor_now) + (words and f": {words}"),
+        grows(applies) + (words and f": {words}"),
     )
     return RoleFinding(Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step)
 
