@@ -4,10 +4,13 @@ The workers answer by the simulated engine's own parser and formats; what a clie
 """
 
 import asyncio
+from collections import Counter
 
 import orjson
 import pytest
 import test_response_continuation as responses
+from picker_group import cut, start
+from router_harness import error_of
 from test_stream_continuation import ASKED, STREAMED, answer_to, read
 
 from penstock.api import Role, Tier
@@ -260,3 +263,80 @@ async def test_the_rest_of_a_stream_weighs_what_its_worker_computes(harness):
         prompt, read(answer_to(PATH, orjson.dumps(STREAMED | ASKED[PATH]), 0))["counts"]["prompt_tokens"]
     )
     assert (ratio, estimate.bytes_per_token) == (TokenEstimator().bytes_per_token, learnt.bytes_per_token)
+
+
+def total(routers, name):
+    """Return the sum of a counter over routers."""
+    return sum(getattr(each.server.metrics, name) for each in routers)
+
+
+def went_on(routers):
+    """Return the reasons for which streams went on, over routers."""
+    return sum((each.server.metrics.continuations for each in routers), Counter())
+
+
+async def streams_of(routers, three, per_router):
+    """Return so many streams of each router, premium and background in turn, all begun."""
+    tasks = []
+    for number in range(per_router):
+        for router in routers:
+            task, _ = await begun(
+                router, three, (GOLD, BATCH)[number % 2], prompt=f"Tell me of sea {number}. "
+            )
+            tasks.append((task, f"Tell me of sea {number}. "))
+    return tasks
+
+
+async def group(harness, tmp_path, count):
+    """Return routers that know each other, tiers and thresholds on, before three workers."""
+    workers = [await harness.worker("aggregated") for _ in range(3)]
+    config = PATIENT | TIERS | BUSY | {"drain": {"migrateAfterSeconds": 1}, "policy": "round-robin"}
+    routers = await start(harness, *workers, count=count, config=config, tier_keys=KEYS, speed=10)
+    return workers, speakers(workers), routers
+
+
+@pytest.mark.parametrize("picker_dies", [False, True])
+async def test_two_routers_carry_their_streams_over_a_death_and_a_drain_at_once(
+    harness, tmp_path, picker_dies
+):
+    """Above the third one's thresholds the dead worker's streams go on, the draining one's wait; each client gets its text.
+
+    What is in flight, rejected, continued and completed adds up over the routers, the picker's death included.
+    """
+    workers, three, routers = await group(harness, tmp_path, 3 if picker_dies else 2)
+    picker, *relays = routers
+    tasks = await streams_of(relays if picker_dies else routers, three, 6)
+    spoke = {each.name: len(each.began) for each in three}
+    dead, drained, left = three
+    for each in workers:
+        each.kv_usage = "0.95"
+    entry = Role.AGGREGATED
+    await picker.until(lambda: all(len(each.server.core.busy[entry]._busy) == 3 for each in routers))
+    # Premium waits its turn, in vain.
+    refused = await relays[0].post(prompt="new", headers=GOLD)
+    assert (refused.status, error_of(refused)["code"]) == (503, "queue_timeout")
+    left.go.set()
+    if picker_dies:
+        await cut(picker)
+    harness.write_state(workers, routers, **{drained.name: "draining"})
+    await dead.die()
+    lively = relays if picker_dies else routers
+    await relays[0].until(lambda: went_on(lively)["upstream_broken"] >= spoke[dead.name])
+    assert went_on(lively)["drain"] == 0
+    left.worker.kv_usage = "0.2"
+    for task, prompt in tasks:
+        assert is_undisturbed(await task, prompt=prompt)
+    for router in lively:
+        await router.assert_idle()
+    assert total(lively, "arrivals") == len(tasks) + 1
+    assert total(lively, "completed") == len(tasks)
+    assert (total(lively, "refused"), total(lively, "queue_timeouts")) == (0, 1)
+    assert not any(each.server.metrics.lost_streams for each in lively)
+    assert went_on(lively) == {"drain": spoke[drained.name], "upstream_broken": spoke[dead.name]}
+    assert len(left.began) == len(tasks)
+    if not picker_dies:
+        counts = picker.server.core.tiers.counts
+        ended = {tier: counts[tier].e2e for tier in (Tier.PREMIUM, Tier.BACKGROUND)}
+        await picker.until(lambda: sum(each.cumulative()[-1] for each in ended.values()) == len(tasks))
+        of_tiers = {tier: (counts[tier].arrivals, counts[tier].rejected) for tier in ended}
+        assert of_tiers == {Tier.PREMIUM: (7, 1), Tier.BACKGROUND: (6, 0)}
