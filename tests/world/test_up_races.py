@@ -68,6 +68,28 @@ def test_a_signal_during_up_leaves_nothing_running(world, eventually, phase, num
     assert str(world.statefile) not in _command_lines()
 
 
+@pytest.mark.parametrize("phase", ["begun", "claimed", pytest.param("running", marks=pytest.mark.nightly)])
+def test_down_during_up_ends_the_start(world, eventually, phase):
+    """Whenever it comes, `down` finds the start, `up` ends and says so, and neither leaves anything."""
+    manifest = world.manifest()
+    text = manifest.read_text().replace("role: prefill,", "role: prefill, startupSeconds: 80000,")
+    manifest.write_text(text)
+    flags = ("--port", world.port, "--no-planner", "--log-dir", world.log_dir, "--speed", 10)
+    process = world.start("up", manifest, *flags, name="up")
+    eventually(
+        lambda: world.statefile.with_suffix(".starting").exists() or process.poll(), "the start is recorded"
+    )
+    eventually(lambda: PHASES[phase](world) or process.poll(), phase)
+    done = world.run("down")
+    assert done.returncode == 0, done.stderr
+    assert f"stopped `penstock up` (pid {process.pid}), which was still starting world" in done.stdout
+    assert process.wait(40) == 128 + signal.SIGTERM
+    assert "world: stopped by SIGTERM while starting" in (world.folder / "up.out").read_text()
+    assert world.marked() == {}
+    assert list(world.statefile.parent.glob("*")) == []
+    assert str(world.statefile) not in _command_lines()
+
+
 def _handles(pid, number):
     """Return whether the process has a handler of its own for a signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

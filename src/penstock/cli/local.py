@@ -43,6 +43,8 @@ _PLANNER = "planner_"
 
 _STAY_POLL_S = 0.2
 """Real seconds between two checks for the end of an arbiter that is no child of this process. Chosen."""
+_SIGNALLED = 128
+"""An exit code less this is the signal that ended a program, as shells count."""
 _TRACE_TOKENS = 121_912
 """Of the built-in trace's longest request, prompt and answer."""
 
@@ -114,7 +116,13 @@ def up(
         def show(state: StateFile, words: str) -> None:
             spinner.update(f"starting: {_states(state) or words.strip()[:120]}")
 
-        started = run_interruptible(_start(files, pool_file, said, show))
+        try:
+            started = run_interruptible(_start(files, pool_file, said, show))
+        except SystemExit as exc:
+            names = ", ".join(said.namespace or graph.name for graph in graphs)
+            by = signal.Signals(int(exc.code or 0) - _SIGNALLED).name
+            say(f"{names}: stopped by {by} while starting; no process or statefile is left behind", err=True)
+            raise
     for each, graph in zip(started, graphs, strict=True):
         _print_started(each, graph.spec.model.context_tokens, as_json=as_json)
     if foreground:

@@ -97,6 +97,7 @@ RESUME_PERIOD_S = 1.0
 DYING_S = 30.0
 """Real seconds that the killed arbiter may still be there: the kernel closes its pipes before it is gone, and on a busy
 machine a process takes time to go. Chosen."""
+_DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STRAY_GRACE_S = 1.0
 """Real seconds that a process gets to end which was started moments before its arbiter was killed. Chosen."""
 
@@ -113,10 +114,10 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
     return owned
 
 
-def resume(store: StateStore) -> StateFile:
+def resume(store: StateStore, early: Sequence[int] = ()) -> StateFile:
     """Take over the statefile of an arbiter that was killed and may still be going.
 
-    Tries for ten minutes where a full disk or a held lock forbids it.
+    Tries for ten minutes where a full disk or a held lock forbids it, or until ``early`` names a signal to stop.
     """
     made: list[str] = []
 
@@ -139,7 +140,7 @@ def resume(store: StateStore) -> StateFile:
             while made:
                 remove_endpoints(made.pop())
             waited_s = time.monotonic() - began_s
-            if waited_s > RESUME_S or (waited_s > DYING_S and store.running() is not None):
+            if early or waited_s > RESUME_S or (waited_s > DYING_S and store.running() is not None):
                 raise
             _log.warning("cannot take over yet", why=str(exc))
             time.sleep(RESUME_PERIOD_S)
@@ -163,15 +164,22 @@ def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> N
         liveness.end(orphans, grace_s=_STRAY_GRACE_S)
 
 
-async def supervise(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
-    """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind."""
+async def supervise(
+    store: StateStore, state: StateFile, watchdog: Watchdog, early: Sequence[int] = ()
+) -> None:
+    """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind.
+
+    ``early`` are signals to stop that have come before this handles them.
+    """
     launcher = Launcher(endpoint=state.arbiter.endpoint, pubsub_endpoint=state.arbiter.pubsub_endpoint)
     supervisor = Supervisor(store, launcher, state)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _DRAIN_SIGNALS:
         loop.add_signal_handler(number, supervisor.request_stop)
     loop.add_signal_handler(signal.SIGQUIT, lambda: supervisor.request_stop(force=True))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that ran `penstock up` may go
+    for received in early:
+        supervisor.request_stop(force=received == signal.SIGQUIT)
     if state.arbiter.restarts:
         supervisor.adopt()
     try:
@@ -194,9 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="Take over from an arbiter that was killed.")
     options = parser.parse_args(argv)
     logs.configure()
+    early: list[int] = []  # a stop between the claim and the supervisor must not leave the claim behind
+    for number in (*_DRAIN_SIGNALS, signal.SIGQUIT):
+        signal.signal(number, lambda received, _frame: early.append(received))
     store = StateStore(options.statefile)
     try:
-        state = resume(store) if options.resume else claim(store, _initial_state())
+        state = resume(store, early) if options.resume else claim(store, _initial_state())
         if state.arbiter.discovery_folder is not None:
             make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:
@@ -208,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         watchdog.start()
         if options.resume:
             end_unrecorded(store, state, watchdog)
-        asyncio.run(supervise(store, state, watchdog))
+        asyncio.run(supervise(store, state, watchdog, early))
     except (PenstockError, OSError):
         _log.exception("arbiter failed")
         return 1

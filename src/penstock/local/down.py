@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import liveness, ports
+from penstock.local import liveness, ports, starts
 from penstock.local.plan import grace_s
 from penstock.local.statefile import ProcessId, StateFile
 from penstock.local.store import (
@@ -61,6 +62,9 @@ _FORCE_S = 20.0
 """Real seconds that a forced stop may take: a floor of grace and SIGKILL. Chosen."""
 _UNRECORDED_S = 60.0
 """Real seconds of an orderly stop by a statefile that cannot be read: Kubernetes' grace period of 30 s twice. Chosen."""
+_ROLL_BACK_S = 60.0
+"""Real seconds in which an `up` that is asked to stop takes back what it has started. Chosen: the withdrawal of an arbiter
+and the killing of its processes take up to 30 s, and a busy machine doubles that."""
 _MARGIN_S = 15.0
 """Real seconds added to the processes' own grace periods before a stop is forced. Chosen."""
 
@@ -79,10 +83,14 @@ def choose_namespace(given: str | None) -> str:
     """Return the namespace meant: the given one, or the only one there is."""
     if given is not None:
         return given
-    known = namespaces()
+    known = sorted({*namespaces(), *starts.recorded_starts()})
     if not known:
         raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
-    running = [name for name in known if StateStore.of(name).running() is not None]
+    running = [
+        name
+        for name in known
+        if StateStore.of(name).running() is not None or starts.starter_of(name) is not None
+    ]
     candidates = running or known
     if len(candidates) > 1:
         raise ConfigError(f"--namespace: needed, because several are here: {', '.join(candidates)}")
@@ -98,12 +106,17 @@ def default_timeout_s(state: StateFile) -> float:
 
 
 def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
-    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left."""
+    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
+
+    An `up` that still starts it is stopped first, with every graph that it starts: a start is all or none.
+    """
     store = StateStore.of(namespace)
     began_s = time.monotonic()
+    notes: tuple[str, ...] = tuple(_stop_start(namespace))
+    arbiters = liveness.arbiters_of(str(store.path))  # before the statefile, which one may write meanwhile
     state = store.running()
     if state is None:
-        notes: tuple[str, ...] = (*_end_unrecorded(store, now=now), *recover(store))
+        notes = (*notes, *_end_unrecorded(store, arbiters, now=now), *recover(store))
         if not notes:
             raise NotFoundError(
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
@@ -116,13 +129,30 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     if not ended:
         forced = True
         ended = _stop(arbiter, signal.SIGQUIT, _FORCE_S)
-    notes = ()
     if not ended:
         kill(store, store.read_quietly() or state)
-        notes = (f"killed arbiter {state.arbiter.pid}, which did not end",)
+        notes = (*notes, f"killed arbiter {state.arbiter.pid}, which did not end")
     notes = (*notes, *recover(store))
     _verify(store, state)
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
+
+
+def _stop_start(namespace: str) -> Iterator[str]:
+    """Stop the `up` that starts a graph, and yield what was done; one that ends meanwhile by itself is waited for."""
+    starter = starts.starter_of(namespace)
+    if starter is not None:
+        together = [name for name in starts.recorded_starts() if starts.starter_of(name) == starter]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starter.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _ROLL_BACK_S
+        while starts.starter_of(namespace) == starter and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        how = "stopped"
+        if starts.starter_of(namespace) == starter:
+            _end([starter], 0.0)
+            how = f"killed, as it did not end within {_ROLL_BACK_S:g} s,"
+        yield f"{how} `penstock up` (pid {starter.pid}), which was still starting {', '.join(together)}"
+    starts.forget(namespace)
 
 
 def _stop(arbiter: ProcessId, sent: signal.Signals, patience_s: float) -> bool:
@@ -136,15 +166,16 @@ def _stop(arbiter: ProcessId, sent: signal.Signals, patience_s: float) -> bool:
     return True
 
 
-def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
-    """Stop the arbiters that run for a file which cannot be read; how long their processes may drain is unknown."""
-    arbiters = store.unrecorded_arbiters()
+def _end_unrecorded(store: StateStore, arbiters: Sequence[ProcessId], *, now: bool) -> tuple[str, ...]:
+    """Stop arbiters that no statefile names: not yet, or it cannot be read; how long their processes drain is unknown."""
+    is_unreadable = store.path.exists() and store.read_quietly() is None
+    why = "whose statefile cannot be read" if is_unreadable else "which was starting"
     for arbiter in arbiters:
         if not now and _stop(arbiter, signal.SIGTERM, _UNRECORDED_S):
             continue
         if not _stop(arbiter, signal.SIGQUIT, _FORCE_S) and liveness.end([arbiter], grace_s=0.0):
             raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
-    return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
+    return tuple(f"stopped arbiter {arbiter.pid}, {why}" for arbiter in arbiters)
 
 
 def _verify(store: StateStore, state: StateFile) -> None:

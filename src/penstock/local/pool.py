@@ -23,6 +23,7 @@ from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
 from penstock.gpu_pool.bid import WANTS_S, WANTS_VALID_S
 from penstock.gpu_pool.waiting import DrainTimes, Holding, PoolRow, lacking, rows_of
+from penstock.local.starts import is_under_way
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, read_own, replace_file
 
@@ -206,7 +207,8 @@ class PoolStore:
         for name, member in pool.members.items():
             store = StateStore.of(name)
             if not store.path.exists():
-                if member.is_arriving:
+                # One whose `up` was killed comes no more; what it would have started on is free.
+                if member.is_arriving and is_under_way(name):
                     members[name], states[name] = member, None
                 continue
             members[name], states[name] = replace(member, is_arriving=False), store.read_quietly()

@@ -27,6 +27,7 @@ from penstock.local.down import kill, recover
 from penstock.local.plan import startup_s
 from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
+from penstock.local.starts import starting
 from penstock.local.statefile import ProcessEntry, StateFile, to_json
 from penstock.local.store import FILE_MODE, StateStore, log_root, make_folder
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
@@ -172,7 +173,13 @@ def _context(
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
-    """Start a graph and return when it serves."""
+    """Start a graph and return when it serves; meanwhile `penstock down` finds this start."""
+    with starting([options.namespace or load_graph(file).name]):
+        return await start(file, options, progress)
+
+
+async def start(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
+    """Start a graph of a start that is recorded, and return when it serves."""
     store, state = prepare(file, options)
     recovered = (*recover(store), *_former_run(state, file, options))
     if not is_free(options.port):

@@ -13,9 +13,10 @@ from penstock.core.errors import ConfigError
 from penstock.local.build import PoolPlace, UpOptions
 from penstock.local.down import kill, recover
 from penstock.local.pool import PoolFile, PoolMember, PoolStore
+from penstock.local.starts import starting
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore
-from penstock.local.up import Progress, StartedGraph, prepare, up
+from penstock.local.up import Progress, StartedGraph, prepare, start
 
 
 async def up_pool(
@@ -38,12 +39,19 @@ async def up_pool(
     pool, graphs = load_pool(pool_file), [load_graph(file, draws=True) for file in files]
     entries = entries_of(pool, graphs)
     places, members = _places(pool, files, graphs, entries, options)
-    store = PoolStore.of(pool.name)
-    store.found(PoolFile(pool.name, pool.written_gpus, pool.spec.hold_seconds, members))
+    with starting(members):
+        store = PoolStore.of(pool.name)
+        store.found(PoolFile(pool.name, pool.written_gpus, pool.spec.hold_seconds, members))
+        return await _start_all(files, places, store, progress)
+
+
+async def _start_all(
+    files: Sequence[Path], places: Sequence[UpOptions], store: PoolStore, progress: Progress
+) -> list[StartedGraph]:
     started: list[StartedGraph] = []
     try:
         for file, place in zip(files, places, strict=True):
-            started.append(await up(file, place, progress))
+            started.append(await start(file, place, progress))
     except BaseException:
         for each in started:
             await asyncio.shield(asyncio.to_thread(_end, StateStore(each.statefile), each.state))

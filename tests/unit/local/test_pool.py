@@ -15,6 +15,7 @@ from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
 from penstock.local.pool import PoolFile, PoolMember, PoolStore
+from penstock.local.starts import starting
 from penstock.local.statefile import retire
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget
@@ -153,13 +154,15 @@ def test_a_graph_that_has_ended_leaves_the_pool(pool):
 
 
 def test_a_graph_that_has_not_come_yet_keeps_what_it_starts_on(pool):
-    """Until its arbiter has written its statefile."""
+    """Until its arbiter has written its statefile, and no longer than somebody starts it: an `up` may be killed."""
     StateStore.of("b").path.unlink()
     members = {**pool.read().members, "b": PoolMember(2, GPUS, 0, (1, 1), (6, 7))}
     pool._write(PoolFile("p", GPUS, 0.0, members))
-    assert pool.claim("a", (1,) * 8).gpus == 6
-    with pool.ids_of_others("a") as others:
-        assert others == {6, 7}
+    with starting(["b"]):
+        assert pool.claim("a", (1,) * 8).gpus == 6
+        with pool.ids_of_others("a") as others:
+            assert others == {6, 7}
+    assert pool.claim("a", (1,) * 8).gpus == 8
 
 
 def test_a_statefile_that_cannot_be_read_frees_nothing(pool):
@@ -310,7 +313,7 @@ async def test_graphs_start_on_ports_and_ids_of_their_own(files, monkeypatch):
         place = (file.stem, options.port, options.pool.taken, options.log_dir.name)
         seen.append((*place, PoolStore.of("shared").read().members))
 
-    monkeypatch.setattr("penstock.local.up_pool.up", start)
+    monkeypatch.setattr("penstock.local.up_pool.start", start)
     options = UpOptions(port=9100, log_dir=files[0].parent)
     await up_pool(files[:2], files[2], options, lambda *_: None)
     assert [each[:4] for each in seen] == [("one", 9100, set(), "one"), ("two", 9101, {0, 1}, "two")]
@@ -327,7 +330,7 @@ async def test_a_graph_that_does_not_start_takes_the_pool_with_it(files, monkeyp
     async def start(*_):
         raise ClusterError("not ready")
 
-    monkeypatch.setattr("penstock.local.up_pool.up", start)
+    monkeypatch.setattr("penstock.local.up_pool.start", start)
     with pytest.raises(ClusterError, match="not ready"):
         await up_pool(files[:2], files[2], UpOptions(), lambda *_: None)
     assert PoolStore.all() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
+from penstock.local.starts import recorded_starts, starter_of, starting
 from penstock.local.store import StateStore, make_endpoints
 from penstock.local.up import _wait_ready, kept_file, prepare, ready_timeout_s, up
 from penstock.runtimes import build as runtimes_build
@@ -157,6 +159,67 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
         assert arbiter.wait(5) is not None
     assert f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" in stopped.notes
     assert not store.path.exists()
+
+
+STARTING = """
+import signal, sys
+from penstock.local.starts import starting
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with starting({names}):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_down_stops_a_start_and_says_which(spawn):
+    """With every graph of it, also one whose turn has not come; afterwards nothing is running and no file is left."""
+    up = spawn(STARTING.format(names=["tiny", "other"]))
+    assert up.stdout.readline() == b"there\n"
+    assert choose_namespace("tiny") == "tiny"
+    with pytest.raises(ConfigError, match="other, tiny"):
+        choose_namespace(None)
+    stopped = down("other", timeout_s=None, now=False)
+    assert stopped.notes == (f"stopped `penstock up` (pid {up.pid}), which was still starting other, tiny",)
+    assert up.wait(5) == 143
+    with pytest.raises(NotFoundError, match="nothing is running"):
+        down("tiny", timeout_s=None, now=False)
+    assert list(StateStore.of("tiny").path.parent.iterdir()) == []
+
+
+def test_down_kills_a_start_that_does_not_end(spawn, monkeypatch):
+    """After its time; what it has recorded goes with it."""
+    monkeypatch.setattr("penstock.local.down._ROLL_BACK_S", 0.0)
+    up = spawn(STARTING.format(names=["tiny"]).replace("sys.exit(143)", "None"))
+    assert up.stdout.readline() == b"there\n"
+    (note,) = down("tiny", timeout_s=None, now=False).notes
+    assert "killed, as it did not end within 0 s" in note
+    assert up.wait(5) == -signal.SIGKILL
+    assert list(StateStore.of("tiny").path.parent.iterdir()) == []
+
+
+def test_down_ends_an_arbiter_that_has_no_statefile_yet(state_folder):
+    """Its `up` was killed a moment after it had started the arbiter."""
+    store = StateStore.of("tiny")
+    command = [sys.executable, "-m", ARBITER_MODULE, str(store.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as arbiter:  # waits for its first state
+        stopped = down("tiny", timeout_s=None, now=False)
+        assert stopped.notes == (f"stopped arbiter {arbiter.pid}, which was starting",)
+        assert arbiter.wait(5) is not None
+    assert list(state_folder.iterdir()) == []
+
+
+async def test_a_graph_that_is_being_started_is_not_started_twice(manifest, spawn):
+    """The error names the other `up`; the record of one that was killed is no obstacle and goes with the next `down`."""
+    up_process = spawn(STARTING.format(names=["tiny"]))
+    assert up_process.stdout.readline() == b"there\n"
+    with pytest.raises(ConfigError, match=rf"being started by .*pid {up_process.pid}.*penstock down"):
+        await up(manifest, UpOptions(), ignore)
+    up_process.kill()
+    up_process.wait()
+    assert recorded_starts() == ["tiny"]
+    with starting(["tiny"]):
+        assert starter_of("tiny") == identify(os.getpid())
+    assert recorded_starts() == []
 
 
 def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
