@@ -220,7 +220,8 @@ def share_out(
         for name, each in members.items()
         if each.bid is not None
     }
-    grants, after = allocate(PoolTerms(total, pool.spec.hold_seconds), bids, state, now_s)
+    terms = PoolTerms(total, pool.spec.hold_seconds, pool.spec.reclaim.order)
+    grants, after = allocate(terms, bids, state, now_s)
     return PoolShares(grants, after, total, unavailable)
 
 

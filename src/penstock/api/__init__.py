@@ -17,6 +17,7 @@ from penstock.api.enums import (
     Predictor,
     ProfilePhase,
     QueueOrder,
+    ReclaimBy,
     Role,
     Tier,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "ProfilePhase",
     "ProfileRequest",
     "QueueOrder",
+    "ReclaimBy",
     "Role",
     "RouterConfig",
     "ScalingAdapter",

@@ -135,6 +135,17 @@ class ProfilePhase(StrEnum):
         return self in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}
 
 
+class ReclaimBy(StrEnum):
+    """What makes a graph of a GPU pool give back what it borrows before another one."""
+
+    PRIORITY = "priority"
+    """The lower priority; of one priority who borrows most."""
+    IDLE = "idle"
+    """Fewer workers than were granted, so that GPUs come back without a drain."""
+    NEWEST = "newest"
+    """The later grant."""
+
+
 class PoolPriority(StrEnum):
     """Which graphs of a GPU pool borrow first, highest first."""
 

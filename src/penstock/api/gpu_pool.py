@@ -11,7 +11,7 @@ from pydantic import Field
 
 from penstock.api.base import WHOLE, DnsLabel, Integer, OperatorClass, SpecModel, entry
 from penstock.api.budget_rules import floor_gpus
-from penstock.api.enums import PoolPriority
+from penstock.api.enums import PoolPriority, ReclaimBy
 from penstock.api.graph import GraphDeployment, KubernetesObject
 from penstock.api.rule import Breach, KeyPath, Rule, immutable
 from penstock.api.status import Condition
@@ -107,6 +107,22 @@ class PoolReclaim(SpecModel):
         None,
         "On Kubernetes: longest drain of a worker whose GPU the pool takes back, seconds; then it ends, and its streams go on "
         "elsewhere or are lost. null: its terminationGracePeriodSeconds.",
+    )
+    order: Annotated[tuple[ReclaimBy, ...], Field(min_length=1, max_length=3)] = entry(
+        tuple(ReclaimBy),
+        "Who gives back first what it borrows, the first that tells two graphs apart. priority: the lower one, within one who "
+        "borrows most; idle: who has not used its grant yet; newest: who was granted last. Without priority that is the last.",
+    )
+
+    rules = (
+        Rule(
+            path="order",
+            must="reclaim.order names each only once",
+            cel="!has(self.order) || self.order.all(x, self.order.exists_one(y, y == x))",
+            holds=lambda reclaim: len(set(reclaim.order)) == len(reclaim.order),
+            text="one stands there twice",
+            remedy="remove the second",
+        ),
     )
 
 

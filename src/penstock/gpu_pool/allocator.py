@@ -2,8 +2,9 @@
 
 Pure; the drivers (operator, local backend, simulator) count what exists, keep the state and deliver the grants. A graph may
 hold its *grant*. `allocate` first finds the *target* of each graph: its guarantee as far as its planner wants it, then what
-graphs that have gained within a start-up hold, then the rest by priority, and within a priority evenly (the next replica to
-the graph that borrows least). Every graph is given whole replicas, in the order of its bid.
+graphs that have gained within a start-up hold, then the rest by the pool's order of who gives back: by priority, and within a
+priority evenly (the next replica to the graph that borrows least) unless the pool says otherwise. Every graph is given whole
+replicas, in the order of its bid.
 
 **Ceiling.** A grant above its target is lowered at once, and the graph drains. One below its target is raised only by GPUs
 that no graph can hold any more: a lowered grant counts in full until the graph has acknowledged it, and then as what still
@@ -16,8 +17,12 @@ remainders, keeps a larger pool from taking a replica from any graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from penstock.api import ReclaimBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,12 @@ class PoolTerms:
     Attributes:
         gpus: That its graphs may hold together now, those of lost nodes and of foreign pods left out.
         startup_s: How long a replica takes until it serves, seconds: for so long a graph that gained loses nothing.
+        order: Who gives back first; without `ReclaimBy.PRIORITY` that is the last.
     """
 
     gpus: int
     startup_s: float
+    order: tuple[ReclaimBy, ...] = tuple(ReclaimBy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +200,7 @@ def _targets(
     def is_recent(at_s: float | None) -> bool:
         return at_s is not None and 0.0 <= now_s - at_s < pool.startup_s
 
-    filling = _Filling(pool.gpus, graphs, shares)
+    filling = _Filling(pool, graphs, shares)
     floors = {name: _floor(bid) for name, bid in graphs.items()}
     filling.fill(floors)
     filling.fill(
@@ -217,8 +224,9 @@ def _targets(
 class _Filling:
     """Hands out a pool's GPUs, a replica at a time."""
 
-    def __init__(self, gpus: int, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share]) -> None:
-        self._left = gpus
+    def __init__(self, pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share]) -> None:
+        self._left = pool.gpus
+        self._order = tuple(dict.fromkeys((*pool.order, ReclaimBy.PRIORITY)))
         self._graphs = graphs
         self._shares = shares
         self.given = dict.fromkeys(graphs, 0)
@@ -226,23 +234,29 @@ class _Filling:
         self._next = {name: next(coming, None) for name, coming in self._coming.items()}
 
     def fill(self, caps: Mapping[str, int]) -> None:
-        """Give every graph replicas up to its cap, by priority, evenly within one."""
-        for priority in sorted({self._graphs[name].priority for name in caps}, reverse=True):
-            names = [name for name in caps if self._graphs[name].priority == priority]
-            while able := [name for name in names if self._fits(name, caps[name])]:
-                self._give(min(able, key=self._borrows))
+        """Give every graph replicas up to its cap, the next one always to who would give it back last."""
+        waiting = [self._turn_to_keep(name, size) for name in caps if (size := self._next[name]) is not None]
+        heapify(waiting)
+        while waiting:
+            name = heappop(waiting)[-1]
+            size = self._next[name]
+            if size is None or size > self._left or self.given[name] + size > caps[name]:
+                continue  # nor will it fit later
+            self.given[name] += size
+            self._left -= size
+            self._next[name] = size = next(self._coming[name], None)
+            if size is not None:
+                heappush(waiting, self._turn_to_keep(name, size))
 
-    def _fits(self, name: str, cap: int) -> bool:
-        size = self._next[name]
-        return size is not None and size <= self._left and self.given[name] + size <= cap
-
-    def _borrows(self, name: str) -> tuple[int, bool, str]:
-        """Return the order of those who want a replica: who would borrow least, then who has it already."""
-        after = self.given[name] + (self._next[name] or 0)
-        return (after - self._graphs[name].guaranteed, after > self._shares[name].gpus, name)
-
-    def _give(self, name: str) -> None:
-        size = self._next[name] or 0
-        self.given[name] += size
-        self._left -= size
-        self._next[name] = next(self._coming[name], None)
+    def _turn_to_keep(self, name: str, size: int) -> tuple[list[tuple[float, ...]], bool, str]:
+        """Return the order of those who want a replica, of ``size``: the pool's, then who has it already."""
+        bid, share = self._graphs[name], self._shares[name]
+        after = self.given[name] + size
+        is_new = after > share.gpus
+        granted_s = -math.inf if share.gained_s is None else share.gained_s
+        ranks: dict[ReclaimBy, tuple[float, ...]] = {
+            ReclaimBy.PRIORITY: (-bid.priority, after - bid.guaranteed),
+            ReclaimBy.IDLE: (after > bid.held,),
+            ReclaimBy.NEWEST: (math.inf if is_new else granted_s,),
+        }
+        return ([ranks[each] for each in self._order], is_new, name)

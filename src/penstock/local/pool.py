@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.api import ReclaimBy
 from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, NotFoundError
@@ -62,6 +63,7 @@ class PoolFile:
     shares: Mapping[str, Share] = field(default_factory=dict)
     grants: Mapping[str, Grant] = field(default_factory=dict)
     drains: Mapping[str, DrainTimes] = field(default_factory=dict)
+    order: tuple[ReclaimBy, ...] = tuple(ReclaimBy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class PoolStore:
                 if member.is_arriving or states[name] is not None
             }
             shares = {name: share for name, share in pool.shares.items() if name in members}
-            terms = PoolTerms(pool.gpus, pool.hold_s)
+            terms = PoolTerms(pool.gpus, pool.hold_s, pool.order)
             grants, after = allocate(terms, bids, shares, now_s)
             kept = {name: grant for name, grant in pool.grants.items() if name in members}
             drains = _drains(pool.drains, states, now_s)

@@ -41,7 +41,8 @@ async def up_pool(
     places, members = _places(pool, files, graphs, entries, options)
     with starting(members):
         store = PoolStore.of(pool.name)
-        store.found(PoolFile(pool.name, pool.written_gpus, pool.spec.hold_seconds, members))
+        hold_s, order = pool.spec.hold_seconds, pool.spec.reclaim.order
+        store.found(PoolFile(pool.name, pool.written_gpus, hold_s, members, order=order))
         return await _start_all(files, places, store, progress)
 
 

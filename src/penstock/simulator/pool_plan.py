@@ -84,7 +84,7 @@ def make_pool_plan(
         )
     return PoolPlan(
         pool.name,
-        PoolTerms(pool.written_gpus, pool.spec.hold_seconds),
+        PoolTerms(pool.written_gpus, pool.spec.hold_seconds, pool.spec.reclaim.order),
         pooled,
         workloads,
         tuple(notes),

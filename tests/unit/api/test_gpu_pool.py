@@ -84,6 +84,10 @@ def test_a_pool_beside_its_graphs_is_valid():
             "spec.graphs[0].guaranteedGpus: 3 exceeds maxGpus 2; lower it or raise maxGpus",
         ),
         (
+            [pool(reclaim={"order": ["newest", "newest"]})],
+            "spec.reclaim.order: one stands there twice; remove the second",
+        ),
+        (
             [pool({"match": {}})],
             "spec.graphs[0].match: neither name nor labels; give one, or every graph would match",
         ),

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.api import ReclaimBy
 from penstock.gpu_pool.allocator import (
     Grant,
     GraphBid,
@@ -23,6 +25,10 @@ LATER_S = 10_000.0
 """Longer than any start-up."""
 
 sizes = st.sampled_from([1, 2, 4, 8])
+
+orders = st.permutations(list(ReclaimBy)).flatmap(
+    lambda every: st.integers(1, len(every)).map(lambda count: tuple(every[:count]))
+)
 
 
 def bid(wanted: int = 0, **changes) -> GraphBid:
@@ -69,7 +75,7 @@ def pools(draw, *, size=sizes):
             most=draw(st.integers(0, 64)),
             replicas=tuple(draw(st.lists(size, max_size=12))),
         )
-    return PoolTerms(total, STARTUP_S), graphs
+    return PoolTerms(total, STARTUP_S, draw(orders)), graphs
 
 
 @pytest.mark.parametrize(
@@ -232,12 +238,12 @@ def test_the_order_of_graphs_does_not_matter(drawn, shuffle: random.Random):
     assert settled(pool, {name: graphs[name] for name in names})[0] == settled(pool, graphs)[0]
 
 
-@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 64))
-def test_equal_wants_get_equal_shares(count, each, total):
+@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 64), orders)
+def test_equal_wants_get_equal_shares(count, each, total, order):
     """Jain's index of what graphs of one priority and equal wants get is at least .95 where two GPUs each are there."""
     assume(total >= 2 * count)
     graphs = {f"g{index}": bid(each) for index in range(count)}
-    shares = list(gpus(settled(PoolTerms(total, STARTUP_S), graphs)[0]).values())
+    shares = list(gpus(settled(PoolTerms(total, STARTUP_S, order), graphs)[0]).values())
     assert sum(shares) ** 2 / (count * sum(share**2 for share in shares)) >= 0.95
 
 
@@ -246,15 +252,77 @@ def test_a_larger_pool_takes_from_no_graph(drawn, more):
     """With replicas of one size, GPUs that are added leave every graph at least what it had."""
     pool, graphs = drawn
     before, state, held = settled(pool, graphs)
-    after, _, _ = settled(PoolTerms(pool.gpus + more, STARTUP_S), held, state)
+    after, _, _ = settled(replace(pool, gpus=pool.gpus + more), held, state)
     assert all(after[name].gpus >= before[name].gpus for name in graphs)
 
 
+@st.composite
+def borrowers(draw):
+    """Draw graphs that borrow all that they want, the GPUs that the pool loses, and the graphs' shares."""
+    graphs, state = {}, {}
+    for name in "abcd"[: draw(st.integers(1, 4))]:
+        borrowed = draw(st.integers(0, 6))
+        graphs[name] = bid(
+            borrowed, priority=draw(st.integers(0, 2)), held=draw(st.integers(0, borrowed)), serial=1
+        )
+        state[name] = Share(borrowed, 1, borrowed, float(draw(st.integers(0, 9))))
+    total = sum(share.gpus for share in state.values())
+    return graphs, state, total, draw(st.integers(0, total))
+
+
+def lost_by(drawn, *order: ReclaimBy) -> dict[str, int]:
+    """Return what each graph loses when the pool shrinks."""
+    graphs, state, total, lost = drawn
+    grants, _ = allocate(PoolTerms(total - lost, STARTUP_S, order), graphs, state, LATER_S)
+    found = {name: state[name].gpus - grants[name].gpus for name in graphs}
+    assert sum(found.values()) == lost
+    return found
+
+
+@given(borrowers(), orders)
+def test_who_gives_back_first_is_the_pools_order(drawn, order):
+    """Who loses anything while another keeps a GPU that it borrows is no earlier in the order than that one."""
+    graphs, state, _, _ = drawn
+    found = lost_by(drawn, *order)
+    for name, gives in found.items():
+        for other in graphs:
+            kept = state[other].gpus - found[other]
+            if name == other or not gives or not kept:
+                continue
+            if order[0] is ReclaimBy.PRIORITY:
+                mine, others = graphs[name].priority, graphs[other].priority
+                assert mine < others or (mine == others and state[name].gpus - gives >= kept - 1)
+            elif order[0] is ReclaimBy.NEWEST:
+                assert state[name].gained_s >= state[other].gained_s
+            elif state[name].gpus - gives < graphs[name].held:
+                assert kept <= graphs[other].held, "a worker drains while a grant that is not used stays"
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (["priority", "idle", "newest"], {"low": 4, "old": 0, "new": 0, "idle": 1}),
+        (["priority", "newest"], {"low": 4, "old": 0, "new": 1, "idle": 0}),
+        (["newest"], {"low": 0, "old": 0, "new": 4, "idle": 1}),
+        (["newest", "idle"], {"low": 0, "old": 0, "new": 4, "idle": 1}),
+        (["idle"], {"low": 2, "old": 0, "new": 0, "idle": 3}),
+    ],
+)
+def test_five_gpus_come_back_from_different_borrowers(order, expected):
+    """Each of four graphs borrows four; one has a low priority, one was granted last, one does not use three of them."""
+    graphs = {name: bid(4, held=4, serial=1, priority=1) for name in ("old", "new", "idle")}
+    graphs["idle"] = replace(graphs["idle"], held=1)
+    graphs["low"] = bid(4, held=4, serial=1)
+    granted_s = {"low": 10.0, "old": 10.0, "idle": 20.0, "new": 30.0}
+    state = {name: Share(4, 1, 4, at_s) for name, at_s in granted_s.items()}
+    assert lost_by((graphs, state, 16, 5), *map(ReclaimBy, order)) == expected
+
+
 @settings(max_examples=300)
-@given(st.integers(4, 24), st.data())
-def test_no_graph_loses_and_gains_within_one_start_up(total, data):
+@given(st.integers(4, 24), orders, st.data())
+def test_no_graph_loses_and_gains_within_one_start_up(total, order, data):
     """Without guarantees, and with a pool that stays, only a graph's own bid moves it twice within a start-up."""
-    pool, names = PoolTerms(total, STARTUP_S), "abc"
+    pool, names = PoolTerms(total, STARTUP_S, order), "abc"
     priorities = {name: data.draw(st.integers(0, 2)) for name in names}
     state: PoolState = {}
     granted = dict.fromkeys(names, Grant(0, 0, 0, 0))

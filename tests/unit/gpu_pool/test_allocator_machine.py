@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.api import ReclaimBy
 from penstock.gpu_pool.allocator import GraphBid, PoolTerms, allocate, wanted_gpus
 
 STARTUP_S = 30.0
@@ -49,12 +50,18 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.gpus, self.ceiling, self.now_s = 0, 0, 0.0
+        self.order = tuple(ReclaimBy)
         self.graphs, self.kept, self.sent = {}, {}, []
 
-    @initialize(gpus=st.integers(0, 16), drawn=st.lists(st.integers(0, 5), min_size=9, max_size=9))
-    def start(self, gpus, drawn):
+    @initialize(
+        gpus=st.integers(0, 16),
+        drawn=st.lists(st.integers(0, 5), min_size=9, max_size=9),
+        order=st.permutations(list(ReclaimBy)),
+    )
+    def start(self, gpus, drawn, order):
         """Graphs with any guarantees and priorities, and with workers that fit into the pool together."""
         self.gpus = self.ceiling = gpus
+        self.order = tuple(order)
         free = gpus
         for index, name in enumerate(NAMES):
             guaranteed, priority, held = drawn[3 * index : 3 * index + 3]
@@ -67,7 +74,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def allocated(self, bids):
         """Return what the allocator makes of these bids now."""
-        return allocate(PoolTerms(self.gpus, STARTUP_S), bids, self.kept, self.now_s)
+        return allocate(PoolTerms(self.gpus, STARTUP_S, self.order), bids, self.kept, self.now_s)
 
     # -- the graphs -----------------------------------------------------------------------------------
 

@@ -292,6 +292,7 @@ spec:
   graphs:
     - {match: {name: one}, guaranteedGpus: 2}
     - {match: {name: two}, guaranteedGpus: 2, maxGpus: 3}
+  reclaim: {order: [newest, priority]}
 """
 
 
@@ -311,13 +312,14 @@ async def test_graphs_start_on_ports_and_ids_of_their_own(files, monkeypatch):
 
     async def start(file, options, _progress):
         place = (file.stem, options.port, options.pool.taken, options.log_dir.name)
-        seen.append((*place, PoolStore.of("shared").read().members))
+        seen.append((*place, PoolStore.of("shared").read()))
 
     monkeypatch.setattr("penstock.local.up_pool.start", start)
     options = UpOptions(port=9100, log_dir=files[0].parent)
     await up_pool(files[:2], files[2], options, lambda *_: None)
     assert [each[:4] for each in seen] == [("one", 9100, set(), "one"), ("two", 9101, {0, 1}, "two")]
-    members = seen[0][4]
+    members = seen[0][4].members
+    assert seen[0][4].order == ("newest", "priority")
     assert {name: (each.starts_on, each.bid, each.most) for name, each in members.items()} == {
         "one": ((0, 1), (1, 1), 4),
         "two": ((2, 3), (1, 1), 3),

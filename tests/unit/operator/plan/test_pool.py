@@ -245,6 +245,20 @@ def test_of_written_and_counted_gpus_the_fewer_count(nodes, total):
     assert (found.total, found.gpus) == (total, 6)
 
 
+@pytest.mark.parametrize(
+    ("order", "kept"), [(["priority"], {"a": 4, "b": 2}), (["newest"], {"a": 2, "b": 4})]
+)
+def test_who_gives_back_first_is_as_the_pool_says(order, kept):
+    """The high priority unless the one that was granted first is to keep what it has."""
+    manifest = POOL.to_manifest()
+    manifest["spec"]["reclaim"] = {"order": order}
+    pool = GpuPool.model_validate(manifest)
+    shares = {"a": Share(2, 1, 2, 50.0), "b": Share(4, 1, 4, 10.0)}
+    members = {"a": member("a", 4, 2, serial=1), "b": member("b", 4, 4, serial=1)}
+    grants = share_out(pool, members, shares, 1000.0).grants
+    assert {name: each.target for name, each in grants.items()} == kept
+
+
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
     assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "GpuPool old"}, ["c"], 6) == [
