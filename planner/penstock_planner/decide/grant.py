@@ -44,42 +44,59 @@ def within_grant(
     """
     grant = config.grant or 0
     fits = granted(bids, grant)
-    stay = _staying(proposals, bids, fits, grant)
+    # Without a note the pool has not refused the bid: the grant may only come later than it.
+    stay = _staying(proposals, bids, fits, grant, is_short=bool(config.grant_note))
     return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals]
 
 
 def _staying(
-    proposals: Sequence[RoleProposal], bids: Mapping[Role, RoleBid], fits: Mapping[Role, int], grant: int
+    proposals: Sequence[RoleProposal],
+    bids: Mapping[Role, RoleBid],
+    fits: Mapping[Role, int],
+    grant: int,
+    *,
+    is_short: bool,
 ) -> dict[Role, int]:
-    """Return the replicas of each role that may stay: of those furthest above what fits the fewest go.
+    """Return the replicas of each role that may stay: those that still start go first, then of those furthest above what fits.
 
-    A role above what fits keeps it while all fit together, since what is wanted changes from second to second; but where
-    another role lacks a replica that the grant has no more room for, and would still have the smaller share of what it wants
-    with it, one goes.
+    A role above what fits keeps it while all fit together, since what is wanted changes from second to second. Where another
+    role lacks a replica that the grant has no more room for, one goes if the giver still has no smaller share of what it wants
+    than the taker then has. In a graph that is short, prefill gives to decode also where the smaller of both shares rises: a full decode pool destroys
+    work, while what prefill wants counts the queue before it, which grows with any bottleneck.
     """
     stay = {each.role: each.pool.replicas + min(0, each.change) for each in proposals}
     above = sum(bids[role].gpus * replicas for role, replicas in stay.items()) - grant
+    starting = {each.role: each.pool.starting for each in proposals}
     while above > 0:
-        role = max((role for role in stay if bids[role].gpus), key=lambda role: stay[role] - fits[role])
+        held = [role for role in stay if bids[role].gpus]
+        unready = [role for role in held if starting[role] > 0 and stay[role] > bids[role].floor]
+        role = max(unready or held, key=lambda role: stay[role] - fits[role])
         stay[role] -= 1
+        starting[role] -= 1
         above -= bids[role].gpus
-    giver = _giver(stay, bids, fits, -above)
+    giver = _giver(stay, bids, fits, -above, is_short=is_short)
     if giver is not None:
         stay[giver] -= 1
     return stay
 
 
 def _giver(
-    stay: Mapping[Role, int], bids: Mapping[Role, RoleBid], fits: Mapping[Role, int], free: int
+    stay: Mapping[Role, int],
+    bids: Mapping[Role, RoleBid],
+    fits: Mapping[Role, int],
+    free: int,
+    *,
+    is_short: bool,
 ) -> Role | None:
     """Return the role that gives a replica to another one for which ``free`` GPUs are too few; None: none does."""
     over = [role for role, bid in bids.items() if stay[role] > max(fits[role], bid.floor) and bid.gpus]
     for taker, bid in bids.items():
         if stay[taker] >= fits[taker] or bid.gpus <= free:
             continue
-        after = (stay[taker] + 1) / bid.replicas
+        before, after = stay[taker] / bid.replicas, (stay[taker] + 1) / bid.replicas
         for giver in over:
-            if stay[giver] - 1 >= after * bids[giver].replicas:
+            left = (stay[giver] - 1) / bids[giver].replicas
+            if left >= after or (is_short and bids[giver].is_prefill and min(after, left) > before):
                 return giver
     return None
 

@@ -51,7 +51,7 @@ def test_a_grant_is_for_whole_replicas_that_fit(prefill, decode, gpus):
     assert all(granted(both, gpus + 1)[role] >= fits[role] for role in both)
 
 
-def decided(monkeypatch, changes, *, counts, grant, max_step=1, **config):
+def decided(monkeypatch, changes, *, counts, grant, starting=None, max_step=1, **config):
     """Return the decision of a policy that always proposes the same change of each role, and what it was asked with."""
     seen = []
 
@@ -70,7 +70,11 @@ def decided(monkeypatch, changes, *, counts, grant, max_step=1, **config):
         return Proposal(made, {role: RoleState() for role in pools})
 
     monkeypatch.setattr(DecideConfig, "policy", PlannerPolicy(propose))
-    pools = {role: PoolCounts(ready=ready, starting=0, draining=0, gpus=1) for role, ready in counts.items()}
+    unready = dict.fromkeys(counts, 0) | (starting or {})
+    pools = {
+        role: PoolCounts(ready=count - unready[role], starting=unready[role], draining=0, gpus=1)
+        for role, count in counts.items()
+    }
     window = Window(0.0, 30.0, (summarise(30.0, pools, kv={}, queue=None),))
     chosen = DecideConfig(grant=grant, max_step=max_step, **config)
     return decide(window, PlannerState(), chosen)[0], seen[0]
@@ -131,6 +135,45 @@ def test_a_role_with_more_than_its_share_gives_to_one_that_lacks(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("note", "counts", "expected"),
+    [
+        ("no 1 more", {P: 3, D: 1}, {P: 2, D: 1}),
+        ("no 1 more", {P: 2, D: 2}, {P: 2, D: 2}),
+        # Nobody has refused the fifth GPU: the grant follows the bid.
+        ("", {P: 3, D: 1}, {P: 3, D: 1}),
+    ],
+)
+def test_prefill_gives_to_decode_where_the_smaller_share_rises(monkeypatch, note, counts, expected):
+    """Three and two are wanted, four granted: decode's half of what it wants limits the graph more than prefill's two thirds."""
+    changes = {P: 3 - counts[P], D: 2 - counts[D]}
+    decision, _ = decided(monkeypatch, changes, counts=counts, grant=4, grant_note=note)
+    assert desired(decision) == expected
+
+
+def test_decode_gives_nothing_for_the_queue_before_prefill(monkeypatch):
+    """One of seven and two of four are there: the smaller share would rise, and decode would have the smaller one."""
+    decision, _ = decided(monkeypatch, {P: 6, D: 2}, counts={P: 1, D: 2}, grant=3, grant_note="no 8 more")
+    assert desired(decision) == {P: 1, D: 2}
+
+
+@pytest.mark.parametrize(
+    ("starting", "floor", "expected"),
+    [({P: 1}, 1, {P: 1, D: 2}), ({}, 1, {P: 2, D: 1}), ({P: 1}, 2, {P: 2, D: 1})],
+)
+def test_a_worker_that_still_starts_goes_before_one_that_serves(monkeypatch, starting, floor, expected):
+    """A grant that was raised for a second is taken back: two and one would fit, and the second prefill worker serves nobody yet."""
+    decision, _ = decided(
+        monkeypatch,
+        {P: 4, D: 2},
+        counts={P: 2, D: 2},
+        grant=3,
+        starting=starting,
+        min_replicas={P: floor, D: 1},
+    )
+    assert desired(decision) == expected
+
+
+@pytest.mark.parametrize(
     ("changes", "counts", "grant", "floor"),
     [
         # A replica's move would leave decode the smaller share: wants change from second to second.
@@ -151,14 +194,15 @@ def test_what_fits_together_stays_though_another_ratio_is_wanted(monkeypatch, ch
     st.fixed_dictionaries({P: st.integers(1, 8), D: st.integers(1, 8)}),
     st.fixed_dictionaries({P: st.integers(1, 6), D: st.integers(1, 6)}),
     st.integers(2, 12),
+    st.sampled_from(["", "no more"]),
 )
-def test_the_same_wants_move_no_gpu_to_and_fro(wanted, counts, grant):
+def test_the_same_wants_move_no_gpu_to_and_fro(wanted, counts, grant, note):
     """Decision after decision on what the one before made, roles come to rest; what fits is never exceeded again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = [counts]
         for _ in range(24):
             changes = {role: wanted[role] - seen[-1][role] for role in wanted}
-            decision, _ = decided(monkeypatch, changes, counts=seen[-1], grant=grant)
+            decision, _ = decided(monkeypatch, changes, counts=seen[-1], grant=grant, grant_note=note)
             seen.append(desired(decision))
     assert seen[-1] == seen[-2] == seen[-3]
     assert all(sum(each.values()) <= max(grant, 2) for each in seen[1:])
