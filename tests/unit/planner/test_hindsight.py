@@ -96,6 +96,12 @@ def test_nothing_is_chosen_from_a_handful_of_requests():
     assert _served([0.0] * 30 + [4.5] * 2).floor == 1
 
 
+@pytest.mark.parametrize(("arrivals", "seen_s", "usual"), [(0, 0, 100), (2, 600, 100), (7200, 3600, 3600)])
+def test_what_is_usual_in_half_an_hour_is_known_from_the_rate_so_far(arrivals, seen_s, usual):
+    """Two a second for an hour are 3,600; a hundred at least, of which a share means something."""
+    assert Hindsight(arrivals=float(arrivals), seen_s=float(seen_s)).usual == usual
+
+
 def test_a_floor_keeps_within_what_may_be_had():
     """Sizes end where bounds or budget do."""
     known = Hindsight()

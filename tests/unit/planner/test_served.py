@@ -41,11 +41,18 @@ def _load(*, arrivals=10.0, work_s=6.0, calm=False):
     )
 
 
-def _after(pulls, known=None, *, late=0.0, is_entry_late=True, **load):
+def _after(pulls, known=None, *, late=0.0, is_entry_late=True, usual=500.0, **load):
     known = known or Served()
     for _ in range(pulls):
         known = known.followed(
-            _load(**load), P, ready=1, first=10.0, late=late, is_entry_late=is_entry_late, slo_s=5.0
+            _load(**load),
+            P,
+            ready=1,
+            first=10.0,
+            late=late,
+            is_entry_late=is_entry_late,
+            slo_s=5.0,
+            usual=usual,
         )
     return known
 
@@ -57,8 +64,9 @@ def test_a_model_that_is_right_stays_as_it_is():
 
 
 def test_ten_late_requests_move_almost_nothing():
-    """A prior of five hundred: two hundredths."""
+    """Of five hundred in half an hour: two hundredths; of five thousand a five-hundredth."""
     assert _after(1, late=10.0).share == pytest.approx(0.98)
+    assert _after(1, late=10.0, usual=5000.0).share == pytest.approx(0.998)
 
 
 def test_requests_that_are_late_without_a_reason_lower_what_every_worker_is_taken_to_do():
@@ -74,7 +82,14 @@ def test_the_model_finds_to_what_was_served():
     for _ in range(400):
         share = known.share_of(P)
         known = known.followed(
-            _load(work_s=8.0 / share), P, ready=1, first=10.0, late=2.0, is_entry_late=True, slo_s=5.0
+            _load(work_s=8.0 / share),
+            P,
+            ready=1,
+            first=10.0,
+            late=2.0,
+            is_entry_late=True,
+            slo_s=5.0,
+            usual=500.0,
         )
         predicted.append(known.predicted_in_time)
     assert known.in_time == pytest.approx(0.8)
@@ -115,6 +130,7 @@ def test_the_correction_keeps_within_its_bounds(windows):
             late=late,
             is_entry_late=True,
             slo_s=5.0,
+            usual=500.0,
         )
         assert SHARE_LEAST <= known.share_of(P) <= 1.0
         assert known.backlog_s >= 0

@@ -106,6 +106,11 @@ class Hindsight:
         return len(self.needed_s)
 
     @property
+    def usual(self) -> float:
+        """Return the requests of `WAIT_S`, at the rate that has been seen, `ENOUGH` at least."""
+        return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
+
+    @property
     def most(self) -> int:
         """Return the largest floor that is worth holding: each replica above it has been idle for longer than it was needed.
 

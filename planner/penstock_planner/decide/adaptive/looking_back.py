@@ -46,7 +46,7 @@ def looked_back(
             given=case.pool.replicas if is_evidence else 0,
         )
         if load.work_s is not None:
-            served = _compared(served, load, case, window)
+            served = _compared(served, load, case, window, known)
         known = hindsight.followed(known, load)
         gpus, price = max(1, config.engine_gpus(role, case.pool.gpus)), late_price_gpu_s(known, config)
         unused_s = max(load.startup_s, memory.change_startup_s(role)) + load.hold_s
@@ -99,7 +99,7 @@ def _waits_inside(window: Window) -> bool:
     return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
 
 
-def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window) -> Served:
+def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window, known: Hindsight) -> Served:
     """Return it after the window's first tokens; where a pull does not know which were late, the model stays as it is."""
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     lates = [each.ttft_late for each in demands if each.ttft_late is not None]
@@ -114,6 +114,7 @@ def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window
         late=sum(lates) + away,
         is_entry_late=not _waits_inside(window),
         slo_s=case.slo_s,
+        usual=known.usual,
     )
 
 

@@ -13,9 +13,9 @@ SLOT_S = STARTUP_S
 SLOTS_MOST = 1440
 """Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
-TURNS_LEAST = 3
-"""Chosen: a period is believed once it has been seen for this many turns; where what comes may be early or late by more slots than one, for as many
-times more, as chance is near so many times as often."""
+COMES_LEAST = 0.6
+"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some come too late or early; so
+much came one to three periods after the same; and after a shorter time less did. What is due for longer than that saves little."""
 
 CUT = 1
 """Slots by which what comes again to the second may be early or late: it lies on either side of a slot's end."""
@@ -75,9 +75,7 @@ class Recurrence:
 def period_of(asked: int, slots: int) -> tuple[int, int]:
     """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does.
 
-    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only. A period is believed in so
-    far as most of what was asked for came again a period later, and most of it one to three periods after the same, as one run in five is
-    left out and some come too late or early. What is due for most of the time saves little.
+    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only.
     """
     exact, wide = (_period_within(near, asked, slots, _longest(near, slots)) for near in (CUT, NEAR))
     # Up to three slots before it a period agrees, too: one at the end of what is searched may be such a neighbour.
@@ -86,8 +84,11 @@ def period_of(asked: int, slots: int) -> tuple[int, int]:
 
 
 def _longest(near: int, slots: int) -> int:
-    """Return the longest period that so many slots can tell."""
-    return slots // (TURNS_LEAST * near)
+    """Return the longest period that so many slots can tell.
+
+    It was seen for as many turns as slots are near, three or seven: the more are, the more often chance is.
+    """
+    return slots // (2 * near + 1)
 
 
 def _period_within(near: int, asked: int, slots: int, most: int) -> int:
@@ -104,19 +105,16 @@ def _period_within(near: int, asked: int, slots: int, most: int) -> int:
         if not came or not before:
             continue
         due = _due(around, period) & all_since
-        again = _is_most(before & around, before)
+        again = (before & around).bit_count() / before.bit_count()
         share = due.bit_count() / (slots - period)
-        has_fallen = has_fallen or not again
-        if has_fallen and again and _is_most(came & due, came) and 2 * share < 1:
+        has_fallen = has_fallen or again < COMES_LEAST
+        comes = (came & due).bit_count() >= COMES_LEAST * came.bit_count()
+        if has_fallen and comes and again >= COMES_LEAST and share <= COMES_LEAST:
             if share < least:
                 best, least = period, share
         elif best:
             break
     return best
-
-
-def _is_most(part: int, slots: int) -> bool:
-    return 2 * part.bit_count() > slots.bit_count()
 
 
 def _due(around: int, period: int) -> int:

@@ -15,10 +15,6 @@ from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, serve
 from penstock_planner.decide.adaptive.observed import SHARES
 from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
-TRUST_REQUESTS = 500.0
-"""Chosen: so many requests that the model was wrong about, all the same way, move a shadow worker by all of its throughput: ten
-move nothing, a twentieth of late ones at two requests per second a tenth in a quarter of an hour."""
-
 SHARE_LEAST = 0.5
 """Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the throughput explains has another cause,
 and more workers would not help."""
@@ -104,6 +100,7 @@ class Served:
         late: float,
         is_entry_late: bool,
         slo_s: float,
+        usual: float,
     ) -> Served:
         """Return it after one window.
 
@@ -115,6 +112,7 @@ class Served:
             late: Those of them that were late.
             is_entry_late: They were so for want of this role, as far as is known.
             slo_s: What a first token may take.
+            usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way, move a shadow worker by all of its throughput.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
@@ -124,7 +122,7 @@ class Served:
         share = self.share_of(role)
         wrong = late - self._always * first - predicted_late
         if is_entry_late and not is_calm:
-            share = min(1.0, max(SHARE_LEAST, share - wrong / TRUST_REQUESTS))
+            share = min(1.0, max(SHARE_LEAST, share - wrong / usual))
         return replace(
             self,
             share=share,
