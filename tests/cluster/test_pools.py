@@ -242,6 +242,12 @@ async def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(crds, make_node
         await client.create(
             {**made, "spec": {"graphs": made["spec"]["graphs"]}}, field_manager="test", dry_run=True
         )
+    with pytest.raises(InvalidObjectError, match=r"gpu.nvidia.com is no extended resource"):
+        await client.create(
+            {**made, "spec": {**made["spec"], "resource": "gpu.nvidia.com"}},
+            field_manager="test",
+            dry_run=True,
+        )
     await client.create(made, field_manager="test")
 
     async def told(text):

@@ -155,14 +155,23 @@ class GpuPoolSpec(SpecModel):
         "left out, and no more than gpus. Needs the chart's rbac.nodes; foreign pods are seen by an operator of the complete cluster.",
     )
     resource: Annotated[
-        str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$")
-    ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes.")
+        str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+(/[A-Za-z0-9_.-]+)?$")
+    ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes; no DRA device class.")
     operator_class: OperatorClass = entry(
         OPERATOR_CLASS, "Class of the operator that shares it out, and of its graphs; immutable."
     )
 
     rules = (
         immutable("operatorClass", "operator class", kind="pool"),
+        Rule(
+            path="resource",
+            must="resource is an extended resource",
+            cel="self.resource.contains('/')",
+            holds=lambda spec: "/" in spec.resource,
+            text="%s is no extended resource, as its name has no slash; devices of a DRA class are not counted on nodes",
+            values=("self.resource",),
+            remedy="name one, or leave resource and nodeSelector out and write gpus, against which claims count by gpusPerReplica",
+        ),
         Rule(
             path="gpus",
             must="a pool has gpus or a nodeSelector",
