@@ -22,8 +22,8 @@ def pem(key: Any) -> bytes:
     return text
 
 
-def write_certificates(folder: Path) -> None:
-    """Write an authority, the server's certificate and an administrator's client certificate."""
+def write_certificates(folder: Path, *, client_valid: dt.timedelta = dt.timedelta(days=1)) -> None:
+    """Write an authority, the server's certificate and an administrator's client certificate, which may have expired."""
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock-test-ca")])
     ca = _certificate(issuer, issuer, authority.public_key(), authority, is_ca=True)
@@ -44,7 +44,10 @@ def write_certificates(folder: Path) -> None:
         ),
     ):
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(x509.Name(subject), issuer, key.public_key(), authority, names=names)
+        valid = dt.timedelta(days=1) if names else client_valid
+        certificate = _certificate(
+            x509.Name(subject), issuer, key.public_key(), authority, names=names, valid=valid
+        )
         (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         (folder / f"{name}.key").write_bytes(pem(key))
 
@@ -57,6 +60,7 @@ def _certificate(
     *,
     is_ca: bool = False,
     names: list[str] | None = None,
+    valid: dt.timedelta = dt.timedelta(days=1),
 ) -> x509.Certificate:
     now = dt.datetime.now(dt.UTC)
     builder = (
@@ -65,8 +69,8 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now + min(valid, dt.timedelta()) - dt.timedelta(hours=1))
+        .not_valid_after(now + valid)
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(

@@ -68,7 +68,7 @@ def penstock_errors(about: str) -> Iterator[None]:
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
     if isinstance(exc, ApiException):
-        message = f"{about}: {exc.status}: {_message(exc.body or '')}{_REMEDIES.get(exc.status, '')}"
+        message = f"{about}: {exc.status}: {_message(exc.body or '')}{_expired(exc) or _REMEDIES.get(exc.status, '')}"
         error = _error_class(exc.status or 500)(message)
         if isinstance(error, UnavailableError):
             error.retry_after_s = retry_after_seconds(exc)
@@ -78,7 +78,13 @@ def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     if isinstance(exc, aiohttp.TooManyRedirects):
         return ClusterError(f"{about}: {type(exc).__name__}: {exc}")
     text = str(exc) or type(exc).__name__
-    return UnavailableError(f"{about}: the API server does not answer: {text}")
+    return UnavailableError(f"{about}: the API server does not answer: {text}{_expired(exc)}")
+
+
+def _expired(exc: BaseException) -> str:
+    """Return what `Transport` has noted of credentials that are refused, and the remedy; empty without."""
+    notes = getattr(exc, "__notes__", ())
+    return f"; {', '.join(notes)}: renew it, or log in again" if notes else ""
 
 
 def event_error(status: Mapping[str, Any], about: str) -> ClusterError:

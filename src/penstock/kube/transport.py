@@ -7,6 +7,7 @@ Where the API server is and how to be let in the official client reads: kubeconf
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import os
 import random
@@ -29,6 +30,7 @@ from kubernetes.aio.utils.retry import Backoff, on_retry_after_error, retry_afte
 
 from penstock.core.errors import ClusterError, ConfigError, UnavailableError
 from penstock.core.logs import get_logger
+from penstock.kube.expiry import Expiry, certificate_expiry, token_expiry
 from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_errors
 
 log = get_logger(__name__)
@@ -45,10 +47,22 @@ PLUGIN_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What one client presents: the official client's configuration, and the namespace that it lives in."""
+    """What one client presents: the official client's configuration, the namespace that it lives in, and what may expire."""
 
     configuration: Configuration
     namespace: str
+    token_name: str
+    certificate: Expiry | None = None
+
+    def note_expired(self, exc: BaseException) -> bool:
+        """Note on a failure what has expired, which may be its reason; returns whether anything has."""
+        # The token as the configuration has it now: a pod's is read again.
+        token = Expiry(self.token_name, token_expiry(self.configuration.api_key.get("BearerToken", "")))
+        now = dt.datetime.now(dt.UTC)
+        problems = [each.problem(now) for each in (token, self.certificate) if each is not None]
+        for problem in filter(None, problems):
+            exc.add_note(problem)
+        return any(problems)
 
 
 async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> Credentials:
@@ -88,7 +102,7 @@ async def _read(paths: str, context: str | None) -> Credentials:
         namespace = "default"
         with suppress(OSError, UnicodeDecodeError):
             namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or namespace
-        return Credentials(configuration, namespace)
+        return Credentials(configuration, namespace, f"the token in {token}")
     plugin_errors = _RaisedErrors(logging.ERROR)
     kube_config.logger.addHandler(plugin_errors)
     try:
@@ -97,7 +111,27 @@ async def _read(paths: str, context: str | None) -> Credentials:
         kube_config.logger.removeHandler(plugin_errors)
     if token := configuration.api_key.get("BearerToken"):
         configuration.api_key["BearerToken"] = token.strip()  # a tokenFile ends with a newline
-    return Credentials(configuration, loader.current_context["context"].get("namespace") or "default")
+    chosen, user = loader.current_context["context"], loader._user or {}  # noqa: SLF001 - there is no public way
+    whose = f"of user {chosen.get('user')} in {paths}"
+    certificate = None
+    if configuration.cert_file:
+        # Read now, as an inline one's copy is removed once it is used.
+        text = Path(configuration.cert_file).read_text(encoding="utf-8", errors="replace")  # noqa: ASYNC240 - as above
+        certificate = Expiry(_name(user, _CERTIFICATES, whose), certificate_expiry(text))
+    namespace = chosen.get("namespace") or "default"
+    return Credentials(configuration, namespace, _name(user, _TOKENS, whose), certificate)
+
+
+_TOKENS: Final = ("token", "tokenFile")
+_CERTIFICATES: Final = ("client-certificate-data", "client-certificate")
+
+
+def _name(user: Mapping[str, Any], keys: tuple[str, str], whose: str) -> str:
+    """Return the name of a credential: its key, the first of two that there is, and the file that the key names."""
+    inline, file = keys
+    if inline in user or file not in user:
+        return f"{inline if inline in user else keys[0] + ' of the plugin'} {whose}"
+    return f"{file} {user[file]} {whose}"
 
 
 class _RaisedErrors(logging.Handler):
@@ -290,7 +324,19 @@ class Transport:
             return await self._request(call, read_s)
         except (UnauthorizedError, aiohttp.ClientConnectorCertificateError):
             await self.renew(seen)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+            # A proxy that takes no expired certificate breaks off; the next try has what there is now.
+            is_reached = not isinstance(
+                getattr(exc, "os_error", None), ConnectionRefusedError | socket.gaierror
+            )
+            if is_reached and self.credentials.note_expired(exc):
+                await self.renew(seen)
+            raise
+        try:
             return await self._request(call, read_s)
+        except UnauthorizedError as exc:
+            self.credentials.note_expired(exc)
+            raise
 
     async def _request(self, call: KubeCall, read_s: float) -> aiohttp.ClientResponse:
         call.check()
