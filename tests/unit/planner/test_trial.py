@@ -172,9 +172,9 @@ def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
     )
 
 
-def _watched(trial, seconds, *, ready, starting=0, late=0.0, waits_s=0.0):
+def _watched(trial, seconds, *, ready, starting=0, late=0.0, waits_s=0.0, first=10.0):
     for _ in range(int(seconds / 10)):
-        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, 10.0, late, waits_s), 0.01)
+        trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, first, late, waits_s), 0.01)
     return trial
 
 
@@ -193,6 +193,16 @@ def test_requests_that_waited_before_a_worker_was_ready_say_nothing_of_it():
     behind = _watched(late, 120, ready=2, late=5.0, waits_s=150.0)
     assert behind.first == 0.0
     assert _watched(behind, 150, ready=2, late=5.0, waits_s=60.0).is_late(0.01)
+
+
+def test_calm_after_a_burst_does_not_show_that_a_replica_helps():
+    """Of two in five requests that still come none is late with three: the third goes as if it had not been tried, and another may be."""
+    late = _watched(Trial(), 300, ready=2, late=5.0)
+    begun = _watched(late, 10, ready=2, starting=1, late=5.0)
+    calm = _watched(begun, 600, ready=3, first=4.0)
+    assert (calm.tried, calm.helped, calm.floor, calm.vain) == (0, None, 0, 0)
+    as_before = _watched(begun, 600, ready=3)
+    assert (as_before.tried, as_before.helped, as_before.floor) == (3, True, 3)
 
 
 def test_a_start_that_is_rolled_back_is_no_trial():

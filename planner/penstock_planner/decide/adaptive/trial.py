@@ -51,6 +51,7 @@ class Trial:
         ready_s: Since one became ready.
         tried: Replicas with the one on trial; 0: none is.
         before: Share that was late before it.
+        before_per_s: Requests/s that came then.
         helped: What was found; None: not yet.
         vain: Trials in a row that did not help.
         age_s: Since the trial began, or since its result.
@@ -66,6 +67,7 @@ class Trial:
     ready_s: float = 0.0
     tried: int = 0
     before: float = 0.0
+    before_per_s: float = 0.0
     helped: bool | None = None
     vain: int = 0
     age_s: float = 0.0
@@ -96,7 +98,8 @@ class Trial:
         known = self._aged(seen.dt_s)
         begins = self.replicas is not None and pool.replicas > self.replicas and known.is_over
         if begins and known.is_late(allowed):
-            known = replace(blank(known), tried=pool.replicas, before=known.share, helped=None, age_s=0.0)
+            begun = replace(known, before=known.share, before_per_s=known.first / known.seen_s)
+            known = replace(blank(begun), tried=pool.replicas, helped=None, age_s=0.0)
         if known.helped is not False and pool.replicas < known.tried:
             known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
         kept = math.exp(-seen.dt_s / SPAN_S)
@@ -135,11 +138,14 @@ class Trial:
     def judged(self) -> Trial:
         """Return it with what was found, once enough requests have been served with the replica on trial.
 
-        It helped where most of the share that was late is in time.
+        It helped where most of the share that was late is in time, unless most of the requests came no more: of such calm nothing
+        is known, and the replica goes as if it had not been tried.
         """
         if not self.tried or self.helped is not None or self.first < ENOUGH:
             return self
         helped = 2.0 * self.share <= self.before
+        if helped and 2.0 * self.first < self.before_per_s * self.seen_s:
+            return replace(self, tried=0, age_s=0.0)
         return replace(self, helped=helped, vain=0 if helped else self.vain + 1, age_s=0.0)
 
 
