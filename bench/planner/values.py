@@ -209,9 +209,14 @@ def main(arguments: Sequence[str]) -> int:
     for case in cases:
         _case(case)
     found = _found(options.output, runs_of(values, cases), options.jobs)
-    print(_HEADER.format(count=len(chosen_values()), words=" ".join(arguments)))
+    print(_HEADER.format(count=len(chosen_values()), words=repeated(options.cases, options.values)))
     print("\n".join(table(values, cases, found)))
     return 0
+
+
+def repeated(cases: str, values: str | None) -> str:
+    """Return the options with which a reader makes the same table; where runs are kept, and how many at once, is no part of it."""
+    return f"--cases {cases}" + (f" --values {values}" if values else "")
 
 
 def _asked(names: str | None) -> list[Value]:

@@ -96,6 +96,12 @@ def test_what_is_derived_from_a_changed_value_follows(chosen, values):
     assert finder.find_spec("penstock_planner.decide.by_demand", None) is None
 
 
+def test_a_table_names_the_options_that_make_it_again(values):
+    """Cases and values, as a reader gives them."""
+    assert values.repeated("flash,recurring:2", None) == "--cases flash,recurring:2"
+    assert values.repeated("flash", "HALF,WAIT_S") == "--cases flash --values HALF,WAIT_S"
+
+
 def test_values_are_shown_by_what_they_buy(chosen, values):
     """The dearest to do without is first: by the cheaper of its two changes, a fifth of the GPU-hours a point below 99%."""
     first, second = chosen.Value("m", "A_S", "", 2.0), chosen.Value("m", "B_S", "", 4.0)
