@@ -10,10 +10,11 @@ seam leaves it out.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -64,7 +65,23 @@ class Said:
 _NOTHING: Final = Said()
 
 
-class StreamSeam(Protocol):
+class Repeated:
+    """Text that the client has and the next worker says again."""
+
+    def __init__(self, said: Said) -> None:
+        self._left = said.shown[len(said.text) :]
+
+    def new(self, text: str) -> str:
+        """Return a text without what the client has; what differs from that is all new."""
+        if not self._left:
+            return text
+        both = zip(self._left, text, strict=False)
+        same = sum(1 for _ in takewhile(lambda each: each[0] == each[1], both))
+        self._left = self._left[same:] if same == len(text) else ""
+        return text[same:]
+
+
+class StreamSeam(ABC):
     """Makes the rest of a stream one with its beginning.
 
     Attributes:
@@ -72,12 +89,40 @@ class StreamSeam(Protocol):
         usage: Of the whole, once the rest has shown its own.
     """
 
-    tokens: int
-    usage: dict[str, Any] | None
+    def __init__(self, said: Said) -> None:
+        self.tokens = said.tokens
+        self.usage: dict[str, Any] | None = None
+        self._repeated = Repeated(said)
+        self._splitter = EventSplitter()
 
     def join(self, data: bytes) -> bytes:
         """Return complete events of the rest as they follow the beginning."""
-        ...
+        return b"".join(self._joined(event) for event in self._splitter.feed(data))
+
+    def _joined(self, event: bytes) -> bytes:
+        data = payload(event)
+        if data is None or not data.startswith(b"{"):
+            return event
+        joined = self._joined_chunk(orjson.loads(data))
+        return event if joined is None else joined
+
+    @abstractmethod
+    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
+        """Return the event of a chunk as it follows the beginning; empty: the client has it; None: it stays as it is."""
+
+    def _whole(self, usage: dict[str, Any], prompt_key: str, output_key: str) -> dict[str, Any]:
+        """Return the usage of the whole stream, and keep it, from that of its rest; counts that are no numbers stay."""
+        self.usage = usage
+        prompt, output = usage.get(prompt_key), usage.get(output_key)
+        if not isinstance(prompt, int) or not isinstance(output, int):
+            return usage
+        prompt_tokens, details_key = max(0, prompt - self.tokens), f"{prompt_key}_details"
+        self.usage = whole = usage | {prompt_key: prompt_tokens, output_key: output + self.tokens}
+        details = usage.get(details_key)
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            # Of the prompt: what was said lies behind it.
+            whole[details_key] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
+        return whole
 
 
 @dataclass(slots=True)
@@ -309,50 +354,23 @@ def _text_of(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-class Repeated:
-    """Text that the client has and the next worker says again."""
+class Seam(StreamSeam):
+    """That of a completion or a chat."""
 
     def __init__(self, said: Said) -> None:
-        self._left = said.shown[len(said.text) :]
-
-    def new(self, text: str) -> str:
-        """Return a text without what the client has; what differs from that is all new."""
-        if not self._left:
-            return text
-        both = zip(self._left, text, strict=False)
-        same = sum(1 for _ in takewhile(lambda each: each[0] == each[1], both))
-        self._left = self._left[same:] if same == len(text) else ""
-        return text[same:]
-
-
-class Seam:
-    """That of a completion or a chat; a `StreamSeam`."""
-
-    def __init__(self, said: Said) -> None:
-        self.tokens = said.tokens
-        self.usage: dict[str, Any] | None = None
+        super().__init__(said)
         self._head = said.head
-        self._repeated = Repeated(said)
         self._again_tokens = said.reported - said.tokens
         self._characters = len(said.text)
-        self._splitter = EventSplitter()
 
-    def join(self, data: bytes) -> bytes:
-        """Return complete events of the rest as they follow the beginning."""
-        return b"".join(self._joined(event) for event in self._splitter.feed(data))
-
-    def _joined(self, event: bytes) -> bytes:
-        data = payload(event)
-        if data is None or not data.startswith(b"{"):
-            return event
-        chunk = orjson.loads(data)
+    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         if "choices" not in chunk:
-            return event
+            return None
         choices = list(self._choices(chunk["choices"]))
         if chunk["choices"] and not choices:
             return b""
         if isinstance(usage := chunk.get("usage"), dict):
-            self.usage = chunk["usage"] = self._whole(usage)
+            chunk["usage"] = self._whole(usage, "prompt_tokens", "completion_tokens")
         return encode_event(orjson.dumps({**chunk, **self._head, "choices": choices}))
 
     def _choices(self, choices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -381,21 +399,6 @@ class Seam:
         if isinstance(offsets := new.get("text_offset"), list):
             new["text_offset"] = [each + self._characters for each in offsets]
         return new
-
-    def _whole(self, usage: dict[str, Any]) -> dict[str, Any]:
-        prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if not isinstance(prompt, int) or not isinstance(output, int):
-            return usage
-        whole = usage | {
-            "prompt_tokens": max(0, prompt - self.tokens),
-            "completion_tokens": output + self.tokens,
-        }
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-            # Of the prompt: what was said lies behind it.
-            cached = min(details["cached_tokens"], whole["prompt_tokens"])
-            whole["prompt_tokens_details"] = {**details, "cached_tokens": cached}
-        return whole
 
 
 def ending(request: CompletionRequest, said: Said, prompt_tokens: int | None) -> bytes:

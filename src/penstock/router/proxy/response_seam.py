@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.core.http.sse import EventSplitter, payload
-from penstock.router.proxy.continuation import Repeated, Said
+from penstock.router.proxy.continuation import Said, StreamSeam
 
 _OPENING: Final = frozenset(
     {
@@ -19,32 +18,22 @@ _OPENING: Final = frozenset(
 )
 
 
-class ResponseSeam:
-    """A `StreamSeam`; ``before`` is the one that the stream had so far.
+class ResponseSeam(StreamSeam):
+    """That of a response; ``before`` is the one that the stream had so far.
 
     Attributes:
         number: Of the last event that the client has.
     """
 
     def __init__(self, said: Said, before: ResponseSeam | None) -> None:
-        self.tokens = said.tokens
-        self.usage: dict[str, Any] | None = None
-        self._said, self._repeated = said.text, Repeated(said)
+        super().__init__(said)
+        self._said = said.text
         self._head = dict(said.head)
         number = self._head.pop("sequence_number")
         self.number: int = number if before is None else before.number
         self._item_id = self._head.pop("item_id")
-        self._splitter = EventSplitter()
 
-    def join(self, data: bytes) -> bytes:
-        """See `StreamSeam`."""
-        return b"".join(self._joined(event) for event in self._splitter.feed(data))
-
-    def _joined(self, event: bytes) -> bytes:
-        data = payload(event)
-        if data is None or not data.startswith(b"{"):
-            return event
-        chunk = orjson.loads(data)
+    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes:
         kind = str(chunk.get("type"))
         if kind in _OPENING:
             return b""
@@ -69,7 +58,7 @@ class ResponseSeam:
     def _response(self, response: dict[str, Any]) -> dict[str, Any]:
         self._complete_items(response.get("output") or [])
         if isinstance(usage := response.get("usage"), dict):
-            self.usage = response["usage"] = self._usage(usage)
+            response["usage"] = self._whole(usage, "input_tokens", "output_tokens")
         return {**response, **self._head}
 
     def _complete_items(self, items: list[dict[str, Any]]) -> None:
@@ -82,15 +71,3 @@ class ResponseSeam:
         for part in parts:
             if part.get("type") == "output_text":
                 part["text"] = self._said + part["text"]
-
-    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        prompt, output = usage.get("input_tokens"), usage.get("output_tokens")
-        if not isinstance(prompt, int) or not isinstance(output, int):
-            return usage
-        input_tokens = max(0, prompt - self.tokens)
-        complete = {**usage, "input_tokens": input_tokens, "output_tokens": output + self.tokens}
-        details = usage.get("input_tokens_details")
-        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-            cached = min(details["cached_tokens"], input_tokens)
-            complete["input_tokens_details"] = {**details, "cached_tokens": cached}
-        return complete
