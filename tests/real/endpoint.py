@@ -16,6 +16,9 @@ STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""
 LEASE_S = 12
 """Of the pair of workers. Chosen: long enough for a busy machine, short enough to wait for its end."""
+SENTENCE = "The gate lets through what the turbine can use, and the rest flows over the weir. "
+"""Of which prompts are made."""
+GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -28,6 +31,12 @@ ENVIRONMENT = {
     # Prefill then writes down each renewal of a lease.
     "VLLM_LOGGING_LEVEL": "DEBUG",
 }
+
+
+def text_of(events):
+    """Return the text of a stream's events, of a completion or a chat."""
+    choices = [choice for event in events for choice in event.choices]
+    return "".join((each.delta.content if hasattr(each, "delta") else each.text) or "" for each in choices)
 
 
 class Endpoint:

@@ -5,13 +5,14 @@ import json
 import httpx
 import numpy as np
 import pytest
+from endpoint import SENTENCE
 
 from penstock.local.random_model import RandomModel, safetensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RANK = 8
-PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 4
+PROMPT = SENTENCE * 4
 
 
 def write_adapter(folder, seed):

@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from endpoint import Endpoint
+from endpoint import Endpoint, text_of
 from up_graph import UpGraph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -38,7 +38,7 @@ async def _chat(client, number, *, tokens=32):
     )
     events = [event async for event in stream]
     assert events[-1].usage.completion_tokens == tokens
-    return "".join(each.choices[0].delta.content or "" for each in events if each.choices)
+    return text_of(events)
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 
 import pytest
-from endpoint import LEASE_S
+from endpoint import GREEDY, LEASE_S, SENTENCE
 from lease_sequence import simulated_lease
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 INTERVAL_S = LEASE_S // 6
-PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 12
-GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
+PROMPT = SENTENCE * 12
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 BLOCKERS = 12
 """Streams of 1,900 tokens that decode makes one after the other, on a fast machine in two minutes."""

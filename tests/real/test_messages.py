@@ -3,10 +3,11 @@
 import anthropic
 import openai
 import pytest
+from endpoint import SENTENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 12
+PROMPT = SENTENCE * 12
 SAID = {
     "model": "tiny",
     "max_tokens": 16,

@@ -13,13 +13,13 @@ import httpx
 import openai
 import orjson
 import pytest
+from endpoint import GREEDY, SENTENCE, text_of
 
 from penstock.local.ports import unused_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
-GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
-PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 4
+PROMPT = SENTENCE * 4
 START_S = 1500
 
 
@@ -97,7 +97,7 @@ class Graph:
         client, body = self.client(), {"prompt": PROMPT, **GREEDY, **body}
         whole = client.completions.create(**body)
         events = client.completions.create(**body, stream=True)
-        return whole, "".join(each.choices[0].text for each in events if each.choices)
+        return whole, text_of(events)
 
 
 @pytest.fixture(scope="module")

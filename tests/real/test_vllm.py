@@ -7,20 +7,12 @@ import time
 import openai
 import orjson
 import pytest
+from endpoint import GREEDY, SENTENCE, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-GREEDY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
-PROMPT = "The gate lets through what the turbine can use, and the rest flows over the weir. " * 12
+PROMPT = SENTENCE * 12
 MESSAGES = [{"role": "user", "content": PROMPT}]
-
-
-def _text(events):
-    return "".join(event.choices[0].text for event in events if event.choices)
-
-
-def _chat_text(events):
-    return "".join(event.choices[0].delta.content or "" for event in events if event.choices)
 
 
 def _completions(process, **changes):
@@ -28,7 +20,7 @@ def _completions(process, **changes):
     client, body = process.client(), {"prompt": PROMPT, **GREEDY, **changes}
     whole = client.completions.create(**body)
     events = list(client.completions.create(**body, stream=True, stream_options={"include_usage": True}))
-    return whole.choices[0].text, _text(events), whole.usage, events[-1].usage
+    return whole.choices[0].text, text_of(events), whole.usage, events[-1].usage
 
 
 def test_completions(aggregated, workers):
@@ -51,7 +43,7 @@ def test_chat(aggregated):
     events = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
 
     assert events[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
-    assert _chat_text(events) == whole.choices[0].message.content
+    assert text_of(events) == whole.choices[0].message.content
     assert events[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
@@ -135,7 +127,7 @@ def test_chat_through_a_pair(disaggregated, workers):
     whole = disaggregated.client().chat.completions.create(**body)
     events = list(disaggregated.client().chat.completions.create(**body, stream=True))
 
-    assert whole.choices[0].message.content == _chat_text(events) == alone.choices[0].message.content
+    assert whole.choices[0].message.content == text_of(events) == alone.choices[0].message.content
 
 
 def _overwrite(prefill):
@@ -180,7 +172,7 @@ def test_an_expired_hand_over_is_prefilled_again(disaggregated, workers, stream)
 
     def ask():
         whole = disaggregated.client().completions.create(prompt=prompt, **GREEDY, stream=stream)
-        texts.append(_text(whole) if stream else whole.choices[0].text)
+        texts.append(text_of(whole) if stream else whole.choices[0].text)
 
     disaggregated.wait_for("/ready")
     decode.signal_all(signal.SIGSTOP)
