@@ -7,7 +7,8 @@ of one namespace sees no ClusterGpuPool. A pool of another operator class is ano
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from penstock.api import ClusterGpuPool, GpuPool, PoolEntry, PoolObject
@@ -15,7 +16,7 @@ from penstock.core.errors import UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer, key_of
-from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, Kind
+from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, NAMESPACE, Kind
 from penstock.kube.objects.names import is_of_class
 from penstock_operator.cluster import Cluster
 from penstock_operator.plan.pool import entry_of, shares_of
@@ -29,6 +30,10 @@ SERVED_S: Final = 30.0
 
 RETRY_S: Final = 5.0
 """After a look that got no answer. Chosen."""
+
+NAMESPACES_S: Final = 5.0
+"""Longest wait, at the start, for the namespaces that a pool selects by labels. Chosen: a pool whose namespaces are not known leaves its
+graphs what they may hold."""
 
 OnEdit = Callable[[Object, bool], None]
 """Called with a pool that is new, edited or deleted, and whether it is deleted."""
@@ -57,9 +62,15 @@ class PoolWatch:
         self._informers = {
             kind: Informer(client, kind, namespace=namespace, on_change=self._changed) for kind in kinds
         }
+        self._namespaces = Informer(
+            client, NAMESPACE, namespace=None, trim=_labelled, on_change=self._relabelled
+        )
+        self._selects = asyncio.Event()
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._relabels = 0
         self._answers: dict[Key, Object] = {}
         self._generations: dict[Key, Any] = {}
-        self._models: dict[tuple[str, Any], tuple[PoolObject | None, str]] = {}
+        self._models: dict[tuple[str, Any, int], tuple[PoolObject | None, str]] = {}
 
     async def run(self, ready: asyncio.Event) -> None:
         """Watch until cancelled; ``ready`` is set once every kind's pools are known, or the API server does not serve it yet."""
@@ -67,9 +78,22 @@ class PoolWatch:
         async with asyncio.TaskGroup() as group:
             for kind, informer in self._informers.items():
                 group.create_task(self._watch(kind, informer, looked[kind]), name=kind.plural)
+            group.create_task(self._watch_namespaces(), name="namespaces")
             for each in looked.values():
                 await each.wait()
+            if self._selects.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(NAMESPACES_S):
+                        await self._namespaces.synced.wait()
             ready.set()
+
+    async def _watch_namespaces(self) -> None:
+        """Watch the namespaces from when a pool selects some by labels."""
+        await self._selects.wait()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._namespaces.run(), name="namespaces")
+            await self._namespaces.synced.wait()
+            self._resolve()
 
     async def _watch(self, kind: Kind, informer: Informer, looked: asyncio.Event) -> None:
         while not await self._is_served(kind):
@@ -93,6 +117,8 @@ class PoolWatch:
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
+        if self._selects.is_set() and self._namespaces.problem is not None:
+            return f"namespaces: {self._namespaces.problem}"
         return None
 
     def known(self) -> list[Key]:
@@ -115,12 +141,19 @@ class PoolWatch:
         self._answers[key_of(answer)] = answer
 
     def model(self, pool: Object) -> tuple[PoolObject | None, str]:
-        """Return a pool as its model, or what is wrong with it."""
-        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"))
+        """Return a pool as its model, with labels of namespaces resolved, or what is wrong with it."""
+        if _selects(pool) and not self._namespaces.synced.is_set():
+            why = self._namespaces.problem or "they are being listed"
+            return (
+                None,
+                f"match.namespaceLabels: the namespaces are not known, so graphs keep what they may hold: {why}",
+            )
+        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"), self._relabels)
         if identity not in self._models:
             found: PoolObject | None
             if is_of_cluster(key_of(pool)):
                 found, problems = validated(ClusterGpuPool, pool)
+                found = None if found is None else found.within(self._labels)
             else:
                 found, problems = validated(GpuPool, pool)
             self._models[identity] = (found, message_of(problems))
@@ -151,7 +184,27 @@ class PoolWatch:
             key=lambda each: (each["metadata"]["creationTimestamp"], key_of(each)),
         )
 
+    def _relabelled(self, change: str, namespace: Object) -> None:
+        name = namespace["metadata"]["name"]
+        before = self._labels.pop(name, None)
+        if change != "DELETED":
+            self._labels[name] = namespace["metadata"]["labels"]
+        if self._labels.get(name) != before and self._namespaces.synced.is_set():
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Let the pools that select namespaces be read again, and the graphs that they may be for."""
+        self._relabels += 1
+        self._models.clear()
+        for key in self.known():
+            pool = self.get(key)
+            if pool is not None and _selects(pool):
+                self._on_edit(pool, False)
+        self._on_change()
+
     def _changed(self, change: str, pool: Object) -> None:
+        if _selects(pool):
+            self._selects.set()
         key, is_deleted = key_of(pool), change == "DELETED"
         generation = None if is_deleted else pool["metadata"].get("generation")
         if is_deleted:
@@ -162,3 +215,16 @@ class PoolWatch:
             self._generations[key] = generation
             self._on_edit(pool, is_deleted)
         self._on_change()
+
+
+def _labelled(namespace: Object) -> Object:
+    """Keep a namespace's name and labels."""
+    metadata = namespace["metadata"]
+    kept = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
+    return {"metadata": {**kept, "labels": metadata.get("labels") or {}}}
+
+
+def _selects(pool: Object) -> bool:
+    """Return whether a pool selects namespaces by labels; it may be one that breaks rules."""
+    entries = pool["spec"].get("graphs") or ()
+    return any((each.get("match") or {}).get("namespaceLabels") for each in entries)

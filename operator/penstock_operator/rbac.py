@@ -52,6 +52,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 """Verbs by API group and resource, without those that a runtime's processes need, which are its `ClusterNeeds.verbs`."""
 
 CLUSTER_RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    # Those that a ClusterGpuPool selects by labels.
+    ("", "namespaces"): frozenset({"list", "watch"}),
     ("penstock.dev", "clustergpupools"): frozenset({"list", "watch"}),
     ("penstock.dev", "clustergpupools/status"): frozenset({"patch"}),
 }
@@ -78,16 +80,18 @@ class Right:
         return f"{self.verb} {full}{'/' if sub else ''}{sub}"
 
 
-def _rights_in(rules: Mapping[tuple[str, str], frozenset[str]]) -> tuple[Right, ...]:
+def _rights_in(
+    rules: Mapping[tuple[str, str], frozenset[str]], left_out: tuple[tuple[str, str], ...] = ()
+) -> tuple[Right, ...]:
     return tuple(
         Right(group, resource, verb)
         for (group, resource), verbs in rules.items()
-        if group not in _OF_OTHERS and (group, resource) not in _OF_SETTINGS
+        if group not in _OF_OTHERS and (group, resource) not in left_out
         for verb in sorted(verbs)
     )
 
 
-OPERATOR_RIGHTS: Final = _rights_in(RULES)
+OPERATOR_RIGHTS: Final = _rights_in(RULES, _OF_SETTINGS)
 CLUSTER_OPERATOR_RIGHTS: Final = (*OPERATOR_RIGHTS, *_rights_in(CLUSTER_RULES))
 """Of an operator of the complete cluster."""
 

@@ -10,7 +10,7 @@ from operating import IDLE, BudgetWatch, Loads, edit, events, graph, running, un
 from pooling import die_at_each_step
 
 from penstock.core.errors import NotFoundError
-from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, GRAPH_DEPLOYMENT, NAMESPACE, SCALING_ADAPTER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -210,3 +210,34 @@ async def test_a_pool_of_another_class_is_another_operators(world):
             assert "status" not in await world.client.get(CLUSTER_GPU_POOL, other)
     finally:
         await world.client.delete(CLUSTER_GPU_POOL, other, namespace=None)
+
+
+async def test_an_entry_selects_namespaces_by_labels(world):
+    """A graph draws once its namespace carries the label, also after a restart, and no more once that is gone."""
+
+    async def label(value):
+        patch = {"metadata": {"labels": {"penstock-test-pool": value}}}
+        await world.client.patch(NAMESPACE, world.theirs, patch, namespace=None, field_manager="test")
+
+    def draws(*namespaces):
+        async def check():
+            rows = (await world.live()).get("status", {}).get("graphs", ())
+            return {each["name"] for each in rows} == {f"{each}/chat" for each in namespaces}
+
+        return check
+
+    ours, theirs = entries(world.ours, world.theirs)
+    theirs["match"] = {"namespaceLabels": {"penstock-test-pool": world.name}}
+    await edit(world.client, None, {"graphs": [ours, theirs]}, name=world.name, kind=CLUSTER_GPU_POOL)
+    async with BudgetWatch(world.client, None, among={world.ours, world.theirs}).on() as watch:
+        async with world.operating():
+            await until(draws(world.ours), "one graph", timeout_s=60)
+            await until(world.adapters, "adapters", timeout_s=60)
+            await label(world.name)
+            await until(world.has("held", 2, 2), "two each", timeout_s=60)
+        async with world.operating():
+            await world.ask(world.theirs, 2, 2)
+            await until(world.has("held", 2, 4), "what nobody else wants", timeout_s=60)
+            await label(None)
+            await until(draws(world.ours), "one graph again", timeout_s=60)
+    assert watch.most == 6

@@ -21,6 +21,11 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
   resources: [namespaces]
   verbs: [get]
 {{- end }}
+{{- if .Values.clusterWide }}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [list, watch]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [delete, list, patch, watch]

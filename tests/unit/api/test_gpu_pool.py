@@ -298,7 +298,11 @@ def test_an_entry_of_a_clusters_pool_is_for_the_namespaces_that_it_names(match, 
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (cluster_pool({"match": {"name": "chat"}}), "spec.graphs[0].match.namespaces: missing"),
+        (
+            cluster_pool({"match": {"name": "chat"}}),
+            "spec.graphs[0].match.namespaces: neither namespaces nor namespaceLabels; give one",
+        ),
+        (pool({"match": {"name": "chat", "namespaceLabels": {"team": "a"}}}), "spec.graphs[0].match.namespaceLabels: "),
         (cluster_pool({"match": {"namespaces": []}}), "spec.graphs[0].match.namespaces: "),
         (cluster_pool({"match": {"namespaces": ["A b"]}}), "spec.graphs[0].match.namespaces[0]: "),
         (pool({"match": {"name": "chat", "namespaces": ["a"]}}), "spec.graphs[0].match.namespaces: "),
@@ -307,6 +311,32 @@ def test_an_entry_of_a_clusters_pool_is_for_the_namespaces_that_it_names(match, 
 def test_nothing_lets_all_namespaces_draw_by_omission(made, text):
     """A ClusterGpuPool names namespaces, and a GpuPool, which has one, knows no such key."""
     assert any(each.startswith(text) for each in said(made))
+
+
+LABELLED = {"a": {"team": "x"}, "b": {"team": "x", "tier": "gold"}, "c": {"team": "y"}, "d": {}}
+
+
+@pytest.mark.parametrize(
+    ("match", "names"),
+    [
+        ({"namespaceLabels": {"team": "x"}}, "ab"),
+        ({"namespaceLabels": {"team": "x", "tier": "gold"}}, "b"),
+        ({"namespaceLabels": {"team": "z"}}, ""),
+        ({"namespaceLabels": {"team": "x"}, "namespaces": ["a", "c"]}, "a"),
+        ({"namespaces": ["c", "e"]}, "ce"),
+    ],
+)  # fmt: skip
+def test_an_entry_is_for_the_namespaces_whose_labels_it_selects(match, names):
+    """All labels, and of the namespaces that it names where it names some; a file shows no labels, so there it may fit."""
+    made = ClusterGpuPool.model_validate(cluster_pool({"match": match}))
+    graphs = [GraphDeployment.model_validate(within(graph(), name)) for name in "abcde"]
+    (entry,) = made.within(LABELLED).spec.graphs
+    assert [each.metadata.namespace for each in graphs if entry.match.fits(each)] == list(names)
+    (unresolved,) = made.spec.graphs
+    if unresolved.match.namespace_labels:
+        assert not any(map(unresolved.match.fits, graphs))
+    may = [each.metadata.namespace for each in graphs if unresolved.match.may_fit(each)]
+    assert may == list(match.get("namespaces", "abcde"))
 
 
 def test_graphs_of_one_name_in_two_namespaces_are_told_apart():
