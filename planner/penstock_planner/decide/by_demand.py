@@ -54,8 +54,8 @@ GIVES_AFTER_S = signals.RATE_TAU_S
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what demand at the frontend, supply over time and restraint ask for; one pull at least.
 
-    What workers can do is read off ``config.performance``, corrected by what is observed, and held against the targets; without
-    a profile it is learnt.
+    What workers can do is read off ``config.performance``, corrected by what is observed, and held against
+    the targets; without a profile it is learnt.
     """
     known = remembered(state.memory, config)
     profile = config.performance
@@ -274,8 +274,8 @@ def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
     """Return why the role could do with one fewer if it may have it back without a start; empty: it could not.
 
-    That asks for no hold-down and no floor of hindsight, which are reckoned with a start-up, only that what the role has just
-    got is used first.
+    That asks for no hold-down and no floor of hindsight, which are reckoned with a start-up, only that what
+    the role has just got is used first.
     """
     pull, role = window.pulls[-1], case.role
     grown_s = memory.of(role).grown_s

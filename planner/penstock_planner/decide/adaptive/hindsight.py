@@ -1,10 +1,11 @@
 """Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
 
-Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
-one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none; a *recurring*
-one never does, and once it is known when demand comes again (`Recurrence`) it holds its floor only while more than the least is due.
-Each pull adds the replica-seconds that a fleet would have held and the requests that it would have served
-late. The planner keeps to one of them and changes only when another would have cost less by more than the change does:
+Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks
+for it; a *patient* one once demand has asked for it as long as a start-up takes: what is over before a
+replica is ready starts none; a *recurring* one never does, and once it is known when demand comes again
+(`Recurrence`) it holds its floor only while more than the least is due. Each pull adds the replica-seconds
+that a fleet would have held and the requests that it would have served late. The planner keeps to one of them
+and changes only when another would have cost less by more than the change does:
 
     cost = GPU-seconds + price x late requests,
     what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
@@ -27,17 +28,20 @@ PARTS = 16
 """Seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
 
 WAIT_S = 1800.0
-"""Chosen: for half an hour the price of late requests alone says whether what came is waited for, however short it was."""
+"""Chosen: for half an hour the price of late requests alone says whether what came is waited for, however
+short it was."""
 
 QUIET_S = WAIT_S / 2
-"""So long a floor is kept without enough requests to tell: most of what comes again does so within a quarter of an hour."""
+"""So long a floor is kept without enough requests to tell: most of what comes again does so within a quarter
+of an hour."""
 
 ENOUGH = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
 
 HOLDS_S = 2 * WAIT_S
-"""What was found holds for twice as long as what came once is waited for: an hour. A fleet that never grows is kept to once so much has been followed, as of a quiet start it would
-be the cheapest; what a trial found is believed as long."""
+"""What was found holds for twice as long as what came once is waited for: an hour. A fleet that never grows
+is kept to once so much has been followed, as of a quiet start it would be the cheapest; what a trial found is
+believed as long."""
 
 SIZES_MOST = 64
 """Bound: floors above this are not followed; each size costs a microsecond a pull."""
@@ -144,7 +148,7 @@ class Hindsight:
         return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
     def is_past(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica was not needed for as long as an idle one is kept; what comes again is yet to come."""
+        """Return whether the n-th replica was last needed longer ago than an idle one is kept; recurring need is to come."""
         if self.growth is Growth.RECURRING or not 1 <= replica <= self.sizes:
             return False
         return self.idle_s[replica - 1] >= hold_s

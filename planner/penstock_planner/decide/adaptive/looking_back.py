@@ -17,8 +17,9 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
 
 HELD_TO_BUSY = 4.0
-"""Chosen on loads of hours, where a fleet that serves 99% in time is busy for a quarter of what it holds: GPU-seconds to reckon
-with for each that requests keep busy. At 1 the price was so low that three in four bursts were served late (TRIED.md)."""
+"""Chosen on loads of hours, where a fleet that serves 99% in time is busy for a quarter of what it holds:
+GPU-seconds to reckon with for each that requests keep busy. At 1 the price was so low that three in four
+bursts were served late (TRIED.md)."""
 
 
 def looked_back(
@@ -67,7 +68,7 @@ def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
 def _tried(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the memory after each role's trial has seen the window: what was late for want of it beyond what the model says."""
+    """Return the memory after each role's trial has seen what was late for want of it, beyond what the model says."""
     pull = window.pulls[-1]
     demands = [each.demand for each in window.pulls if each.demand is not None]
     dt_s = sum(each.period_s for each in demands)

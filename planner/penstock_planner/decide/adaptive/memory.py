@@ -1,7 +1,7 @@
 """What modes ``adaptive`` and ``sla`` remember between decisions: work, KV, floors, and each role's supply.
 
-Supply over time is when replicas that start will be ready, from how long the last ones took. Everything follows from the counts of
-successive pulls, so that changes by other hands count like the planner's own.
+Supply over time is when replicas that start will be ready, from how long the last ones took. Everything
+follows from the counts of successive pulls, so that changes by other hands count like the planner's own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HOLD_S = 2 * STARTUP_S
 GPU-seconds and late requests as well. It goes only if demand this long after two start-ups from now allows it."""
 
 STARTUPS_KEPT = 2
-"""Chosen: of so many newest start-ups the longest is expected: of a mean every other one takes longer. Of four it costs 5% more
-GPU-hours where start-ups take 40 to 300 s, for nothing."""
+"""Chosen: of so many newest start-ups the longest is expected: of a mean every other one takes longer. Of
+four it costs 5% more GPU-hours where start-ups take 40 to 300 s, for nothing."""
 
 
 def hold_s(expected_s: float) -> float:
@@ -62,9 +62,10 @@ class RoleMemory:
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's memory after one pull.
 
-        New starts are recorded, finished ones timed, oldest first; a worker that switches roles is supply at once. A replica that is starting at the first pull has been
-        so for an unknown time: its age counts from there. The workers of the first pull count as just added, because their
-        caches may be empty and nothing is known of the load before it.
+        New starts are recorded, finished ones timed, oldest first; a worker that switches roles is supply at
+        once. A replica that is starting at the first pull has been so for an unknown time: its age counts
+        from there. The workers of the first pull count as just added, because their caches may be empty and
+        nothing is known of the load before it.
         """
         pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
         if self.ready is None:
@@ -105,8 +106,8 @@ class AdaptiveMemory:
         kv: Of the decode (or aggregated) workers.
         roles: By role.
         hindsight: Which floor would have been best, by role.
-        quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
-            graph does not scale to zero.
+        quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it
+            is not known, or the graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
         served: How right the shadow fleets' model is.
         trials: What was late for no reason that it knows, by role.
@@ -168,14 +169,17 @@ class AdaptiveMemory:
     def change_startup_s(self, role: Role) -> float:
         """Return the start-up that a change of the floor is reckoned with.
 
-        Until one has been seen or stated it is anything up to `startupTimeoutSeconds`, half of it in the mean: 300 s of 600, the longest that
-        engines of 8 to 70 billion parameters take.
+        Until one has been seen or stated it is anything up to `startupTimeoutSeconds`, half of it in the
+        mean: 300 s of 600, the longest that engines of 8 to 70 billion parameters take.
         """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
         return self.known_startup_s(role) if is_known else self.startup_timeout_s / 2
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the start-up seen of a role, else of another one, else the one stated: a start that hangs is no reason to keep replicas longer."""
+        """Return the start-up seen of a role, else of another one, else the one stated.
+
+        A start that hangs is no reason to keep replicas longer.
+        """
         known = self.of(role).startup_s
         if known is not None:
             return known

@@ -18,21 +18,24 @@ from penstock_planner.decide.adaptive.signals import (
 )
 
 BUSY_MOST = FULL
-"""Demand may fill this share of a prefill pool's throughput before it grows, as the planner document has it for KV. Its workers share one queue in
-the router, so that three at 0.9 still answer log-normal prompts within seconds."""
+"""Demand may fill this share of a prefill pool's throughput before it grows, as the planner document has it
+for KV. Its workers share one queue in the router, so that three at 0.9 still answer log-normal prompts within
+seconds."""
 
 BUSY_AFTER = 0.75
-"""Chosen: it may fill this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
-the scoreboard's poisson, day and sine."""
+"""Chosen: it may fill this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest
+reversals on the scoreboard's poisson, day and sine."""
 
 SHARES = {Role.AGGREGATED: 0.7}
-"""Chosen: of its throughput what a worker does of which requests wait in each, and decoding steps come between prompts; prefill workers
-share one queue and do all of it. At 0.8 aggregated-sine was left to three workers, 96.5% in time, at 0.7 to four, 100%. Of shadow
-workers until they are seen, and of the shares above."""
+"""Chosen: of its throughput what a worker does of which requests wait in each, and decoding steps come
+between prompts; prefill workers share one queue and do all of it. At 0.8 aggregated-sine was left to three
+workers, 96.5% in time, at 0.7 to four, 100%. Of shadow workers until they are seen, and of the shares
+above."""
 
 AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors, where a pool is to grow and where it is to shrink. A replica too many costs its GPUs for a minute, one
-too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+"""Chosen: demand counts with this many of its standard errors, where a pool is to grow and where it is to
+shrink. A replica too many costs its GPUs for a minute, one too few makes a start-up's arrivals late: at -0.5
+sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
 
 
 @dataclass(frozen=True, slots=True)

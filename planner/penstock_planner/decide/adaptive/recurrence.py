@@ -14,15 +14,17 @@ SLOTS_MOST = 1440
 """Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
 COMES_LEAST = 0.6
-"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some come too late or early; so
-much came one to three periods after the same; and after a shorter time less did. What is due for longer than that saves little."""
+"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some
+come too late or early; so much came one to three periods after the same; and after a shorter time less did.
+What is due for longer than that saves little."""
 
 CUT = 1
 """Slots by which what comes again to the second may be early or late: it lies on either side of a slot's end."""
 
 NEAR = 3
-"""Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ by up to eight slots, but
-one of three is near; by chance three slots are taken only where they make the period shorter than one does."""
+"""Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ
+by up to eight slots, but one of three is near; by chance three slots are taken only where they make the
+period shorter than one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ def _longest(near: int, slots: int) -> int:
 def _period_within(near: int, asked: int, slots: int, most: int) -> int:
     """Return the shortest period, up to ``most``, with which what was asked for comes within ``near`` slots; 0: none.
 
-    What lasts agrees with itself a moment later: only what comes after less agreement is a period. Of its neighbours, which agree as
-    well, it is the one that has the least due.
+    What lasts agrees with itself a moment later: only what comes after less agreement is a period. Of its
+    neighbours, which agree as well, it is the one that has the least due.
     """
     around = _near(asked, near)
     best, least, has_fallen = 0, 1.0, False

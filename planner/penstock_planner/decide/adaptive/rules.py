@@ -180,7 +180,10 @@ def shrinks_at(case: Case) -> float:
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
-    """Grow to the floor that would have been best, but not in the calm after what asked for it: GPUs come free then for others."""
+    """Grow to the floor that would have been best.
+
+    Not in the calm after what asked for it, in which GPUs come free for others.
+    """
     words = hindsight.in_words(known, case.pool.gpus or 1)
     if words and case.served is not None:
         words += case.served.in_words()
@@ -218,7 +221,8 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
 def _served_late(case: Case, trial: Trial) -> RoleFinding:
     """Grow by one, whatever the model says, where what it does not explain is dearer than a replica; not while one starts.
 
-    Nor once nothing is late any more: a replica that is tried in calm would seem to help, and keep its GPUs from another role.
+    Nor once nothing is late any more: a replica that is tried in calm would seem to help, and keep its GPUs
+    from another role.
     """
     gpus = case.pool.gpus or 1
     is_dear = trial.late * case.price_gpu_s > gpus * trial.seen_s
@@ -315,7 +319,7 @@ def prefilled_per_s(
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the time to clear what will be left when a new replica could be ready with the SLO, or with a start-up where that is longer.
+    """Compare the time to clear what is left at the horizon with the SLO, or with a start-up where that is longer.
 
     For less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late.
     """

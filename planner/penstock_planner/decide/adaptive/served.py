@@ -1,8 +1,8 @@
 """The shadow fleets' model against what was served: the fleet that is really there is followed as one of them. Pure.
 
-Its requests are late or not by the same fluid as those of any other fleet. Where more were late in fact than the model says, every
-shadow worker is taken to do less of its throughput from then on, where fewer were, more: what is predicted of all fleets follows
-what was served of this one.
+Its requests are late or not by the same fluid as those of any other fleet. Where more were late in fact than
+the model says, every shadow worker is taken to do less of its throughput from then on, where fewer were,
+more: what is predicted of all fleets follows what was served of this one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from penstock_planner.decide.adaptive.observed import SHARES
 from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
 SHARE_LEAST = 0.5
-"""Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the throughput explains has another cause,
-and more workers would not help."""
+"""Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the
+throughput explains has another cause, and more workers would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class Served:
         calm_s: For how long nothing has waited and a worker has been idle at each pull.
         calm: First tokens that came when that was so for longer than a first token may take, decayed over `MEMORY_S`.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
-        unexplained: Requests of the newest window that were late beyond what the model says; below 0 where fewer were.
+        unexplained: Requests of the newest window that were late beyond what the model says; below 0 where
+            fewer were.
         newest: The newest window.
     """
 
@@ -112,7 +113,8 @@ class Served:
             late: Those of them that were late.
             is_entry_late: They were so for want of this role, as far as is known.
             slo_s: What a first token may take.
-            usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way, move a shadow worker by all of its throughput.
+            usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way,
+                move a shadow worker by all of its throughput.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))

@@ -14,15 +14,17 @@ from penstock.api import Role
 from penstock_planner.decide.observation import Demand, Pull
 
 STARTUP_S = 30.0
-"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk. The least that can be prepared for."""
+"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk. The least
+that can be prepared for."""
 
 SPAN_S = 300.0
-"""Chosen: five minutes of requests tell what lasts from a moment's: late ones (with ten *drifting-prompts* was 95.9% in time, with five
-97.8%), and the most that came within a quarter of an hour; noise is averaged as long, as a variance needs more samples than a mean."""
+"""Chosen: five minutes of requests tell what lasts from a moment's: late ones (with ten *drifting-prompts*
+was 95.9% in time, with five 97.8%), and the most that came within a quarter of an hour; noise is averaged as
+long, as a variance needs more samples than a mean."""
 
 CHANCE_SIGMAS = 2.0
-"""Chosen: what lies within so many standard errors may be chance and starts nothing: a jump of arrivals within seconds (step went from 86 to
-98% in time, and poisson stayed), late requests beside those allowed."""
+"""Chosen: what lies within so many standard errors may be chance and starts nothing: a jump of arrivals
+within seconds (step went from 86 to 98% in time, and poisson stayed), late requests beside those allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class Trend:
     def followed(self, value: float, dt_s: float, tau_s: float, *, lasts_s: float = 0.0) -> Trend:
         """Return the trend after a value that held for ``dt_s``, averaged over ``tau_s``.
 
-        Until ``tau_s`` has passed the averages are plain ones, so that the first values do not linger. A sum of things that last for
-        ``lasts_s`` repeats itself within twice that: its values there are no more than one, for the noise.
+        Until ``tau_s`` has passed the averages are plain ones, so that the first values do not linger. A sum
+        of things that last for ``lasts_s`` repeats itself within twice that: its values there are no more
+        than one, for the noise.
         """
         seen_s = self.seen_s + dt_s
         weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / tau_s))
@@ -80,16 +83,17 @@ class Trend:
     def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
         """Return value, prediction and its error; values are at least 0.
 
-        The slope is followed for the average's span and for as long as the values were, at most; then it stays. Followed for 6 spans, a sine
-        of ten minutes asked for workers that came after its crest: 99.6% in time for 2.86 in place of 2.56 GPU-hours.
+        The slope is followed for the average's span and for as long as the values were, at most; then it
+        stays. Followed for 6 spans, a sine of ten minutes asked for workers that came after its crest: 99.6%
+        in time for 2.86 in place of 2.56 GPU-hours.
 
         With a = 1/tau and k = horizon/tau the prediction weighs a sample of age t by
         a ((2 + k) exp(-a t) - (1 + k) a t exp(-a t)), so for white noise of density S its variance is
-        S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 + k)^2 / 4). Of a prediction of nothing only the error of the present is
-        left: a slope that ends at 0 goes nowhere.
+        S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 + k)^2 / 4). Of a prediction of nothing only the error
+        of the present is left: a slope that ends at 0 goes nowhere.
 
-        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 = 3.07e8, error
-        3,045 tokens/s on a mean of 19,200.
+        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 =
+        3.07e8, error 3,045 tokens/s on a mean of 19,200.
         """
         k = min(horizon_s, self.seen_s, tau_s) / tau_s
         slope = (self.first - self.second) / tau_s
@@ -102,48 +106,54 @@ class Trend:
 
 
 RATE_TAU_S = 40.0
-"""Chosen: longer lags behind a rise of ten minutes, shorter is noise; at 2 requests/s the prediction's error is some
-15%. KV usage, a sum over many requests, and a worker's throughput, by its time of computing, are averaged as long: of 30 and 60 s
-nothing was better by half a point (TRIED.md)."""
+"""Chosen: longer lags behind a rise of ten minutes, shorter is noise; at 2 requests/s the prediction's error
+is some 15%. KV usage, a sum over many requests, and a worker's throughput, by its time of computing, are
+averaged as long: of 30 and 60 s nothing was better by half a point (TRIED.md)."""
 
 LEVEL_TAU_S = 6.0
-"""Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and 76.8% in time,
-step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
+"""Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and
+76.8% in time, step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 
 WORK_TAU_S = 120.0
-"""Chosen: prompt lengths, whose spread is most of the noise of tokens/s, and the KV that a token costs change more slowly than arrivals."""
+"""Chosen: prompt lengths, whose spread is most of the noise of tokens/s, and the KV that a token costs change
+more slowly than arrivals."""
 
 LEAST_BUSY_S = LEVEL_TAU_S
-"""Worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for two workers too many."""
+"""Worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked
+for two workers too many."""
 
 SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
-"""The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal between traces' two
-humps and a constant."""
+"""The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal
+between traces' two humps and a constant."""
 
 ASSUMED_REQUESTS = 10.0
-"""Chosen: so many requests are assumed beside those seen: prompts of a CV of 1, as chat has it, and first tokens in time while nothing waited."""
+"""Chosen: so many requests are assumed beside those seen: prompts of a CV of 1, as chat has it, and first
+tokens in time while nothing waited."""
 
 SLACK_SHARE = 0.8
-"""Chosen: of the slack that the size of a prompt leaves what it may wait; the worker's present prompt, the transfer of KV and the first
-step of decode take the rest. At the whole the model predicted half of what was late (TRIED.md)."""
+"""Chosen: of the slack that the size of a prompt leaves what it may wait; the worker's present prompt, the
+transfer of KV and the first step of decode take the rest. At the whole the model predicted half of what was
+late (TRIED.md)."""
 
 MEMORY_S = 6 * 3600.0
-"""Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a morning's bursts are known
-at noon. What a deployment decides, as the order of a queue, is remembered as long."""
+"""Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a
+morning's bursts are known at noon. What a deployment decides, as the order of a queue, is remembered as
+long."""
 
 SHARED_LEAST = 1.0 / RATE_TAU_S
 """The share that one worker-second adds. At nine tenths of what it can do a pool is at some 0.7."""
 
 HUNG_TIMES = 4.0
-"""Bound: a pool that finishes no prompt for this many times as long as its prompts should take, and as a first token may take, hangs or
-compiles; what comes on top is no time of computing."""
+"""Bound: a pool that finishes no prompt for this many times as long as its prompts should take, and as a
+first token may take, hangs or compiles; what comes on top is no time of computing."""
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
     """Return how long a second of work may wait and its prompt be in time: each prompt's own slack, weighed by its work.
 
-    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by themselves are left out, and where
-    almost all do, the share that no queue may take is what they wait: another fleet would not have them in time either.
+    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by
+    themselves are left out, and where almost all do, the share that no queue may take is what they wait:
+    another fleet would not have them in time either.
 
     Args:
         sizes: Uncached tokens of prompts, each as frequent as another.
@@ -168,10 +178,12 @@ class Work:
         sized_squares: Of the tokens of each pull beyond the mean's, squared, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        shared: Share of that time in which requests met: more were there than workers had a prompt; averaged over computing.
+        shared: Share of that time in which requests met: more were there than workers had a prompt; averaged
+            over computing.
         unfinished_s: Worker-seconds of computing since the last prompt was finished.
         overdue: First tokens that came while a request had waited longer than the SLO, decayed over hours.
-        overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is always next.
+        overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is
+            always next.
     """
 
     rate: Trend = Trend()
@@ -232,8 +244,9 @@ class Work:
     def followed(self, demand: Demand, slo_s: float, entry: Role) -> Work:
         """Return the work after one pull's demand.
 
-        Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half of the time
-        is not taken for one that does half as much, nor one that hangs or compiles for a slow one.
+        Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half
+        of the time is not taken for one that does half as much, nor one that hangs or compiles for a slow
+        one.
 
         Args:
             demand: Of the pull.
@@ -270,7 +283,7 @@ class Work:
         )
 
     def _longest_s(self, demand: Demand, slo_s: float) -> float:
-        """Return the worker-seconds within which workers that compute finish a prompt; infinite while their throughput is unknown."""
+        """Return the worker-seconds within which workers finish a prompt; infinite while their throughput is unknown."""
         speed = self.tokens_per_s
         if speed is None:
             return math.inf
@@ -289,7 +302,8 @@ class WorkView:
         far_rate: The same when a replica removed now could have been started again.
         backlog_tokens: Waiting and in flight, not computed.
         sizes: Uncached tokens of requests, a few quantiles.
-        recalled: Uncached tokens/s that the week's record expects until a new replica could be ready; 0: no more than there are.
+        recalled: Uncached tokens/s that the week's record expects until a new replica could be ready; 0: no
+            more than there are.
         far_recalled: The same until a replica removed now could have been started again.
         belief: Share of the jumps it told that came.
     """
@@ -310,9 +324,9 @@ FULL = 0.9
 """KV usage above which a worker counts as full: the planner document's threshold for growing."""
 
 SLOWDOWN = 3.0
-"""By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's time: 2.9,
-3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load held thirty times
-the KV, and a flash crowd found its decode workers a start-up late."""
+"""By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's
+time: 2.9, 3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load
+held thirty times the KV, and a flash crowd found its decode workers a start-up late."""
 
 LOAD_MOST = 2.0
 """Bound: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
@@ -330,7 +344,7 @@ def light_of(usage: float) -> float:
 
 
 def usage_of(light: float) -> float:
-    """Return the KV usage of a worker whose answers would have ``light`` on one as fast as an idle one; the inverse of `light_of`."""
+    """Return the KV usage of a worker whose answers would have ``light`` on an idle one; the inverse of `light_of`."""
     return light / (1.0 - SLOWDOWN * light)
 
 
@@ -417,7 +431,8 @@ class KvView:
     """What is known of KV usage at a decision.
 
     Attributes:
-        load: Workers' worth of KV in use or waited for. It is taken to stay: a filling cache rises fast, then levels off.
+        load: Workers' worth of KV in use or waited for. It is taken to stay: a filling cache rises fast, then
+            levels off.
         decoding: What holds the KV of the arrivals expected when a new replica could be ready.
         error: Standard error of ``load``.
     """

@@ -1,9 +1,10 @@
 """One replica more where requests are late and the model sees no reason: asked for, watched, and believed or not. Pure.
 
-Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for it. After enough requests the
-share that is late says whether it helped: where it did, the role keeps it for `HOLDS_S`; where it did not, the role asks for no more
-for as long, and twice as long after each further one in vain. What requests that came to a smaller fleet say of it says nothing of
-this one: the workers that have become ready since may have been what they lacked.
+Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for
+it. After enough requests the share that is late says whether it helped: where it did, the role keeps it for
+`HOLDS_S`; where it did not, the role asks for no more for as long, and twice as long after each further one
+in vain. What requests that came to a smaller fleet say of it says nothing of this one: the workers that have
+become ready since may have been what they lacked.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Lateness:
     Attributes:
         dt_s: Its length, > 0.
         first: Requests.
-        late: Those of them that were late for want of this role, beyond what the model says; may be below 0. For the role that
-            decodes, those late by ITL as well, of which the model knows nothing.
+        late: Those of them that were late for want of this role, beyond what the model says; may be below 0.
+            For the role that decodes, those late by ITL as well, of which the model knows nothing.
         waits_s: How long a request waits at its end, at the frontend.
     """
 
@@ -138,8 +139,8 @@ class Trial:
     def judged(self) -> Trial:
         """Return it with what was found, once enough requests have been served with the replica on trial.
 
-        It helped where most of the share that was late is in time, unless most of the requests came no more: of such calm nothing
-        is known, and the replica goes as if it had not been tried.
+        It helped where most of the share that was late is in time, unless most of the requests came no more:
+        of such calm nothing is known, and the replica goes as if it had not been tried.
         """
         if not self.tried or self.helped is not None or self.first < ENOUGH:
             return self

@@ -1,13 +1,15 @@
 """What the week has taught: demand by quarter of an hour, and whether to believe it. Pure.
 
-Two records say what is due at a time: the same time yesterday, and the same weekday's. Each is held against demand as it is: at the
-beginning of every quarter it says what is due in it. For jumps x that it told and y that came, both from demand as it was, it is
-believed while its own squared errors have been less than those of "as now",
+Two records say what is due at a time: the same time yesterday, and the same weekday's. Each is held against
+demand as it is: at the beginning of every quarter it says what is due in it. For jumps x that it told and y
+that came, both from demand as it was, it is believed while its own squared errors have been less than those
+of "as now",
 
     sum((y - x)^2) < sum(y^2), that is belief = sum(x y) / sum(x x) > 1/2,
 
-with half a jump that did not come assumed beside those seen, of the size in question: the first jump is not believed, the second is.
-A holiday costs its first quarter of an hour: what did not come as told takes its share off what is told next.
+with half a jump that did not come assumed beside those seen, of the size in question: the first jump is not
+believed, the second is. A holiday costs its first quarter of an hour: what did not come as told takes its
+share off what is told next.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ SLOT_S = 900.0
 DAY_SLOTS = 96
 
 HALF = 0.5
-"""Chosen: what is new weighs as much as what was before. The newest week has this share of its slot, so that a shift is known after two; of
-what was told lately and did not come so much is forgotten each slot, and so much of a slot that came as told is assumed; so much of a
-jump that did not come is assumed, so that one that came once is believed, and after one that did not come two have to."""
+"""Chosen: what is new weighs as much as what was before. The newest week has this share of its slot, so that
+a shift is known after two; of what was told lately and did not come so much is forgotten each slot, and so
+much of a slot that came as told is assumed; so much of a jump that did not come is assumed, so that one that
+came once is believed, and after one that did not come two have to."""
 
 SCORE_KEPT = math.exp(-1.0 / SLOTS)
 """What was told right or wrong is averaged over a week, as it is the week that is told of."""
@@ -108,7 +111,8 @@ class Week:
         slots: Two hexadecimal digits each; empty before the first.
         place: Of the present slot; None before the first pull whose time is known.
         seen_s: Of it.
-        peak: Most of its parts' requests/s, of `SPAN_S` each, as what begins within a slot needs its workers as long as what fills it.
+        peak: Most of its parts' requests/s, of `SPAN_S` each, as what begins within a slot needs its workers
+            as long as what fills it.
         part_s, arrivals: Length of the present part, and its requests.
         newest: Requests/s of the part before; None: unknown.
         before: The same when the slot began.
