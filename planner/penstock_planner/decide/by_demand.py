@@ -222,7 +222,8 @@ def _draft(
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
         return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=_unknown(role, pull))
     findings = rules.lacks(case)
-    blank = replace(blank, steps=tuple(found.step for found in findings))
+    steps = tuple(found.step for found in findings)
+    blank = replace(blank, steps=steps, arriving_worth=rules.grows_at(case))
     for found in findings:
         if found.applies:
             amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))

@@ -197,6 +197,7 @@ class RoleProposal:
         amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
         gives: Why the other role could have one of its workers now, in words; empty: it keeps all that it does not remove.
         yields: Why nothing but a trial keeps one of its replicas, in words; empty: more does, or none is on trial.
+        arriving_worth: Workers' worth that what arrives asks for, without what queues; None: not known.
     """
 
     role: Role
@@ -209,6 +210,7 @@ class RoleProposal:
     amount: int = 1
     gives: str = ""
     yields: str = ""
+    arriving_worth: float | None = None
 
     @property
     def change(self) -> int:

@@ -7,6 +7,7 @@ few GPUs keeps that ratio.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -21,11 +22,17 @@ POOL: Final = "pool"
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return what each role wants within its own bounds, whatever GPUs there are."""
+    """Return what each role wants within its own bounds, whatever GPUs there are.
+
+    Of a graph that is short, no role bids for its queue beyond what arrives: a queue grows for as long as any role lacks
+    workers, most of it is late already, and a bid that grows with it takes from the graph's other role and from other graphs.
+    """
     found = {}
     for each in proposals:
         floor = 0 if each.reason is Reason.IDLE else config.floor(each.role, each.engine_gpus)
         replicas = max(floor, each.pool.replicas + each.change)
+        if config.grant_note and each.arriving_worth is not None:
+            replicas = min(replicas, max(floor, each.pool.replicas, math.ceil(each.arriving_worth)))
         most = config.max_replicas.get(each.role)
         replicas = replicas if most is None else min(replicas, most)
         found[each.role] = RoleBid(replicas, floor, each.engine_gpus, is_prefill=each.role is Role.PREFILL)

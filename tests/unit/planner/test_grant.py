@@ -51,7 +51,7 @@ def test_a_grant_is_for_whole_replicas_that_fit(prefill, decode, gpus):
     assert all(granted(both, gpus + 1)[role] >= fits[role] for role in both)
 
 
-def decided(monkeypatch, changes, *, counts, grant, starting=None, max_step=1, **config):
+def decided(monkeypatch, changes, *, counts, grant, starting=None, worth=None, max_step=1, **config):
     """Return the decision of a policy that always proposes the same change of each role, and what it was asked with."""
     seen = []
 
@@ -62,11 +62,10 @@ def decided(monkeypatch, changes, *, counts, grant, starting=None, max_step=1, *
         for role, pool in pools.items():
             change = changes[role]
             action = Action.UP if change > 0 else Action.DOWN if change < 0 else Action.HOLD
-            made.append(
-                RoleProposal(
-                    role, pool, pool.gpus, action, Reason.WITHIN_CAPACITY, "as told", (), abs(change) or 1
-                )
+            proposal = RoleProposal(
+                role, pool, pool.gpus, action, Reason.WITHIN_CAPACITY, "as told", (), abs(change) or 1
             )
+            made.append(replace(proposal, arriving_worth=(worth or {}).get(role)))
         return Proposal(made, {role: RoleState() for role in pools})
 
     monkeypatch.setattr(DecideConfig, "policy", PlannerPolicy(propose))
@@ -92,6 +91,25 @@ def test_a_bid_is_made_without_budget_step_and_grant(monkeypatch):
     assert bid_sizes(decision) == (1,) * 12
     assert desired(decision) == {P: 2, D: 2}
     assert decision.max_gpu_budget == 4
+
+
+@pytest.mark.parametrize(
+    ("note", "worth", "bid"),
+    [
+        ("no 8 more", {P: 2.3}, 3 + 2),
+        # Neither what exists nor the floor is bid away.
+        ("no 8 more", {P: 0.4}, 2 + 2),
+        # Nothing is known, or the pool has refused nothing.
+        ("no 8 more", {}, 8 + 2),
+        ("", {P: 2.3}, 8 + 2),
+    ],
+)
+def test_a_graph_that_is_short_bids_for_what_arrives_and_not_for_its_queue(monkeypatch, note, worth, bid):
+    """Its policy asks for six prefill workers more, to clear a queue that decode holds up."""
+    decision, _ = decided(
+        monkeypatch, {P: 6, D: 1}, counts={P: 2, D: 1}, grant=3, worth=worth, grant_note=note
+    )
+    assert len(bid_sizes(decision)) == bid
 
 
 def test_a_decision_says_which_pool_it_is_and_who_holds_what_it_lacks(monkeypatch):
