@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.gpu_pool.bid import sizes
+from penstock.gpu_pool.reclaim import cut_sentence, drain_grace_s
 from penstock.kube.events import EventMessage
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name
@@ -20,7 +21,7 @@ from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held
-from penstock_operator.plan.grant import bids_of, drain_grace_s, with_wants, within_grant
+from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
@@ -84,7 +85,7 @@ def _cut_drains(
         if bound_s is None or each.drain_since_s is None or each.name not in plan.leaving:
             continue
         if bound_s <= graph.now_s - each.drain_since_s < each.grace_s and each.may_hold_requests:
-            text = f"{name}: {each.name} has drained for {bound_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or are lost"
+            text = f"{name}: {cut_sentence(each.name, bound_s)}"
             yield EventMessage("DrainCut", text, action="Drain")
 
 

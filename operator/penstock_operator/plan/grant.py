@@ -40,17 +40,6 @@ def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
     return said_s is not None and now_s - said_s > WANTS_VALID_S
 
 
-def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> float:
-    """Return the longest drain of a graph's worker, seconds.
-
-    Args:
-        own_s: Its terminationGracePeriodSeconds.
-        reclaim_s: The pool's bound; None: none.
-        is_above: The graph holds more than its grant.
-    """
-    return min(own_s, reclaim_s) if is_above and reclaim_s is not None else own_s
-
-
 def with_wants(
     graph: GraphDeployment,
     wanted: Mapping[str, Bounded],

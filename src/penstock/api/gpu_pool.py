@@ -145,7 +145,7 @@ class PoolReclaim(SpecModel):
 
     grace_seconds: Annotated[Integer, Field(ge=0, le=86400)] | None = entry(
         None,
-        "On Kubernetes: longest drain of a worker whose GPU the pool takes back, seconds; then it ends, and its streams go on "
+        "Longest drain of a worker whose GPU the pool takes back, seconds; then it ends, and its streams go on "
         "elsewhere or are lost. null: its terminationGracePeriodSeconds.",
     )
     order: Annotated[tuple[ReclaimBy, ...], Field(min_length=1, max_length=3)] = entry(

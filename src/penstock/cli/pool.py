@@ -85,7 +85,7 @@ def pool(*, name: str | None, as_json: bool, **given: Any) -> None:
 def _local(name: str | None) -> _Shown:
     store = _chosen(name)
     found = store.read()
-    return _Shown(found.name, found.gpus, store.rows())
+    return _Shown(found.name, found.gpus, store.rows(), tuple(store.cuts()))
 
 
 async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:

@@ -192,7 +192,7 @@ def _check_one(flag: str, given: Sequence[object]) -> None:
 def _simulate_pool(plan: PoolPlan, output_dir: Path | None, *, as_json: bool) -> None:
     if output_dir is not None:
         open_directory(output_dir)
-    run = PoolSimulation(plan.terms, plan.graphs, changes=plan.changes).run()
+    run = PoolSimulation(plan.terms, plan.graphs, changes=plan.changes, reclaim_s=plan.reclaim_s).run()
     result = pool_result(plan, run)
     files = [] if output_dir is None else write_pool(result, run, output_dir)
     if as_json:

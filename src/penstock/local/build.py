@@ -110,11 +110,12 @@ DEFAULT_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class PoolPlace:
-    """Where a graph begins in a GPU pool: its name, its GPUs, and the ids that earlier graphs start on."""
+    """Where a graph begins in a GPU pool: its name, its GPUs, the ids that earlier graphs start on, and its bound of drains."""
 
     name: str
     gpus: int
     taken: frozenset[int] = frozenset()
+    reclaim_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ def _arbiter(
         if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
         pool="" if options.pool is None else options.pool.name,
+        reclaim_s=None if options.pool is None else options.pool.reclaim_s,
         planner_log_dir=context.log_dir if any(spec.role == PLANNER_ROLE for spec in specs) else None,
     )
 

@@ -13,6 +13,7 @@ from enum import Enum
 from penstock.api import Role
 from penstock.core.backoff import Backoff
 from penstock.core.local_state import EntryState
+from penstock.gpu_pool.reclaim import drain_grace_s
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.runtimes import PLANNER_ROLE
 
@@ -26,6 +27,7 @@ class ProcessStep(Enum):
     ABANDON = "write failed, and free the GPUs"
     BEGIN_DRAIN = "ask the router to send nothing new, and watch what is in flight"
     TERMINATE = "send SIGTERM"
+    CUT = "send SIGTERM to a worker that drains for longer than its pool lets it, and record that"
     KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
     SWITCH = "write the role that a drained worker takes; it is ready again once it answers its health check"
     RETIRE = "take out the entry, whose process has ended for good; the base entry becomes stopped"
@@ -114,6 +116,7 @@ class ObservedProcess:
     Attributes:
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
+        is_cut: Its drain was cut: it gets no more than the floor to end.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
     """
 
@@ -127,6 +130,7 @@ class ObservedProcess:
     port_taken: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
+    is_cut: bool = False
     verdict: str | None = None
 
 
@@ -134,9 +138,9 @@ def plan(
     state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float
 ) -> tuple[ProcessAction, ...]:
     """Return at most one action per name, in the file's order, strangers last."""
-    speed = state.arbiter.speed
+    bounds = _bounds(state)
     actions = [
-        _next(name, entry, observed.get(name, ObservedProcess()), now_s, speed)
+        _next(name, entry, observed.get(name, ObservedProcess()), now_s, bounds)
         for name, entry in state.entries.items()
     ]
     actions += [
@@ -149,9 +153,25 @@ def plan(
     return tuple(action for action in actions if action is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What bounds the waits of a graph: its time scale, and its pool's bound of drains, real seconds; None: none."""
+
+    speed: float
+    reclaim_s: float | None
+    is_above: bool
+
+
+def _bounds(state: StateFile) -> _Bounds:
+    arbiter = state.arbiter
+    reclaim_s = None if arbiter.reclaim_s is None else arbiter.reclaim_s / arbiter.speed
+    return _Bounds(arbiter.speed, reclaim_s, len(state.gpus_in_use()) > arbiter.budget)
+
+
 def _next(
-    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
+    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, bounds: _Bounds
 ) -> ProcessAction | None:
+    speed = bounds.speed
     match entry.state:
         case EntryState.REQUESTED if known.pid is None:
             return ProcessAction(ProcessStep.START, name)
@@ -160,7 +180,7 @@ def _next(
         case EntryState.STARTING | EntryState.READY:
             return _watch(name, entry, known, now_s, speed)
         case EntryState.DRAINING:
-            return _drain(name, entry, known, now_s, speed)
+            return _drain(name, entry, known, now_s, bounds)
         case _:
             return _wind_up(name, known, now_s, grace_s(entry, speed))
 
@@ -238,11 +258,11 @@ def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Proce
 
 
 def _drain(
-    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
+    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, bounds: _Bounds
 ) -> ProcessAction | None:
     if known.pid is None:
         return ProcessAction(ProcessStep.RETIRE if entry.takes is None else ProcessStep.SWITCH, name)
-    allowed_s = grace_s(entry, speed)
+    allowed_s = GRACE_FLOOR_S if known.is_cut else grace_s(entry, bounds.speed)
     if not entry.served or known.terminated_s is not None:
         return _wind_up(name, known, now_s, allowed_s)
     if known.drain is None:
@@ -252,6 +272,10 @@ def _drain(
     unwatched = known.drain.router_away and waited_s >= SETTLE_S
     if entry.takes is not None and (is_idle or waited_s < allowed_s):
         return ProcessAction(ProcessStep.SWITCH, name) if is_idle else None
+    most_s = drain_grace_s(allowed_s, reclaim_s=bounds.reclaim_s, is_above=bounds.is_above)
+    is_known = known.drain.idle is not None or waited_s >= SETTLE_S
+    if most_s <= waited_s < allowed_s and is_known and not is_idle and not unwatched:
+        return ProcessAction(ProcessStep.CUT, name)
     return (
         ProcessAction(ProcessStep.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
     )

@@ -23,10 +23,12 @@ from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
 from penstock.gpu_pool.bid import WANTS_S, WANTS_VALID_S
+from penstock.gpu_pool.reclaim import with_cut
 from penstock.gpu_pool.waiting import DrainTimes, Holding, PoolRow, lacking, rows_of
 from penstock.local.starts import is_under_way
-from penstock.local.statefile import StateFile
+from penstock.local.statefile import ArbiterInfo, StateFile
 from penstock.local.store import StateStore, read_own, replace_file
+from penstock_planner.decide.decision import count_of
 
 SUFFIX: Final = ".pool"
 
@@ -184,13 +186,22 @@ class PoolStore:
                 self._write(changed)
             grant = grants[namespace]
             store.update(lambda state: (_under(state, grant), None))
-            return Claim(grant.gpus, members[namespace].guaranteed, _note(changed, states, namespace, now_s))
+            note = _note(changed, states, namespace, now_s)
+            if own is not None:
+                note = with_cut(note, own.arbiter.last_cut, now_s - own.arbiter.last_cut_s)
+            return Claim(grant.gpus, members[namespace].guaranteed, note)
 
     def rows(self) -> list[PoolRow]:
         """Return what each graph holds, may hold, wants, and whom it waits for."""
         pool = self.read()
         members, states = self._seen(pool)
         return rows_of(_holdings(replace(pool, members=members), states))
+
+    def cuts(self) -> list[str]:
+        """Return of each graph whose drains were cut how many, and what was said of the last."""
+        states = self._seen(self.read())[1]
+        found = {name: cut_in_words(state.arbiter) for name, state in states.items() if state is not None}
+        return [f"{name}: {words}" for name, words in found.items() if words]
 
     def note(self, namespace: str, speed: float) -> str:
         """Return in words what the pool says to a graph; empty where there is no such pool any more."""
@@ -219,6 +230,13 @@ class PoolStore:
     def _write(self, pool: PoolFile) -> None:
         data: Any = _FILE.dump_python(pool, mode="json")
         replace_file(self.path, json.dumps(data, indent=2) + "\n")
+
+
+def cut_in_words(arbiter: ArbiterInfo) -> str:
+    """Return how many drains of a graph were cut, and what was said of the last; empty: none was."""
+    if not arbiter.cut_drains:
+        return ""
+    return f"{count_of(arbiter.cut_drains, 'drain')} cut; the last: {arbiter.last_cut}"
 
 
 def _ids(member: PoolMember, state: StateFile | None) -> frozenset[int]:

@@ -30,6 +30,8 @@ def render(status: LocalGraphStatus) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
     if status.pool:
         parts.append(Text(status.pool))
+    if status.cut:
+        parts.append(Text(status.cut, style="yellow"))
     if (traffic := status.traffic) is not None:
         style = "bold red" if traffic.rejected else ""
         parts.append(Text(f"last {traffic.period_s:.0f} s: {traffic}", style=style))

@@ -52,6 +52,10 @@ class ArbiterInfo:
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
         pool: Name of the GPU pool that the graph draws from, whose grant is its budget; empty: none.
         grant_serial: Of that grant.
+        reclaim_s: The pool's reclaim.graceSeconds, simulated seconds; None: drains are bounded by grace_s alone.
+        cut_drains: Workers that ended for it before they had drained.
+        last_cut: What is said of the last of them; empty: none was.
+        last_cut_s: When that was, seconds of the simulated clock.
     """
 
     namespace: str
@@ -74,6 +78,10 @@ class ArbiterInfo:
     discovery_folder: str | None = None
     pool: str = ""
     grant_serial: int = 0
+    reclaim_s: FiniteFloat | None = None
+    cut_drains: int = 0
+    last_cut: str = ""
+    last_cut_s: FiniteFloat = 0.0
 
     @property
     def process(self) -> ProcessId:

@@ -21,7 +21,7 @@ from penstock.core.kv_transfers import KvTransferCounts
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState, full_disk
 from penstock.core.printable import printable
 from penstock.local import liveness
-from penstock.local.pool import PoolStore
+from penstock.local.pool import PoolStore, cut_in_words
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
@@ -182,6 +182,7 @@ class LocalGraphStatus:
         gpus_used: Held by existing workers, draining ones included.
         full_disks: Of the folders that the graph writes to, in words.
         pool: Which GPU pool it draws from, and who holds what it lacks there, in words; empty: none.
+        cut: How many drains it cut short for others of that pool, and which last, in words; empty: none.
     """
 
     namespace: str
@@ -204,6 +205,7 @@ class LocalGraphStatus:
     decisions: tuple[DecisionStatus, ...]
     full_disks: tuple[str, ...] = ()
     pool: str = ""
+    cut: str = ""
 
 
 _STALE_REAL_S: Final = 10.0
@@ -324,6 +326,7 @@ def summarise(
         decisions=decisions,
         full_disks=full_disks,
         pool=pool,
+        cut=cut_in_words(arbiter),
     )
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import logs
+from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError, PenstockError
 from penstock.core.local_state import EntryState
+from penstock.gpu_pool.reclaim import cut_sentence
 from penstock.local import process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
@@ -116,6 +118,20 @@ class StatefileRecord:
     def switched(self, name: str) -> None:
         """Write the role that a worker has drained for, unless it has been withdrawn since."""
         self._edit(lambda state: switched(state, name))
+
+    def cut(self, name: str) -> str:
+        """Write that a drain was cut, and return what is said of it."""
+        arbiter = self.state.arbiter
+        sentence = cut_sentence(name, arbiter.reclaim_s or 0.0)
+        at_s = SimulatedClock(arbiter.speed).now_s()
+
+        def edit(state: StateFile) -> StateFile:
+            count = state.arbiter.cut_drains + 1
+            arbiter = replace(state.arbiter, cut_drains=count, last_cut=sentence, last_cut_s=at_s)
+            return replace(state, arbiter=arbiter)
+
+        self._edit(edit)
+        return sentence
 
     def retired(self, name: str) -> None:
         """Take out an entry whose process has ended."""
@@ -301,7 +317,7 @@ class Supervisor:
             case ProcessStep.BEGIN_DRAIN:
                 _log.info("draining", name=name)
                 self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
-            case ProcessStep.TERMINATE | ProcessStep.KILL:
+            case ProcessStep.TERMINATE | ProcessStep.CUT | ProcessStep.KILL:
                 self._end(action, now_s)
             case ProcessStep.SWITCH:
                 self._switch(name, now_s)
@@ -337,7 +353,10 @@ class Supervisor:
 
     def _end(self, action: ProcessAction, now_s: float) -> None:
         name, reason = action.name, action.reason
-        if action.step is ProcessStep.TERMINATE:
+        if action.step is ProcessStep.CUT:
+            self._observed[name] = replace(self._observed[name], is_cut=True)
+            _log.warning("drain cut", name=name, reason=self._record.cut(name))
+        if action.step is not ProcessStep.KILL:
             _log.info("terminating", name=name)
             self._launcher.send(name, signal.SIGTERM)
             self._observed[name] = replace(self._observed[name], terminated_s=now_s)

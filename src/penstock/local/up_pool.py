@@ -75,7 +75,7 @@ def _places(
     for number, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         if graph.name in members:
             raise ConfigError(f"FILE: two graphs are called {graph.name}; rename one")
-        place = PoolPlace(pool.name, pool.written_gpus, taken)
+        place = PoolPlace(pool.name, pool.written_gpus, taken, pool.spec.reclaim.grace_seconds)
         log_dir = None if options.log_dir is None else options.log_dir / graph.name
         places.append(replace(options, port=options.port + number, log_dir=log_dir, pool=place))
         state = prepare(file, places[-1])[1]

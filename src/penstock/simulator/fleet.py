@@ -46,6 +46,7 @@ class SimulatedWorker:
         busy_tokens: Prompt tokens computed so far.
         kv_usage_fraction: As last scraped, with the tokens then in flight; None before the first scrape.
         slots: Which of its jobs run and which wait for its engine, by index.
+        drains_since_s: When its drain began; None: it does not drain.
         takes: The role that it switches to, once it is idle, or has switched to and does not serve yet; None: it stays.
     """
 
@@ -60,6 +61,7 @@ class SimulatedWorker:
         self.version = 0
         self.busy_tokens = 0
         self.takes: Role | None = None
+        self.drains_since_s: float | None = None
         self.renew(server)
 
     def renew(self, server: Server) -> None:
@@ -160,6 +162,11 @@ class SimulatedFleet:
     def place_waiting(self) -> list[SimulatedWorker]:
         """Find nodes for pending workers, and return the ones that got one."""
         return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
+
+    @property
+    def is_above_limit(self) -> bool:
+        """Whether existing workers hold more than the budget."""
+        return self._limit is not None and self.gpus > self._limit
 
     def set_limit(self, gpus: int) -> None:
         """Change the budget: no worker joins above it from now on; existing ones may stay."""

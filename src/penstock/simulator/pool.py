@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, PoolTerms, allocate
+from penstock.gpu_pool.reclaim import cut_sentence, with_cut
 from penstock.gpu_pool.waiting import Holding, lacking
 from penstock.simulator.fleet import BudgetExceededError
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording
 from penstock.simulator.scenario import BudgetChange, Scenario
-from penstock.simulator.simulation import Simulation
+from penstock.simulator.simulation import CutDrain, Simulation
 from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.grant import bid_sizes
 
@@ -61,10 +62,11 @@ class PoolSample:
 
 @dataclass(frozen=True, slots=True)
 class PoolRun:
-    """What happened: a recording of each graph, and every allocation."""
+    """What happened: a recording of each graph, every allocation, and by graph the drains that were cut."""
 
     recordings: Mapping[str, Recording]
     samples: Sequence[PoolSample]
+    cuts: Mapping[str, Sequence[CutDrain]]
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class _Member:
     bid: tuple[int, ...]
     acts_on: tuple[int, str] = (0, "")
     decisions: int = field(default=0)
+    cuts: list[CutDrain] = field(default_factory=list)
 
     def take_bid(self) -> GraphBid:
         """Return what the planner's last decision that could observe bids for."""
@@ -106,8 +109,10 @@ class PoolSimulation:
         *,
         changes: Sequence[BudgetChange] = (),
         allocator: Allocator = allocate,
+        reclaim_s: float | None = None,
     ) -> None:
         self._terms = terms
+        self._reclaim_s = reclaim_s
         self._changes = changes
         self._allocate = allocator
         self._tolerated = 0
@@ -133,7 +138,9 @@ class PoolSimulation:
         while any(each.is_open for each in simulations) and self._kernel.step():
             self._check()
         return PoolRun(
-            {name: each.simulation.finish() for name, each in self._members.items()}, tuple(self._samples)
+            {name: each.simulation.finish() for name, each in self._members.items()},
+            tuple(self._samples),
+            {name: tuple(each.cuts) for name, each in self._members.items()},
         )
 
     def _member(self, graph: PooledGraph) -> _Member:
@@ -154,8 +161,17 @@ class PoolSimulation:
         grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
         holdings = {name: Holding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
         for name, member in self._members.items():
-            member.act_on(grants[name], lacking(name, holdings, "at {:.0f} s".format))
+            member.act_on(grants[name], self._note(name, lacking(name, holdings, "at {:.0f} s".format)))
+            member.cuts += member.simulation.cut_drains(self._reclaim_s)
         return PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants)
+
+    def _note(self, name: str, lacks: str) -> str:
+        """Return what the pool says to a graph: who holds what it lacks, and that its last drain was cut."""
+        cuts = self._members[name].cuts
+        if not cuts or self._reclaim_s is None:
+            return lacks
+        sentence = cut_sentence(cuts[-1].worker, self._reclaim_s)
+        return with_cut(lacks, sentence, self._kernel.now_s - cuts[-1].at_s).removeprefix("; ")
 
     @property
     def _held(self) -> int:

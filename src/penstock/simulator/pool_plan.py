@@ -19,11 +19,14 @@ from penstock.core.errors import ConfigError
 from penstock.gpu_pool.allocator import PoolTerms
 from penstock.report.text import percent, seconds
 from penstock.simulator.baselines import DEFAULT_PLANNER
+from penstock.simulator.observer import Recording
 from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.pool import POOL_TICK_S, PooledGraph, PoolRun, PoolSample
 from penstock.simulator.scenario import BudgetChange
 from penstock.simulator.scoreboard import known, measures, rounded
+from penstock.simulator.simulation import CutDrain
 from penstock.simulator.workload import Workload, prepare
+from penstock_planner.decide.decision import count_of
 
 SCHEMA: Final = "penstock-pool/1"
 
@@ -38,6 +41,7 @@ class PoolPlan:
     workloads: Mapping[str, Workload]
     notes: tuple[str, ...]
     changes: tuple[BudgetChange, ...] = ()
+    reclaim_s: float | None = None
 
 
 def make_pool_plan(
@@ -89,6 +93,7 @@ def make_pool_plan(
         workloads,
         tuple(notes),
         tuple(options.faults.budget),
+        pool.spec.reclaim.grace_seconds,
     )
 
 
@@ -121,7 +126,8 @@ def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
 
     Of a graph, ``borrowed_gpu_hours`` are above its guarantee, ``lacked_s`` the seconds in which it held less of its
     guarantee than it wanted, ``gave_back`` how often its grant was lowered below what it wanted,
-    ``lost`` the requests that were taken and failed.
+    ``lost`` the requests that were taken and failed; of ``cut`` drains, which lasted longer than reclaim.graceSeconds, how many,
+    the requests that their workers had, and how many of those were lost.
     """
     rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
     held = [sum(sample.held.values()) for sample in run.samples]
@@ -166,11 +172,18 @@ def _row(name: str, graph: PooledGraph, plan: PoolPlan, run: PoolRun) -> dict[st
         "borrowed_gpu_hours": rounded(float(np.maximum(0, held - graph.guaranteed).sum()) * hours),
         "lacked_s": sum(POOL_TICK_S for sample in run.samples if _lacks(sample, name, graph.guaranteed)),
         "gave_back": _gave_back(run.samples, name),
+        "cut": _cut(run.cuts[name], recording),
         "changes": figures["changes"],
     }
 
 
 _RANKS: Final = (("p50", 0.5), ("p99", 0.99))
+
+
+def _cut(cuts: Sequence[CutDrain], recording: Recording) -> dict[str, int]:
+    had = sorted({index for each in cuts for index in each.requests})
+    lost = len(had) - int(recording.requests.is_ok[had].sum())
+    return {"drains": len(cuts), "requests": len(had), "lost": lost}
 
 
 def _lacks(sample: PoolSample, name: str, guaranteed: int) -> bool:
@@ -207,7 +220,16 @@ def pool_table(result: Mapping[str, Any]) -> RenderableType:
         f"pool {pool['name']}: {pool['gpus']} GPUs, held {pool['held_mean']:.1f} in the mean and {pool['held_most']} at most, "
         f"{pool['gpu_hours']:.2f} GPU-h, {pool['rejected']} requests rejected, {pool['lost']} lost"
     )
-    return Group(*(Text(note) for note in result["notes"]), table, Text(summary))
+    cut = [
+        Text(
+            f"{row['graph']}: {count_of(row['cut']['drains'], 'drain')} cut by reclaim.graceSeconds, which had "
+            f"{count_of(row['cut']['requests'], 'request')}, {row['cut']['lost']} of them lost",
+            style="yellow",
+        )
+        for row in result["graphs"]
+        if row["cut"]["drains"]
+    ]
+    return Group(*(Text(note) for note in result["notes"]), table, Text(summary), *cut)
 
 
 _COLUMNS: Final = (

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.api import Role
+from penstock.gpu_pool.reclaim import drain_grace_s
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
@@ -25,6 +27,16 @@ from penstock.simulator.servers import EngineModel, Server, SimpleServer
 from penstock.simulator.state import SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CutDrain:
+    """A worker that ended before it had drained, at which time, and which of the graph's requests it had."""
+
+    at_s: float
+    worker: str
+    requests: tuple[int, ...]
+
 
 SWITCH_S = 2.0
 """Chosen: from idle to serving the other role: the call, its check, and two looks of the router's discovery."""
@@ -109,6 +121,26 @@ class Simulation:
         self.fleet.set_limit(gpus)
         if self.control is not None:
             self.control.planner.set_grant(gpus, note)
+
+    def cut_drains(self, reclaim_s: float | None) -> list[CutDrain]:
+        """End the workers whose drain the pool waits for no longer, and return what was cut.
+
+        Args:
+            reclaim_s: The pool's reclaim.graceSeconds; None: drains are not bounded.
+        """
+        now_s = self.kernel.now_s
+        most_s = drain_grace_s(math.inf, reclaim_s=reclaim_s, is_above=self.fleet.is_above_limit)
+        late = [
+            worker
+            for worker in self.fleet
+            if worker.state is State.DRAINING
+            and worker.drains_since_s is not None
+            and now_s - worker.drains_since_s >= most_s
+        ]
+        return [
+            CutDrain(now_s, worker.name, tuple(job.index for job in self._die(worker, None)))
+            for worker in late
+        ]
 
     def schedule_start(self) -> None:
         """Put the workers of time 0 in place, and the first events on the heap."""
@@ -246,6 +278,7 @@ class Simulation:
     def _drain(self, worker: SimulatedWorker) -> None:
         if worker.state in {State.READY, State.SWITCHING}:
             worker.state, worker.takes = State.DRAINING, None
+            worker.drains_since_s = self.kernel.now_s
             self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
         else:
             self._remove(worker)
@@ -260,17 +293,21 @@ class Simulation:
         worker = self.fleet.get(failure.worker)
         if worker is None or worker.state is State.DOWN or not worker.is_placed:
             return
+        self._die(worker, None if worker.state is State.DRAINING else failure.back_s)
+
+    def _die(self, worker: SimulatedWorker, back_s: float | None) -> list[Job]:
+        """Let a worker die, for good or until a time; return its jobs, which go on elsewhere if they can."""
         jobs = self._path.take_from(worker)
-        was_draining = worker.state is State.DRAINING
         self.fleet.renew(worker)
         worker.version += 1
-        if failure.back_s is None or was_draining:
+        if back_s is None:
             self._remove(worker)
         else:
             # One that was to switch comes back in its new role.
             back = worker if worker.takes is None else self.fleet.switched(worker, self.kernel.now_s)
             back.state, back.takes = State.DOWN, None
-            self.kernel.at(failure.back_s, Order.FLEET, self._ready, back, back.incarnation)
+            self.kernel.at(back_s, Order.FLEET, self._ready, back, back.incarnation)
         self._path.lose(jobs)
         self._update_router()
         self._path.retry(jobs)
+        return jobs

@@ -1,5 +1,7 @@
 """The supervisor's plan: one table per state, then the order of stopping."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.local_state import EntryState
@@ -240,3 +242,47 @@ def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
     assert [action.step for action in actions] == [ProcessStep.KILL] * 3 + [ProcessStep.TERMINATE]
     patient = plan_stop(whole, observed, NOW, force=False)
     assert patient == ()
+
+
+@pytest.fixture
+def draining(state_of, entry_of):
+    """Return a function: pool's bound, grant, and memory of a worker of two that drains -> its action."""
+
+    def act(reclaim_s, grant, observed):
+        state = state_of("n", speed=10.0, budget=grant, pool="p", reclaim_s=reclaim_s)
+        state = state.with_entry("n_prefill", entry_of("prefill", state=EntryState.READY, gpus=(1,)))
+        entry = entry_of("decode", state=EntryState.DRAINING, gpus=(0,), served=True, grace_s=900.0)
+        serving = ObservedProcess(pid=2, started_s=NOW - 100, healthy_s=NOW)
+        actions = plan(state.with_entry(NAME, entry), {NAME: observed, "n_prefill": serving}, NOW)
+        return actions[0] if actions else None
+
+    return act
+
+
+BUSY = ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=False))
+
+
+@pytest.mark.parametrize(
+    ("reclaim_s", "grant", "observed", "step"),
+    [
+        (200.0, 1, BUSY, ProcessStep.CUT),
+        (201.0, 1, BUSY, None),
+        (200.0, 2, BUSY, None),
+        (None, 1, BUSY, None),
+        (0.0, 1, replace(BUSY, drain=Drain(NOW, acknowledged=True)), None),
+        (200.0, 1, replace(BUSY, drain=Drain(NOW - 20)), ProcessStep.CUT),
+        (200.0, 1, replace(BUSY, drain=Drain(NOW - 20, acknowledged=True, idle=True)), ProcessStep.TERMINATE),
+        (
+            200.0,
+            1,
+            replace(BUSY, drain=Drain(NOW - 90, acknowledged=True, idle=False)),
+            ProcessStep.TERMINATE,
+        ),
+        (200.0, 1, replace(BUSY, terminated_s=NOW - 5, is_cut=True), ProcessStep.KILL),
+        (200.0, 1, replace(BUSY, terminated_s=NOW - 5), None),
+    ],
+)
+def test_a_pool_cuts_the_drains_of_a_graph_above_its_grant(draining, reclaim_s, grant, observed, step):
+    """After reclaim.graceSeconds by the time scale; what is cut gets the floor to end, what is idle ends as ever."""
+    action = draining(reclaim_s, grant, observed)
+    assert (None if action is None else action.step) is step

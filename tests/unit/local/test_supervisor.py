@@ -1,19 +1,25 @@
 """The supervisor's loop over a fake launcher: every wait of a stop is bounded."""
 
 import asyncio
+import io
 import math
 import signal
+import time
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from states import Disk
 
 from penstock.core.local_state import EntryState
 from penstock.local import plan, process_log
 from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
-from penstock.local.plan import ObservedProcess
+from penstock.local.plan import ObservedProcess, ProcessAction, ProcessStep
+from penstock.local.pool import PoolFile, PoolMember, PoolStore
+from penstock.local.render import render
 from penstock.local.statefile import ProcessId
+from penstock.local.status import summarise
 from penstock.local.store import StateStore, cache_folder
 from penstock.local.supervisor import StatefileRecord, Supervisor
 
@@ -116,6 +122,28 @@ async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):
     supervisor.adopt()
     await supervisor.stop_tick()
     assert launcher.sent == [("n_decode", signal.SIGTERM)]
+
+
+async def test_a_drain_that_the_pool_cuts_is_ended_and_told(store, state_of, entry_of):
+    """By SIGTERM at once; the statefile counts it, and `status`, `penstock pool` and the planner's sentences say who and why."""
+    gpus = {"gpus": (0,), "state": EntryState.DRAINING, "served": True, "grace_s": 900.0}
+    entry = entry_of("decode", pid=7, started="b/1", **gpus)
+    state = state_of("n", pool="p", budget=0, reclaim_s=30.0, speed=1.0).with_entry("n_decode", entry)
+    store.write(state)
+    PoolStore.of("p").found(PoolFile("p", 8, 0.0, {"n": PoolMember(0, 8, 0, (), is_arriving=False)}))
+    launcher = Unkillable()
+    supervisor = Supervisor(store, launcher, state)
+    supervisor.adopt()
+    await supervisor._act(ProcessAction(ProcessStep.CUT, "n_decode"), time.monotonic())
+    assert supervisor._observed["n_decode"].is_cut
+    assert launcher.sent == [("n_decode", signal.SIGTERM)]
+    said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or are lost"
+    assert PoolStore.of("p").claim("n", None).note.endswith(f"; {said}")
+    assert PoolStore.of("p").cuts() == [f"n: 1 drain cut; the last: {said}"]
+    status = summarise(store.read(), running=True, router=None, planner=None, decisions=())
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(render(status))
+    assert f"1 drain cut; the last: {said}" in console.export_text()
 
 
 @pytest.fixture

@@ -95,6 +95,40 @@ def test_a_pool_that_shrinks_takes_from_the_borrower_first():
     assert all(each.requests.is_ok.all() for each in run.recordings.values())
 
 
+def long_streams(*, continuations=1):
+    """Return an owner whose crowd comes at second 80, and a borrower whose answers take a minute and more."""
+    streams = "poisson:rate=3,count=240,input_tokens=2048,output_tokens=4000"
+    borrower = graph(synthesise(parse_synthetic(streams), np.random.default_rng(0)))
+    router = unbounded_router("prefix-cost", retries={"maxContinuations": continuations})
+    borrower = replace(borrower, scenario=replace(borrower.scenario, router=router))
+    return {"owner": graph(crowd(80.0, 10.0, 40.0, seed=1), guaranteed=6), "borrower": borrower}
+
+
+def waited(run):
+    """Seconds in which the owner held less of its guarantee than it wanted."""
+    return sum(each.held["owner"] < min(6, each.grants["owner"].wanted) for each in run.samples)
+
+
+def test_a_drain_that_lasts_longer_than_the_pool_waits_is_cut():
+    """The owner has its GPU a minute earlier; the streams of the worker go on at another."""
+    drained = PoolSimulation(TERMS, long_streams()).run()
+    cut = PoolSimulation(TERMS, long_streams(), reclaim_s=10.0).run()
+    assert not any(drained.cuts.values())
+    assert cut.cuts["owner"] == ()
+    (drain,) = cut.cuts["borrower"]
+    assert waited(drained) - waited(cut) == 60
+    assert all(each.requests.is_ok.all() for each in cut.recordings.values())
+    assert set(drain.requests) == set(np.flatnonzero(cut.recordings["borrower"].requests.is_continued))
+
+
+def test_streams_that_may_not_go_on_are_lost_with_a_cut_drain_and_with_nothing_else():
+    """Those that its worker had at that moment, none of the owner's."""
+    run = PoolSimulation(TERMS, long_streams(continuations=0), reclaim_s=10.0).run()
+    (drain,) = run.cuts["borrower"]
+    assert set(drain.requests) == set(np.flatnonzero(~run.recordings["borrower"].requests.is_ok))
+    assert run.recordings["owner"].requests.is_ok.all()
+
+
 def test_a_graph_alone_in_a_pool_holds_no_more_than_its_most():
     """Five, though eight are there."""
     run = PoolSimulation(TERMS, {"a": graph(crowd(0.0, 14.0), most=5)}).run()

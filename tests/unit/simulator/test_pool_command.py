@@ -1,13 +1,16 @@
 """`penstock simulate --pool` end to end, and what it refuses."""
 
+import io
 import json
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
+from penstock.simulator.pool_plan import pool_table
 
 POOL = {
     "apiVersion": "penstock.dev/v1alpha1",
@@ -104,6 +107,22 @@ def test_the_terminal_shows_a_row_a_graph_and_the_line_of_the_pool(files):
     graphs = [line.split()[0] for line in lines if line.startswith(("chat ", "batch "))]
     assert graphs == ["chat", "batch"]
     assert any(line.startswith("pool shared: 12 GPUs, held") for line in lines)
+
+
+def test_drains_that_were_cut_are_said_with_what_was_lost(files, tmp_path):
+    """Where the pool bounds them; else nothing is."""
+    result = json.loads(run(*files, "--json").output)
+    assert [row["cut"] for row in result["graphs"]] == [{"drains": 0, "requests": 0, "lost": 0}] * 2
+    assert "cut by" not in shown(result)
+    result["graphs"][1]["cut"] = {"drains": 1, "requests": 3, "lost": 2}
+    assert "batch: 1 drain cut by reclaim.graceSeconds, which had 3 requests, 2 of them lost" in shown(result)
+
+
+def shown(result):
+    """Return a pool's result as a terminal has it."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(pool_table(result))
+    return console.export_text()
 
 
 @pytest.mark.slow

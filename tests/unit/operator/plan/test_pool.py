@@ -11,7 +11,7 @@ from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock.gpu_pool.waiting import DrainTimes
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.grant import bids_of, drain_grace_s, is_silent, with_wants, within_grant
+from penstock_operator.plan.grant import bids_of, is_silent, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.pool import (
     PoolMember,
@@ -301,15 +301,6 @@ def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected)
     found = within_grant(wanted, bids, gpus=gpus, pool="GpuPool shared")
     assert {name: found[name].replicas for name in expected} == expected
     assert found["r"] == Bounded(1)
-
-
-@pytest.mark.parametrize(
-    ("reclaim", "is_above", "expected"),
-    [(None, True, 900), (30, True, 30), (30, False, 900), (9000, True, 900)],
-)
-def test_the_pool_bounds_drains_by_which_it_takes_back(reclaim, is_above, expected):
-    """Other scale-downs keep the worker's own bound."""
-    assert drain_grace_s(900, reclaim_s=reclaim, is_above=is_above) == expected
 
 
 @pytest.mark.parametrize(
