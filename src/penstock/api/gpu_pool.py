@@ -4,106 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from penstock.api.base import WHOLE, DnsLabel, Integer, OperatorClass, SpecModel, entry
+from penstock.api.base import WHOLE, Integer, OperatorClass, SpecModel, entry
 from penstock.api.budget_rules import floor_gpus
 from penstock.api.enums import PoolPriority, ReclaimBy
 from penstock.api.graph import GraphDeployment, KubernetesObject
+from penstock.api.pool_match import ClusterPoolMatch, PoolMatch
+from penstock.api.pool_status import GpuPoolStatus
 from penstock.api.rule import Breach, KeyPath, Rule, immutable
-from penstock.api.status import Condition
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.objects.names import OPERATOR_CLASS
 
 PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
-
-NamespacePattern = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$")
-]
-
-
-class PoolMatch(SpecModel):
-    """Which graphs an entry is for; every key that is given must fit."""
-
-    name: DnsLabel | None = entry(None, "Name of the graph; null: any.")
-    labels: dict[str, str] = entry({}, "Labels that the graph carries, all of them.")
-
-    rules: ClassVar[tuple[Rule[Any], ...]] = (
-        Rule(
-            path="",
-            must="match has a name or labels",
-            cel=None,
-            holds=lambda match: match.name is not None or bool(match.labels),
-            text="neither name nor labels",
-            remedy="give one, or every graph would match",
-        ),
-    )
-
-    def fits(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant."""
-        return self.covers(graph.name, graph.metadata.labels, graph.metadata.namespace)
-
-    def may_fit(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant, as far as a file shows."""
-        return self.fits(graph)
-
-    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether a graph of this name and with these labels is meant; ``namespace``: its own, None: not known."""
-        return (self.name is None or self.name == name) and self.labels.items() <= labels.items()
-
-
-class ClusterPoolMatch(PoolMatch):
-    """Which graphs of which namespaces an entry is for; every key that is given must fit."""
-
-    namespaces: Annotated[tuple[NamespacePattern, ...], Field(min_length=1, max_length=64)] = entry(
-        (), 'Namespaces whose graphs may draw: names, or patterns such as team-*; ["*"]: all.'
-    )
-    namespace_labels: dict[str, str] = entry(
-        {},
-        "Labels, all of them, of the namespaces whose graphs may draw; of those that namespaces names, if it is given.",
-    )
-
-    rules = (
-        Rule(
-            path="namespaces",
-            must="match has namespaces or namespaceLabels",
-            cel="has(self.namespaces) || (has(self.namespaceLabels) && self.namespaceLabels.size() > 0)",
-            holds=lambda match: bool(match.namespaces or match.namespace_labels),
-            text="neither namespaces nor namespaceLabels",
-            remedy='give one; namespaces: ["*"] lets graphs of all draw',
-        ),
-    )
-
-    def within(self, namespaces: Mapping[str, Mapping[str, str]]) -> ClusterPoolMatch:
-        """Return the same with its labels of namespaces resolved to their names.
-
-        Args:
-            namespaces: Labels by name, of all that there are.
-        """
-        if not self.namespace_labels:
-            return self
-        patterns, wanted = self.namespaces or ("*",), self.namespace_labels.items()
-        names = [
-            name
-            for name, labels in sorted(namespaces.items())
-            if wanted <= labels.items() and any(fnmatchcase(name, each) for each in patterns)
-        ]
-        return self.model_copy(update={"namespaces": tuple(names), "namespace_labels": {}})
-
-    def may_fit(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant if its namespace has the labels, which no file shows."""
-        shown = {"namespaces": self.namespaces or ("*",), "namespace_labels": {}}
-        return self.model_copy(update=shown).fits(graph) if self.namespace_labels else self.fits(graph)
-
-    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
-        """Return whether a graph is meant; one of an unknown namespace only where all are, and none by labels that are not resolved."""
-        if self.namespace_labels:
-            return False
-        is_within = any(fnmatchcase(namespace or "", each) for each in self.namespaces)
-        return is_within and super().covers(name, labels, namespace)
 
 
 class PoolEntry(SpecModel):
@@ -237,52 +152,6 @@ class ClusterGpuPoolSpec(GpuPoolSpec):
     graphs: Annotated[tuple[ClusterPoolEntry, ...], Field(max_length=64)] = Field(
         description="Who may draw, at most 64 entries; a graph is matched by one at most."
     )
-
-
-class PoolGpusStatus(SpecModel):
-    """The pool's GPUs now."""
-
-    total: Integer = entry(0, "That its graphs may hold together now.")
-    held: Integer = entry(0, "Of existing workers of its graphs, starting and draining ones included.")
-    leaving: Integer = entry(0, "Of held: of workers that drain or end.")
-    free: Integer = entry(0, "Held by none.")
-    unavailable: Integer = entry(0, "Of spec.gpus, or without that of its nodes: that they do not offer now.")
-    counted: Integer | None = entry(
-        None, "That its nodes offered when they were counted last; null: never yet, or it selects none."
-    )
-    borrowed: Integer = entry(0, "Held above guarantees.")
-
-
-class PoolGraphStatus(SpecModel):
-    """What one graph may hold, and what the allocator remembers of it; GPUs."""
-
-    name: str = Field(description="Of the graph; in a ClusterGpuPool namespace/name.")
-    guaranteed: Integer = entry(0, "That it gets whenever it wants them.")
-    held: Integer = entry(0, "Of its existing workers.")
-    granted: Integer = entry(0, "That it may hold.")
-    wanted: Integer = entry(0, "That its desired replicas need.")
-    target: Integer = entry(0, "That it is to have once others have given back.")
-    borrowed: Integer = entry(0, "Held above its guarantee.")
-    owed: Integer = entry(0, "Of its guarantee that it wants and does not have yet.")
-    serial: Integer = entry(0, "Number of the grant.")
-    exposed: Integer = entry(0, "That count for it until it acts under that grant.")
-    gained_time: str | None = entry(None, "When the grant was raised last; RFC 3339.")
-    lost_time: str | None = entry(None, "When it was lowered below what was wanted last; RFC 3339.")
-    drain_seconds: Integer | None = entry(
-        None, "How long its workers took to drain; null: none has drained yet."
-    )
-    return_time: str | None = entry(None, "When what drains is expected to have ended; RFC 3339.")
-
-
-class GpuPoolStatus(SpecModel):
-    """State of a pool."""
-
-    observed_generation: Integer = entry(0, "Generation that this status describes.")
-    conditions: tuple[Condition, ...] = entry(
-        (), "Valid, GuaranteesMet, CeilingRespected and, with a nodeSelector, NodesCounted."
-    )
-    gpus: PoolGpusStatus = entry(PoolGpusStatus(), "The GPUs.")
-    graphs: tuple[PoolGraphStatus, ...] = entry((), "The graphs that draw.")
 
 
 class PoolObject(KubernetesObject):

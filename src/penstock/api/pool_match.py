@@ -1,0 +1,98 @@
+"""Which graphs an entry of a GpuPool or ClusterGpuPool is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from penstock.api.base import DnsLabel, SpecModel, entry
+from penstock.api.graph import GraphDeployment
+from penstock.api.rule import Rule
+
+NamespacePattern = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$")
+]
+
+
+class PoolMatch(SpecModel):
+    """Which graphs an entry is for; every key that is given must fit."""
+
+    name: DnsLabel | None = entry(None, "Name of the graph; null: any.")
+    labels: dict[str, str] = entry({}, "Labels that the graph carries, all of them.")
+
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        Rule(
+            path="",
+            must="match has a name or labels",
+            cel=None,
+            holds=lambda match: match.name is not None or bool(match.labels),
+            text="neither name nor labels",
+            remedy="give one, or every graph would match",
+        ),
+    )
+
+    def fits(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph is meant."""
+        return self.covers(graph.name, graph.metadata.labels, graph.metadata.namespace)
+
+    def may_fit(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph is meant, as far as a file shows."""
+        return self.fits(graph)
+
+    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether a graph of this name and with these labels is meant; ``namespace``: its own, None: not known."""
+        return (self.name is None or self.name == name) and self.labels.items() <= labels.items()
+
+
+class ClusterPoolMatch(PoolMatch):
+    """Which graphs of which namespaces an entry is for; every key that is given must fit."""
+
+    namespaces: Annotated[tuple[NamespacePattern, ...], Field(min_length=1, max_length=64)] = entry(
+        (), 'Namespaces whose graphs may draw: names, or patterns such as team-*; ["*"]: all.'
+    )
+    namespace_labels: dict[str, str] = entry(
+        {},
+        "Labels, all of them, of the namespaces whose graphs may draw; of those that namespaces names, if it is given.",
+    )
+
+    rules = (
+        Rule(
+            path="namespaces",
+            must="match has namespaces or namespaceLabels",
+            cel="has(self.namespaces) || (has(self.namespaceLabels) && self.namespaceLabels.size() > 0)",
+            holds=lambda match: bool(match.namespaces or match.namespace_labels),
+            text="neither namespaces nor namespaceLabels",
+            remedy='give one; namespaces: ["*"] lets graphs of all draw',
+        ),
+    )
+
+    def within(self, namespaces: Mapping[str, Mapping[str, str]]) -> ClusterPoolMatch:
+        """Return the same with its labels of namespaces resolved to their names.
+
+        Args:
+            namespaces: Labels by name, of all that there are.
+        """
+        if not self.namespace_labels:
+            return self
+        patterns, wanted = self.namespaces or ("*",), self.namespace_labels.items()
+        names = [
+            name
+            for name, labels in sorted(namespaces.items())
+            if wanted <= labels.items() and any(fnmatchcase(name, each) for each in patterns)
+        ]
+        return self.model_copy(update={"namespaces": tuple(names), "namespace_labels": {}})
+
+    def may_fit(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph is meant if its namespace has the labels, which no file shows."""
+        shown = {"namespaces": self.namespaces or ("*",), "namespace_labels": {}}
+        return self.model_copy(update=shown).fits(graph) if self.namespace_labels else self.fits(graph)
+
+    def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
+        """Return whether a graph is meant; one of an unknown namespace only where all are, and none by labels that are not resolved."""
+        if self.namespace_labels:
+            return False
+        is_within = any(fnmatchcase(namespace or "", each) for each in self.namespaces)
+        return is_within and super().covers(name, labels, namespace)
