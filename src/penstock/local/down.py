@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 from penstock.local import liveness, ports, starts
 from penstock.local.plan import grace_s
+from penstock.local.pool import PoolStore
 from penstock.local.statefile import ProcessId, StateFile
 from penstock.local.store import (
     StateStore,
@@ -121,6 +122,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
             raise NotFoundError(
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
             )
+        _remove_pools()
         return Stopped(namespace, time.monotonic() - began_s, forced=True, notes=notes)
     arbiter = state.arbiter.process
     patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
@@ -134,7 +136,14 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
         notes = (*notes, f"killed arbiter {state.arbiter.pid}, which did not end")
     notes = (*notes, *recover(store))
     _verify(store, state)
+    _remove_pools()
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
+
+
+def _remove_pools() -> None:
+    """Delete the pools whose last graph has gone, so that `penstock pool` shows none that are over."""
+    for pool in PoolStore.all():
+        pool.remove_if_over()
 
 
 def _stop_start(namespace: str) -> Iterator[str]:

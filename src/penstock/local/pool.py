@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.api import ReclaimBy
 from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
 from penstock.gpu_pool.bid import WANTS_S, WANTS_VALID_S
@@ -141,6 +141,13 @@ class PoolStore:
         with self._lock.locked():
             self.path.unlink(missing_ok=True)
             self._lock.lock_path.unlink(missing_ok=True)
+
+    def remove_if_over(self) -> None:
+        """Delete the file once none of its graphs is there, nor comes; one that cannot be read stays."""
+        with contextlib.suppress(ConfigError, ConflictError, NotFoundError), self._lock.locked():
+            if not self._seen(self.read())[0]:
+                self.path.unlink(missing_ok=True)
+                self._lock.lock_path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def ids_of_others(self, namespace: str) -> Iterator[frozenset[int]]:

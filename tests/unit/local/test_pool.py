@@ -14,6 +14,7 @@ from penstock.cli.main import cli
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
+from penstock.local.down import down
 from penstock.local.pool import PoolFile, PoolMember, PoolStore
 from penstock.local.starts import starting
 from penstock.local.statefile import retire
@@ -151,6 +152,17 @@ def test_a_graph_that_has_ended_leaves_the_pool(pool):
     StateStore.of("b").path.unlink()
     assert pool.claim("a", (1,) * 8).gpus == 8
     assert [row.graph for row in pool.rows()] == ["a"]
+
+
+def test_a_pool_goes_with_its_last_graph(pool):
+    """`down` of one leaves it, that of the last deletes its file and lock; one that cannot be read stays."""
+    down("a", timeout_s=None, now=True)
+    assert [row.graph for row in pool.rows()] == ["b"]
+    broken = PoolStore.of("broken")
+    broken.path.write_text("{")
+    down("b", timeout_s=None, now=True)
+    assert [each.path for each in PoolStore.all()] == [broken.path]
+    assert not pool.path.with_name("p.pool.lock").exists()
 
 
 def test_a_graph_that_has_not_come_yet_keeps_what_it_starts_on(pool):
