@@ -174,6 +174,13 @@ def deploy(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
         yield Deploy(kube, name)
 
 
+@pytest.fixture
+def deploy_beside(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
+    """Deploys into another namespace of the test's own."""
+    with _namespace(kube) as name:
+        yield Deploy(kube, name)
+
+
 @pytest.fixture(scope="module")
 def namespace_for_all(kube: Kube) -> Iterator[str]:
     """A namespace that all tests of a file share."""
