@@ -38,7 +38,6 @@ from penstock_operator.doctor.facts import (
     unknown,
     warning,
 )
-from penstock_operator.plan.pool import entry_of
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less is undetectable; TLS and tokens bear minutes."""
@@ -298,7 +297,9 @@ def _graphs_of(raw: Object, facts: Facts) -> list[str]:
 
 def _is_meant(pool: ClusterGpuPool, metadata: Object) -> bool:
     labels = metadata.get("labels") or {}
-    return entry_of(pool, metadata["name"], labels, metadata["namespace"]) is not None
+    return any(
+        each.match.may_cover(metadata["name"], labels, metadata["namespace"]) for each in pool.spec.graphs
+    )
 
 
 def _graphs(facts: Facts) -> Iterator[Finding]:

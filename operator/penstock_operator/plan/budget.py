@@ -299,9 +299,9 @@ def _admit(
 def _reason(need: int, headroom: int, coming: int, budget: int | None, held_for: Unit | None) -> str:
     free = f"needs {need} of {budget} GPUs and {max(0, headroom)} are free"
     if budget is not None and need > budget:
-        return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget"
+        return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget or its pool's GPUs"
     if held_for is not None:
         return f"{free}; {held_for.service} is next in line"
     if need <= headroom + coming:
         return f"{free}; {coming} more are being freed"
-    return f"{free}; scale something down or raise planner.maxGpuBudget"
+    return f"{free}; scale something down, or raise planner.maxGpuBudget or its pool's GPUs"

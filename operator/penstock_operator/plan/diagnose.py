@@ -67,7 +67,7 @@ _REMEDIES: Final[Mapping[Category, str]] = {
     Category.PROBE_FAILING: "see kubectl logs {pod} -c {container}",
     Category.TERMINATING_STUCK: "check the node and the pod's finalizers, then kubectl delete --force",
     Category.STARTING_SLOWLY: "see kubectl describe pod {pod} and its logs",
-    Category.WAITING_FOR_BUDGET: "raise planner.maxGpuBudget or scale another service down",
+    Category.WAITING_FOR_BUDGET: "raise planner.maxGpuBudget, or its pool's GPUs, or scale another service down",
 }
 """What a person can do, where the words of the cluster do not say more."""
 

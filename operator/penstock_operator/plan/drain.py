@@ -83,7 +83,7 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
         return Bounded(high, "TooManyReplicas", f"{said}; scaling.maxReplicas is {high}")
     if asked > fitting:
         held = max(low, fitting)
-        gpus = f"{asked} replicas of {service.gpus} GPUs exceed planner.maxGpuBudget {max_gpu_budget}"
+        gpus = f"{asked} replicas of {service.gpus} GPUs exceed the {max_gpu_budget} of planner.maxGpuBudget or its pool"
         return Bounded(held, "OverBudget", f"{gpus}; {held} are kept")
     return Bounded(asked)
 

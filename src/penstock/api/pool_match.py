@@ -38,9 +38,9 @@ class PoolMatch(SpecModel):
         """Return whether a graph is meant."""
         return self.covers(graph.name, graph.metadata.labels, graph.metadata.namespace)
 
-    def may_fit(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant, as far as a file shows."""
-        return self.fits(graph)
+    def may_cover(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
+        """Return the same as `covers`, as far as that shows without the labels of namespaces."""
+        return self.covers(name, labels, namespace)
 
     def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether a graph of this name and with these labels is meant; ``namespace``: its own, None: not known."""
@@ -85,10 +85,10 @@ class ClusterPoolMatch(PoolMatch):
         ]
         return self.model_copy(update={"namespaces": tuple(names), "namespace_labels": {}})
 
-    def may_fit(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant if its namespace has the labels, which no file shows."""
+    def may_cover(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
+        """Return whether a graph is meant if its namespace has the labels."""
         shown = {"namespaces": self.namespaces or ("*",), "namespace_labels": {}}
-        return self.model_copy(update=shown).fits(graph) if self.namespace_labels else self.fits(graph)
+        return self.model_copy(update=shown).covers(name, labels, namespace)
 
     def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
         """Return whether a graph is meant; one of an unknown namespace only where all are, and none by labels that are not resolved."""

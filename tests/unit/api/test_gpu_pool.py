@@ -335,7 +335,11 @@ def test_an_entry_is_for_the_namespaces_whose_labels_it_selects(match, names):
     (unresolved,) = made.spec.graphs
     if unresolved.match.namespace_labels:
         assert not any(map(unresolved.match.fits, graphs))
-    may = [each.metadata.namespace for each in graphs if unresolved.match.may_fit(each)]
+    may = [
+        each.metadata.namespace
+        for each in graphs
+        if unresolved.match.may_cover("chat", {}, each.metadata.namespace)
+    ]
     assert may == list(match.get("namespaces", "abcde"))
 
 

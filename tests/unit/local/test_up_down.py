@@ -20,7 +20,7 @@ from penstock.cli import local as commands
 from penstock.cli.graph import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock.core.local_state import EntryState
-from penstock.local.build import UpOptions
+from penstock.local.build import PoolPlace, UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.starts import recorded_starts, starter_of, starting
@@ -310,6 +310,23 @@ def test_budget_and_log_folder_reach_what_up_itself_keeps(planned, tmp_path):
     assert state.arbiter.planner_log_dir == str(tmp_path / "charts")
     assert "--max-gpu-budget=4" in _planner_of(state)
     assert _planner_of(state).count("--log-dir") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "expected"),
+    [
+        ("maxGpuBudget: 8", {}, None),
+        ("minGpuBudget: 1", {}, "--max-gpu-budget=none"),
+        ("maxGpuBudget: null", {}, "--max-gpu-budget=none"),
+        ("minGpuBudget: 1", {"max-gpu-budget": "4"}, "--max-gpu-budget=4"),
+    ],
+)
+def test_in_a_pool_no_default_budget_reaches_the_planner(manifest, written, given, expected):
+    """Its own default would count there, as the file says nothing of a pool."""
+    manifest.write_text(PLANNED.replace("maxGpuBudget: 8", written))
+    state = prepare(manifest, UpOptions(planner=given, pool=PoolPlace("shared", 8, frozenset())))[1]
+    said = [word for word in _planner_of(state).split() if word.startswith("--max-gpu-budget")]
+    assert said == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ def parse_manifests(
                 places.append((model, document))
     pools = tuple(each for each in models if isinstance(each, PoolObject))
     for graph, document in places:
-        if not any(entry.match.may_fit(graph) for pool in pools for entry in pool.spec.graphs):
+        at = (graph.name, graph.metadata.labels, graph.metadata.namespace)
+        if not any(entry.match.may_cover(*at) for pool in pools for entry in pool.spec.graphs):
             problems += [document.problem(path, message) for path, message in problems_outside_pools(graph)]
     problems.sort(key=lambda each: each.line or 0)
     graphs = tuple(each for each in models if isinstance(each, GraphDeployment))

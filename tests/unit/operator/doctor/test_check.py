@@ -406,6 +406,11 @@ def of_one_namespace():
             ["counts for no graph: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
         ),
         (
+            cluster_pool(graphs=[{"match": {"namespaceLabels": {"team": "a"}}}]),
+            of_one_namespace(),
+            ["counts for no graph: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
+        ),
+        (
             cluster_pool(graphs=[]),
             of_one_namespace(),
             ["counts for no graph: no operator of class penstock watches all namespaces"],

@@ -119,7 +119,7 @@ CASES = [
     (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "was deleted on node n1 and does not go", FORCE),
     (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "was deleted and does not go", FORCE),
     (pod(spec=BUDGET), Category.WAITING_FOR_BUDGET, "waits for GPUs of the budget",
-     "raise planner.maxGpuBudget or scale another service down"),
+     "raise planner.maxGpuBudget, or its pool's GPUs, or scale another service down"),
     (pod(spec=QUOTA), Category.UNSCHEDULABLE, "is held by scheduling gate quota",
      "see who set spec.schedulingGates of the pod"),
     (pod(container=running(100, started=True)), Category.PROBE_FAILING, FAILS_PROBE, LOG),

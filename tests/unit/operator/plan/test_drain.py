@@ -38,8 +38,24 @@ FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerRep
         (0, 8, Bounded(1, "TooFewReplicas", "0 replicas were asked for; scaling.minReplicas is 1")),
         (9, None, TOO_MANY),
         (9, 12, TOO_MANY),
-        (5, 8, Bounded(4, "OverBudget", "5 replicas of 2 GPUs exceed planner.maxGpuBudget 8; 4 are kept")),
-        (9, 1, Bounded(1, "OverBudget", "9 replicas of 2 GPUs exceed planner.maxGpuBudget 1; 1 are kept")),
+        (
+            5,
+            8,
+            Bounded(
+                4,
+                "OverBudget",
+                "5 replicas of 2 GPUs exceed the 8 of planner.maxGpuBudget or its pool; 4 are kept",
+            ),
+        ),
+        (
+            9,
+            1,
+            Bounded(
+                1,
+                "OverBudget",
+                "9 replicas of 2 GPUs exceed the 1 of planner.maxGpuBudget or its pool; 1 are kept",
+            ),
+        ),
     ],
 )
 def test_a_desired_number_is_kept_within_the_bounds(desired, budget, expected):
