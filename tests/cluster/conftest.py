@@ -137,7 +137,7 @@ def make_namespace(api_server: ControlPlane) -> Iterator[Callable[..., str]]:
 
     yield make
     if made:
-        api_server.kubectl("delete", "namespace", *made, "--wait=false")
+        api_server.kubectl("delete", "namespace", *made, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""A namespace that is deleted with a graph in it: `kubectl delete namespace`, while workers still have streams."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from operating import Loads, graph, is_ready, pods_of, running, scale, until
+
+from penstock.core.errors import NotFoundError
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, NAMESPACE
+from penstock_operator.plan.drain import PodLoad
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("crds", "kwok")]
+
+
+@asynccontextmanager
+async def statuses(client, namespace):
+    """Collect the reasons and messages of the graph's conditions while the body runs."""
+    seen = set()
+
+    def changed(_change, live):
+        for each in live.get("status", {}).get("conditions", ()):
+            seen.add((each["type"], each["reason"], each["message"]))
+
+    informer = Informer(client, GRAPH_DEPLOYMENT, namespace=namespace, on_change=changed)
+    task = asyncio.create_task(informer.run())
+    await informer.synced.wait()
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def is_gone(client, namespace):
+    """Return a check that a namespace is no more."""
+
+    async def check():
+        try:
+            await client.get(NAMESPACE, namespace)
+        except NotFoundError:
+            return True
+        return False
+
+    return check
+
+
+async def test_a_namespace_goes_while_a_worker_drains_and_nothing_is_left(
+    make_node, client, namespace, caplog
+):
+    """Streams that are open hold neither finalizer nor namespace longer than their pods; the status tells of it, the operator goes on."""
+    make_node(gpus=8)
+    loads = Loads()
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace, loads=loads) as operator:
+        await until(is_ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 2)
+
+        async def two():
+            return [each for each in await pods_of(client, namespace, "decode") if each.ready]
+
+        workers = await until(lambda: _count(two, 2), "two decode workers", timeout_s=60)
+        for each in workers:
+            loads.busy[each.name] = PodLoad(3, 900, 0.5)
+        await scale(client, namespace, "decode", 1)
+
+        async def draining():
+            return [
+                each for each in await pods_of(client, namespace, "decode") if each.drain_since_s is not None
+            ]
+
+        await until(draining, "a worker to drain")
+        async with statuses(client, namespace) as seen:
+            await client.delete(NAMESPACE, namespace, namespace=None)
+            await until(is_gone(client, namespace), "the namespace to go", timeout_s=120)
+        assert not operator.task.done()
+    told = {reason for kind, reason, _ in seen if kind in {"Ready", "Degraded"}}
+    assert told & {"Deleting", "NamespaceTerminating"}, seen
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def _count(check, number):
+    found = await check()
+    return found if len(found) == number else None
