@@ -71,7 +71,13 @@ def _staying(
     than the taker then has. In a graph that is short, prefill gives to decode also where the smaller of both shares rises: a full decode pool destroys
     work, while what prefill wants counts the queue before it, which grows with any bottleneck.
     """
-    stay = {each.role: each.pool.replicas + min(0, each.change) for each in proposals}
+    # A role at its floor may propose to shrink, which its bounds refuse later.
+    stay = {
+        each.role: max(
+            min(each.pool.replicas, bids[each.role].floor), each.pool.replicas + min(0, each.change)
+        )
+        for each in proposals
+    }
     above = sum(bids[role].gpus * replicas for role, replicas in stay.items()) - grant
     starting = {each.role: each.pool.starting for each in proposals}
     while above > 0:

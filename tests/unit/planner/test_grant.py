@@ -249,3 +249,9 @@ def test_a_decision_without_an_observation_bids_nothing():
     """Whoever drives the pool goes by the last bid."""
     decision, _ = decide(Window(0.0, 30.0, ()), PlannerState(), replace(DecideConfig(), grant=5))
     assert (bid_sizes(decision), decision.max_gpu_budget) == (None, 5)
+
+
+def test_a_graph_above_its_grant_gives_back_though_its_idle_role_is_at_its_floor(monkeypatch):
+    """Prefill proposes to shrink below its floor, which is refused later: decode gives the GPU, and does not count on that one."""
+    decision, _ = decided(monkeypatch, {P: -1, D: 1}, counts={P: 1, D: 4}, grant=4)
+    assert desired(decision) == {P: 1, D: 3}
