@@ -10,8 +10,8 @@ replicas, in the order of its bid.
 that no graph can hold any more: a lowered grant counts in full until the graph has acknowledged it, and then as what still
 exists. A lost message, a stale view or a kill between two steps can so delay a grant and never exceed the pool.
 
-**Hysteresis.** A graph that gained loses nothing for one start-up, and one that lost gains nothing for one, but for
-guarantees, a pool that shrinks, and its own bid. Giving the next replica to the least borrower, and not dividing by largest
+**Hysteresis.** A graph that gained loses nothing for one start-up, and one that lost gains nothing for one that another graph
+wants, but for guarantees, a pool that shrinks, and its own bid. Giving the next replica to the least borrower, and not dividing by largest
 remainders, keeps a larger pool from taking a replica from any graph.
 """
 
@@ -195,7 +195,7 @@ def _within(replicas: Sequence[int], gpus: int) -> int:
 def _targets(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share], now_s: float
 ) -> dict[str, int]:
-    """Return what each graph is to have: guarantees, then what is not taken back yet, then the rest."""
+    """Return what each graph is to have: guarantees, what is not taken back yet, the rest, and what nobody else wants."""
 
     def is_recent(at_s: float | None) -> bool:
         return at_s is not None and 0.0 <= now_s - at_s < pool.startup_s
@@ -218,6 +218,7 @@ def _targets(
             for name, bid in graphs.items()
         }
     )
+    filling.fill({name: bid.most for name, bid in graphs.items()})
     return filling.given
 
 

@@ -320,8 +320,8 @@ def test_five_gpus_come_back_from_different_borrowers(order, expected):
 
 @settings(max_examples=300)
 @given(st.integers(4, 24), orders, st.data())
-def test_no_graph_loses_and_gains_within_one_start_up(total, order, data):
-    """Without guarantees, and with a pool that stays, only a graph's own bid moves it twice within a start-up."""
+def test_within_one_start_up_a_graph_regains_only_what_nobody_else_wants(total, order, data):
+    """Without guarantees, and with a pool that stays: one that gained loses nothing but by its own bid."""
     pool, names = PoolTerms(total, STARTUP_S, order), "abc"
     priorities = {name: data.draw(st.integers(0, 2)) for name in names}
     state: PoolState = {}
@@ -342,13 +342,36 @@ def test_no_graph_loses_and_gains_within_one_start_up(total, order, data):
         after, state = allocate(pool, graphs, state, now_s)
         for name in names:
             had, has = granted[name].gpus, after[name].gpus
+            if has > had and now_s - lost[name] < STARTUP_S:
+                others = [each for each in names if now_s - lost[each] >= STARTUP_S]
+                assert not any(_takes(graphs[each], after[each].target, has - had) for each in others)
             if has > had:
-                assert now_s - lost[name] >= STARTUP_S
                 gained[name] = now_s
             elif has < min(had, _own(graphs[name], had)):
                 assert now_s - gained[name] >= STARTUP_S
                 lost[name] = now_s
         granted = dict(after)
+
+
+def _takes(each: GraphBid, gpus: int, more: int) -> bool:
+    """Return whether a graph with so many GPUs wants a replica that fits into ``more``."""
+    return wanted_gpus(bid(replicas=each.replicas, most=gpus + more)) > gpus
+
+
+def test_a_graph_that_lost_takes_a_gpu_again_that_stands_free():
+    """The other one's want lasted a second; without it the GPU would stand free for a start-up."""
+    pool = PoolTerms(4, STARTUP_S)
+    held = {"a": bid(4, held=4), "b": bid(0, priority=1)}
+    first, state = allocate(pool, held, {}, 0.0)
+    assert gpus(first) == {"a": 4, "b": 0}
+    taken, state = allocate(pool, held | {"b": bid(1, priority=1)}, state, LATER_S)
+    assert taken["a"].gpus == 3
+    drained = {
+        "a": bid(4, held=3, serial=taken["a"].serial),
+        "b": bid(0, priority=1, serial=taken["b"].serial),
+    }
+    again, _ = allocate(pool, drained, state, LATER_S + 1.0)
+    assert gpus(again) == {"a": 4, "b": 0}
 
 
 def _own(each: GraphBid, gpus: int) -> int:

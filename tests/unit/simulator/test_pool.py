@@ -110,13 +110,13 @@ def waited(run):
 
 
 def test_a_drain_that_lasts_longer_than_the_pool_waits_is_cut():
-    """The owner has its GPU a minute earlier; the streams of the worker go on at another."""
+    """The owner has its GPU earlier than streams of a minute and more let it; those of the worker go on at another."""
     drained = PoolSimulation(TERMS, long_streams()).run()
     cut = PoolSimulation(TERMS, long_streams(), reclaim_s=10.0).run()
     assert not any(drained.cuts.values())
     assert cut.cuts["owner"] == ()
     (drain,) = cut.cuts["borrower"]
-    assert waited(drained) - waited(cut) == 60
+    assert 10 <= waited(cut) < waited(drained) - 10
     assert all(each.requests.is_ok.all() for each in cut.recordings.values())
     assert set(drain.requests) == set(np.flatnonzero(cut.recordings["borrower"].requests.is_continued))
 
