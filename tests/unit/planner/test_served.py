@@ -111,6 +111,12 @@ def test_what_waits_for_decode_says_nothing_of_prefill():
     assert (known.share, known.in_time) == (1.0, pytest.approx(0.5))
 
 
+def test_what_waits_for_decode_is_late_in_no_other_fleet():
+    """Prefill idles and its queue is empty, as all wait inside decode workers: more of those would serve them in time."""
+    after = _after(60, _after(60, late=5.0, is_entry_late=False, calm=True), calm=True)
+    assert after.predicted_in_time == pytest.approx(1.0)
+
+
 def test_another_graph_takes_the_correction_and_nothing_of_this_traffic():
     """An export has the share alone."""
     known = _after(60, late=5.0)

@@ -48,7 +48,7 @@ class Served:
         late: Those of them that were late, decayed alike.
         arrived: Arrivals, decayed alike.
         predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
-        calm_s: For how long nothing has waited and a worker has been idle at each pull.
+        calm_s: For how long nothing has waited, here or inside workers, and a worker has been idle at each pull.
         calm: First tokens that came when that was so for longer than a first token may take, decayed over `MEMORY_S`.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
         unexplained: Requests of the newest window that were late beyond what the model says; below 0 where
@@ -119,7 +119,9 @@ class Served:
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
         # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
-        calm_s = 0.0 if load.served_at_once_by is None else self.calm_s + load.dt_s
+        # While requests wait inside workers for another role, they are late for want of that one, and more of it would help.
+        waits = load.served_at_once_by is None or not is_entry_late
+        calm_s = 0.0 if waits else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s
         share = self.share_of(role)
         wrong = late - self._always * first - predicted_late
