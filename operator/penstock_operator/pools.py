@@ -23,7 +23,7 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import key_of
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT
-from penstock.kube.objects.names import OPERATOR
+from penstock.kube.objects.names import OPERATOR, pool_drawn_from
 from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
 from penstock_operator.plan.grant import is_silent
@@ -249,8 +249,8 @@ class GpuPools:
 
     def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
-        said = (raw.get("status") or {}).get("pool")
-        if not said:
+        said = pool_drawn_from(raw)
+        if said is None:
             return None
         kind, name, gpus = said.get("kind", GPU_POOL.kind), said["name"], said["grantedGpus"]
         if self._watch.get((namespace if kind == GPU_POOL.kind else "", name)) is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, drawing
+from penstock.kube.objects.names import pool_drawn_from
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.facts import (
     Finding,
@@ -51,7 +52,7 @@ def pool_findings(
         graph = GraphDeployment.model_validate({**raw, "status": None})
     except ValueError:
         return
-    if (raw.get("status") or {}).get("pool"):
+    if pool_drawn_from(raw) is not None:
         graph = drawing(graph)
     name = full_name(raw)
     if isinstance(nodes, Unreadable):

@@ -31,6 +31,7 @@ from penstock.kube.objects.names import (
     WORKER_AUTH_FOLDER,
     WORKER_TLS_FOLDER,
     child_name,
+    pool_drawn_from,
 )
 from penstock.runtimes import (
     PORT,
@@ -256,7 +257,7 @@ def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
     Outside of GPU pools the default is stated by writing none.
     """
     planner = raw["spec"].get("planner") or {}
-    default = None if (raw.get("status") or {}).get("pool") else DEFAULT_GPU_BUDGET
+    default = DEFAULT_GPU_BUDGET if pool_drawn_from(raw) is None else None
     ceiling = planner.get("maxGpuBudget", default)
     return ceiling if isinstance(ceiling, int) and planner.get("enabled", True) else None
 

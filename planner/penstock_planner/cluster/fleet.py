@@ -16,7 +16,7 @@ from penstock.api.manifests.validation import problems_outside_pools, validate
 from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
 from penstock.core.logs import bind_task, get_logger
-from penstock.kube.objects.names import paused_by
+from penstock.kube.objects.names import paused_by, pool_drawn_from
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
 from penstock_planner.cluster.status import PlannerReason, Report
@@ -65,7 +65,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
 
 def draws(obj: Mapping[str, Any]) -> bool:
     """Return whether a watched graph draws from a GPU pool, by what the operator says of it."""
-    return bool((obj.get("status") or {}).get("pool"))
+    return pool_drawn_from(obj) is not None
 
 
 def plan_of(

@@ -71,13 +71,7 @@ def _staying(
     than the taker then has. In a graph that is short, prefill gives to decode also where the smaller of both shares rises: a full decode pool destroys
     work, while what prefill wants counts the queue before it, which grows with any bottleneck.
     """
-    # A role at its floor may propose to shrink, which its bounds refuse later.
-    stay = {
-        each.role: max(
-            min(each.pool.replicas, bids[each.role].floor), each.pool.replicas + min(0, each.change)
-        )
-        for each in proposals
-    }
+    stay = {each.role: each.pool.replicas - _given(each, bids[each.role].floor) for each in proposals}
     above = sum(bids[role].gpus * replicas for role, replicas in stay.items()) - grant
     starting = {each.role: each.pool.starting for each in proposals}
     while above > 0:
@@ -91,6 +85,11 @@ def _staying(
     if giver is not None:
         stay[giver] -= 1
     return stay
+
+
+def _given(proposal: RoleProposal, floor: int) -> int:
+    """Return the replicas that a role gives by itself: none of its floor, as its bounds refuse that later."""
+    return max(0, min(-proposal.change, proposal.pool.replicas - floor))
 
 
 def _giver(

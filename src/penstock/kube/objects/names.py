@@ -137,6 +137,11 @@ TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Where router pods find the Secret of keys that carry tiers, likewise."""
 
 
+def pool_drawn_from(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a graph's status says of the GPU pool that it draws from; None: it draws from none."""
+    return (graph.get("status") or {}).get("pool") or None
+
+
 def paused_by(graph: Mapping[str, Any]) -> str:
     """Return what pauses a live GraphDeployment, in words; empty: nothing does."""
     if graph["spec"].get("paused"):

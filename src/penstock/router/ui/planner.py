@@ -19,6 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE, full_disk
 from penstock.core.printable import printable
+from penstock.kube.objects.names import pool_drawn_from
 from penstock.router.discovery.statefile import Discovery
 from penstock.router.settings import RouterSettings
 
@@ -211,8 +212,8 @@ class GraphStatusReader(PlannerReader):
 
 def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a GraphDeployment says of its pool; None: it is in none."""
-    said = (graph.get("status") or {}).get("pool")
-    if not said:
+    said = pool_drawn_from(graph)
+    if said is None:
         return None
     note = f"may hold {said['grantedGpus']} GPUs" + (f"; {said['message']}" if said.get("message") else "")
     return {"name": said["name"], "gpus": None, "note": note, "graphs": []}
@@ -246,7 +247,7 @@ def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
             role = spec.workers[name].role.value
             desired[role] = desired.get(role, 0) + int(service.get("desired", 0))
     found = ShownPlanner.of_graph("missing", "no planner has written to the graph's status", spec)
-    budget = spec.planner.own_gpu_budget if status.get("pool") else found.budget
+    budget = found.budget if pool_drawn_from(graph) is None else spec.planner.own_gpu_budget
     found = replace(found, desired=desired, changes=changes, budget=budget)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PlannerActive":
