@@ -280,7 +280,7 @@ class RequestMachine:
             if came.came is not Problem.AT_CAPACITY:
                 return came.came
             self.steps.append(TurnedAway(worker))
-            if worker.name in tries.avoid and not (self._has_begun and self._now_s() < self.deadline_s):
+            if worker.name in tries.avoid and not self._waits_for_room():
                 return End(EndKind.ALL_BUSY, role=Role.PREFILL)
             tries.avoid |= {worker.name}
 
@@ -305,9 +305,13 @@ class RequestMachine:
                 return came
             is_admission, name = False, got.worker.name
             self.steps.append(TurnedAway(got.worker))
-            if name in tries.avoid and not (self._has_begun and self._now_s() < self.deadline_s):
+            if name in tries.avoid and not self._waits_for_room():
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
+
+    def _waits_for_room(self) -> bool:
+        """Return whether full workers are tried again: by the rest of a stream, within the request's time."""
+        return self._has_begun and self._now_s() < self.deadline_s
 
     def _prefilled(self, assignment: Assignment[Any]) -> _Way:
         if assignment.role is Role.DECODE:
