@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock.api import GraphDeployment, drawing
+from penstock.api import GraphDeployment, as_pool_member
 from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
@@ -103,7 +103,7 @@ def in_pool(graph: ObservedGraph, standing: Standing | None) -> ObservedGraph:
     """Return a graph under what its GPU pool lets it hold; one that writes no budget gets the pool's, and so scheduling gates."""
     if standing is None:
         return graph
-    model = drawing(graph.model)
+    model = as_pool_member(graph.model)
     if gpu_ceiling(model) is None:
         planner = model.spec.planner.model_copy(update={"max_gpu_budget": standing.most})
         spec = model.spec.model_copy(update={"planner": planner})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, drawing
+from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, as_pool_member
 from penstock.kube.objects.names import pool_drawn_from
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.facts import (
@@ -53,7 +53,7 @@ def pool_findings(
     except ValueError:
         return
     if pool_drawn_from(raw) is not None:
-        graph = drawing(graph)
+        graph = as_pool_member(graph)
     name = full_name(raw)
     if isinstance(nodes, Unreadable):
         remedy = "ask for the right: list nodes; or see kubectl get nodes"

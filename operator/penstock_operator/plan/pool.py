@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, PoolEntry, PoolObject
-from penstock.api.gpu_pool import pool_problems
+from penstock.api.pool_rules import pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import seconds, stamp
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolState, PoolTerms, Share, allocate

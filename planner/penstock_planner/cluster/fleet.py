@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.api import Environment, GraphDeployment, Role, drawing
+from penstock.api import Environment, GraphDeployment, Role, as_pool_member
 from penstock.api.manifests.validation import problems_outside_pools, validate
 from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
@@ -53,7 +53,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
     keys = ("apiVersion", "kind", "metadata", "spec")
     problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
     if graph is not None and draws(obj):
-        return drawing(graph)
+        return as_pool_member(graph)
     if graph is not None:
         problems = problems_outside_pools(graph)
     if problems or not isinstance(graph, GraphDeployment):

@@ -21,9 +21,10 @@ from penstock.api.enums import (
     Role,
     Tier,
 )
-from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolEntry, PoolObject, drawing, entries_of
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolEntry, PoolObject
 from penstock.api.graph import API_VERSION, GraphDeployment, GraphSpec, ScalingAdapter
 from penstock.api.planner import PlannerConfig
+from penstock.api.pool_rules import as_pool_member, pool_entries
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.router import RouterConfig
 from penstock.api.router_queues import AdmissionConfig, PrefillQueueConfig
@@ -82,7 +83,7 @@ __all__ = [
     "TiersConfig",
     "Toleration",
     "Violation",
+    "as_pool_member",
     "dotted",
-    "drawing",
-    "entries_of",
+    "pool_entries",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.api import GraphDeployment, PoolEntry, PoolObject, entries_of
+from penstock.api import GraphDeployment, PoolEntry, PoolObject, pool_entries
 from penstock.api.manifests import load_graph, load_pool
 from penstock.core.errors import ConfigError
 from penstock.local.build import PoolPlace, UpOptions
@@ -37,7 +37,7 @@ async def up_pool(
             "--Planner.log-dir: for one graph; give --log-dir, below which each graph has a folder"
         )
     pool, graphs = load_pool(pool_file), [load_graph(file, draws=True) for file in files]
-    entries = entries_of(pool, graphs)
+    entries = pool_entries(pool, graphs)
     places, members = _places(pool, files, graphs, entries, options)
     with starting(members):
         store = PoolStore.of(pool.name)

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.api import GraphDeployment, entries_of
+from penstock.api import GraphDeployment, pool_entries
 from penstock.api.manifests import load_graph, load_pool
 from penstock.core.errors import ConfigError
 from penstock.gpu_pool.allocator import PoolTerms
@@ -60,7 +60,7 @@ def make_pool_plan(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"--manifest: two graphs are called {twice}; rename one")
-    entries = entries_of(pool, graphs)
+    entries = pool_entries(pool, graphs)
     pooled, workloads, notes = {}, {}, []
     for graph, trace in zip(graphs, traces, strict=True):
         made = make_plan(_of_graph(options, trace, graph), graph=graph)

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, PoolPriority, entries_of
-from penstock.api.gpu_pool import pool_problems
+from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, PoolPriority, pool_entries
 from penstock.api.manifests import load_graph, load_manifests, load_pool, parse_manifests
+from penstock.api.pool_rules import pool_problems
 from penstock.core.errors import InvalidSpecError
 
 POOL = {
@@ -64,7 +64,7 @@ def test_a_pool_beside_its_graphs_is_valid():
     graphs = [graph(), graph("night", {"team": "batch", "more": "x"})]
     assert said(*graphs, POOL) == []
     models = [GraphDeployment.model_validate(each) for each in graphs]
-    found = entries_of(GpuPool.model_validate(POOL), models)
+    found = pool_entries(GpuPool.model_validate(POOL), models)
     assert {name: each.guaranteed_gpus for name, each in found.items()} == {"chat": 4, "night": 2}
 
 
@@ -201,7 +201,7 @@ def test_a_graph_without_an_entry_cannot_draw():
     with pytest.raises(
         InvalidSpecError, match="GpuPool shared: no entry matches graph other; add one for it"
     ):
-        entries_of(GpuPool.model_validate(POOL), [model])
+        pool_entries(GpuPool.model_validate(POOL), [model])
 
 
 def test_a_graph_without_a_planner_keeps_what_it_starts_with():

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolObject, drawing, pool_problems
+from penstock.api.gpu_pool import ClusterGpuPool, GpuPool, PoolObject
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.importing import is_importable
 from penstock.api.manifests.nodes import Document, read_documents, read_text
 from penstock.api.manifests.validation import problems_outside_pools, shown, template_of, validate
+from penstock.api.pool_rules import as_pool_member, pool_problems
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 from penstock.core.errors import InvalidSpecError, ManifestProblem
@@ -54,7 +55,7 @@ def load_graph(source: Path | str, *, name: str | None = None, draws: bool = Fal
     file, manifests = _load(source, draws=draws)
     graphs = [each for each in manifests.graphs if name is None or each.name == name]
     if len(graphs) == 1:
-        return drawing(graphs[0]) if draws else graphs[0]
+        return as_pool_member(graphs[0]) if draws else graphs[0]
     names = ", ".join(each.name for each in manifests.graphs) or "none"
     if not graphs:
         missing = "GraphDeployment" if name is None else f"GraphDeployment {name!r}"

@@ -20,8 +20,8 @@ from penstock.api.base import (
     SpecModel,
 )
 from penstock.api.fields import keys_of, model_at, walk
-from penstock.api.gpu_pool import drawing
 from penstock.api.graph import API_VERSION, GraphDeployment
+from penstock.api.pool_rules import as_pool_member
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 
@@ -188,7 +188,7 @@ def validate(
 def problems_outside_pools(graph: GraphDeployment) -> list[tuple[KeyPath, str]]:
     """Return path and message of everything wrong with a graph if it draws from no GPU pool: its budget is the default then."""
     planner = graph.spec.planner
-    if drawing(graph) is graph:
+    if as_pool_member(graph) is graph:
         return []
     manifest = graph.to_manifest()
     manifest["spec"].setdefault("planner", {})["maxGpuBudget"] = planner.max_gpu_budget
