@@ -48,7 +48,8 @@ def listener():
 @pytest.mark.parametrize(
     "payload",
     [
-        b"\x91" * 100_000,
+        pytest.param(b"\x91" * 100_000, id="nested"),
+        b"\x81\x80\x01",
         b"\x92\xcb" + bytes(8) + b"\xa1\xff",
         b"\x92\xcb" + bytes(8) + b"\x91\x91\xa1\xff",
         batch(["BlockStored", HASHES, None, list(range(64)), 16, None, ["GPU"], None]),
@@ -58,7 +59,7 @@ def listener():
     ],
 )
 def test_what_is_no_event_is_counted(listener, payload):
-    """Deep nesting, text that is not UTF-8 and wrong types cost one message or event."""
+    """Deep nesting, keys that cannot be hashed, text that is not UTF-8 and wrong types cost one message or event."""
     events = KvEvents(PrefixIndex(100), engine_block_tokens=16)
     listener.apply(events, (b"", bytes(8), payload))
     assert listener.malformed == 1

@@ -342,7 +342,8 @@ class KvListener:
             return
         try:
             batch = msgspec.msgpack.decode(frames[2])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+            # TypeError: msgspec hashes the keys of maps, before 0.22 without a check.
             batch = None
         # vLLM's batches are arrays; one as a map is read, too.
         if isinstance(batch, dict):

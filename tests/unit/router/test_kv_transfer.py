@@ -252,7 +252,7 @@ async def test_a_stream_of_roles_that_ends_is_broken(harness):
         b"data: 5\n\n",
         b'data: {"detail":"x"}\n\n',
         b": keep\n\ndata: [harness.done]\n\n",
-        b": keep\n\n" * (1 << 20),
+        pytest.param(b": keep\n\n" * (1 << 20), id="comments without an end"),
     ],
 )
 async def test_a_stream_that_begins_with_no_chunk_is_no_answer(harness, first):
