@@ -212,7 +212,7 @@ def _watch(
         return ProcessAction(
             ProcessStep.KILL,
             name,
-            f"did not answer its health check within {allowed_s:g} s (real) of its start",
+            f"did not answer its health check within {allowed_s:g} s (real) of its start; startupTimeoutSeconds gives it longer",
         )
     return None
 

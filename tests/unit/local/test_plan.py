@@ -101,7 +101,7 @@ def test_a_crash_is_restarted_after_pauses_that_double_and_end(
     ],
 )
 def test_a_process_is_killed_beyond_its_time_to_start_or_to_answer(next_action, limits, within_s, beyond_s):
-    """600 simulated seconds to start are 30 real ones at speed 20, but never less than the floor of 60.
+    """600 simulated seconds to start are 30 real ones at speed 20, but never less than the floor of 60; the reason names the key.
 
     Each service says how many real seconds it may be silent: a real engine may stall for minutes and live.
     """
@@ -112,7 +112,9 @@ def test_a_process_is_killed_beyond_its_time_to_start_or_to_answer(next_action, 
         return next_action("starting", ObservedProcess(pid=1, started_s=NOW - after_s), **limits)
 
     assert action(within_s) is None
-    assert action(beyond_s).step is ProcessStep.KILL
+    beyond = action(beyond_s)
+    assert beyond.step is ProcessStep.KILL
+    assert ("startupTimeoutSeconds" in beyond.reason) == ("startup_s" in limits)
 
 
 def test_a_process_that_hangs_is_killed_once(next_action):
