@@ -12,8 +12,8 @@ import orjson
 
 from penstock.local.ports import unused_port
 
-STARTUP_S = 900
-"""A loaded machine of two cores needs minutes to import and start a vLLM."""
+STARTUP_S = 1800
+"""Two idle cores import and start a vLLM in one to two minutes, loaded ones in ten and more."""
 LEASE_S = 12
 """Of the pair of workers. Chosen: long enough for a busy machine, short enough to wait for its end."""
 SENTENCE = "The gate lets through what the turbine can use, and the rest flows over the weir. "

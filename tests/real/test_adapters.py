@@ -9,7 +9,7 @@ from endpoint import SENTENCE
 
 from penstock.local.random_model import RandomModel, safetensors
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 RANK = 8
 PROMPT = SENTENCE * 4
@@ -38,8 +38,9 @@ def write_adapter(folder, seed):
     return str(folder)
 
 
-def test_each_adapter_answers_in_its_own_words_through_prefill_and_decode(deployment, tmp_path):
-    """The model and two adapters differ, each says the same twice, and a prefix is reused under its own name alone."""
+@pytest.fixture
+def router(deployment, tmp_path):
+    """The router of a prefill and a decode worker with two adapters; stopped in the end, as idle workers keep cores busy."""
     path = deployment.manifest("adapters", {}, "prefill", "decode")
     graph = json.loads(path.read_bytes())
     graph["spec"]["model"]["adapters"] = [
@@ -50,6 +51,13 @@ def test_each_adapter_answers_in_its_own_words_through_prefill_and_decode(deploy
     path.write_text(json.dumps(graph))
     workers = deployment.workers(path)
     router = deployment.router("router-adapters", "--graph", str(path), **workers)
+    yield router
+    for process in (router, *workers.values()):
+        process.stop()
+
+
+def test_each_adapter_answers_in_its_own_words_through_prefill_and_decode(router):
+    """The model and two adapters differ, each says the same twice, and a prefix is reused under its own name alone."""
 
     def answer(name):
         body = {"model": name, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}

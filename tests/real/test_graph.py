@@ -20,9 +20,11 @@ EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 def graph(vllm, tmp_path_factory):
     """The graph, stopped in the end."""
     graph = UpGraph(tmp_path_factory.mktemp("up"))
-    graph.up()
-    yield graph
-    graph.run("down", "--now")
+    try:
+        graph.up()
+        yield graph
+    finally:
+        graph.down()
 
 
 async def _chat(client, number, *, tokens=32):

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from endpoint import LEASE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = "Water that was let go does not come back over the weir. " * 20
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"

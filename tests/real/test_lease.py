@@ -11,7 +11,7 @@ import pytest
 from endpoint import GREEDY, LEASE_S, SENTENCE
 from lease_sequence import simulated_lease
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 INTERVAL_S = LEASE_S // 6
 PROMPT = SENTENCE * 12

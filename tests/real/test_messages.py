@@ -5,7 +5,7 @@ import openai
 import pytest
 from endpoint import SENTENCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = SENTENCE * 12
 SAID = {

@@ -6,7 +6,7 @@ What docs/leases.md says about bidirectional transfer in a graph rests on this.
 import pytest
 from endpoint import LEASE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TTL_S = 4 * LEASE_S
 FIRST = [40 + n % 300 for n in range(500)]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.performance.profile import profile_from
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

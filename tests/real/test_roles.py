@@ -27,9 +27,11 @@ def _switchable(spec):
 def graph(vllm, tmp_path):
     """The graph without a planner, stopped in the end."""
     graph = UpGraph(tmp_path)
-    graph.up("--no-planner", change=_switchable)
-    yield graph
-    graph.run("down", "--now")
+    try:
+        graph.up("--no-planner", change=_switchable)
+        yield graph
+    finally:
+        graph.down()
 
 
 async def _say(client, number):

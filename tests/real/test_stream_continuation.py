@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from endpoint import SENTENCE, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TOKENS = 32
 PROMPT = SENTENCE * 4

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from endpoint import GREEDY, SENTENCE, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = SENTENCE * 12
 MESSAGES = [{"role": "user", "content": PROMPT}]

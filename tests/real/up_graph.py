@@ -41,6 +41,9 @@ class UpGraph:
     def up(self, *flags, change=lambda spec: None):
         """Start it, its spec changed before."""
         manifest = yaml.safe_load(SAMPLE.read_text())
+        for service in manifest["spec"]["services"].values():
+            if service["role"] != "router":
+                service["startupTimeoutSeconds"] = STARTUP_S
         change(manifest["spec"])
         manifest["spec"]["model"]["name"] = os.environ["PENSTOCK_VLLM_MODEL"]
         manifest["spec"]["engine"]["pythonEnvironment"] = str(Path(os.environ["PENSTOCK_VLLM"]).parents[1])
@@ -60,6 +63,11 @@ class UpGraph:
             *flags,
             timeout_s=STARTUP_S + 100,
         )
+
+    def down(self):
+        """Stop it, also where it never came up."""
+        if self.statefile.exists():
+            self.run("down", "--now")
 
     def processes(self, role):
         """Return what `penstock status` says of a role's processes."""
