@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.api import GraphDeployment, GraphSpec, Role
+from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
 from penstock.core.ports import WORKER_PORT
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import (
@@ -200,11 +200,14 @@ def graph_facts(
         by_service.setdefault(pod.service, []).append(pod)
     reasons = {each.uid: each.reason for each in waiting}
     states = sorted(services.items())
+    found_services = {name: _service(graph, name, by_service[name], each) for name, each in services.items()}
     diagnoses = [each.refused for _, each in states if each.refused is not None]
     for service, views in by_service.items():
         spec = graph.spec.services.get(service)
         slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
         for view in views:
+            if view.finished and not _is_missed(view, found_services.get(service), spec, now_s=now_s):
+                continue
             reason = reasons.get(view.uid, "")
             found = diagnose(view, now_s=now_s, budget_reason=reason, slow_start_s=slow_s)
             if found is not None:
@@ -215,7 +218,7 @@ def graph_facts(
     )
     return ConditionFacts(
         generation=generation,
-        services={name: _service(graph, name, by_service[name], each) for name, each in services.items()},
+        services=found_services,
         budget=gpu_ceiling(graph),
         waiting=waiting,
         diagnoses=diagnoses,
@@ -223,6 +226,16 @@ def graph_facts(
         url=url,
         served_model=graph.spec.served_name,
     )
+
+
+def _is_missed(pod: PodView, facts: ServiceFacts | None, spec: ServiceSpec | None, *, now_s: float) -> bool:
+    """Return whether a finished pod may be why its service is short: its replacement would still start.
+
+    Kubernetes keeps failed pods until there are thousands of them, so one that was evicted long ago says nothing.
+    """
+    if facts is None or spec is None or not facts.missing:
+        return False
+    return now_s - pod.ended_s < spec.startup_timeout_seconds
 
 
 def late_services(graph: GraphDeployment, since: Mapping[str, float], *, now_s: float) -> frozenset[str]:

@@ -147,6 +147,13 @@ class PodView:
         return self.phase in FINISHED_PHASES
 
     @property
+    def ended_s(self) -> float:
+        """When a finished one ended, as far as its status tells; else when it was made."""
+        exits = [each.last_exit.at_s for each in self.containers if each.last_exit is not None]
+        changes = [each.since_s for each in self.conditions]
+        return max((each for each in (*exits, *changes) if each is not None), default=self.created_s)
+
+    @property
     def gated(self) -> bool:
         """Whether the budget's scheduling gate still holds it."""
         return BUDGET_GATE in self.gates

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
+from penstock.core.stamps import stamp
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drain import PodLoad
@@ -86,3 +89,29 @@ async def test_every_declared_role_has_a_series_also_without_a_pod(api):
         await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
         await told(api)
         assert 'graph="g"' not in metrics.page().decode()
+
+
+async def test_an_evicted_pod_is_told_until_it_is_replaced(api):
+    """Kubernetes keeps a failed pod for thousands of others; the graph that serves without it is well."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        for each in ("prefill", "decode"):
+            await serving(api, f"{each}-1", each)
+        await api.create(router(), field_manager="kubelet")
+        evicted = pod("decode-0", "decode", gated=False, phase="Failed")
+        target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": stamp(time.time())}
+        evicted["status"] |= {"reason": "Evicted", "message": "low on memory", "conditions": [target]}
+        await api.create(evicted, field_manager="kubelet")
+        replaced = api.objects.pop(("Pod", "ns", "decode-1"))
+        api.stored(replaced, "DELETED")
+        await to_rest(api, made)
+        assert conditions(api)["Degraded"]["reason"] == "Evicted"
+        await serving(api, "decode-2", "decode")
+        await to_rest(api, made)
+        assert conditions(api)["Degraded"]["reason"] == "Healthy"
+        target["lastTransitionTime"] = stamp(time.time() - 86400)
+        api.stored(evicted, "MODIFIED")
+        api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] = 2
+        api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
+        await to_rest(api, made)
+    assert conditions(api)["Degraded"]["reason"] == "Healthy"
