@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.objects.names import child_name
+from penstock.kube.objects.names import ROLE_LABEL, child_name
 from penstock.kube.objects.refusals import Refusals
 from penstock_operator.apply import Applied, Applier, Owner, name_of
-from penstock_operator.draining import Drains
+from penstock_operator.draining import Drains, pods_of
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.agreement import RolloutOrder, rollout_order
 from penstock_operator.plan.facts import needed_kinds
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.plan.retirement import kept_replicas
 from penstock_operator.queue import Key
 from penstock_operator.resources.accelerators import uncounted_devices
 from penstock_operator.router_secret import RouterSecrets
 from penstock_operator.trim import Object
 from penstock_operator.workloads import (
     WORKLOADS,
+    label_of,
     obsolete,
     replicas_of,
     template_changed,
@@ -34,11 +36,13 @@ class Converged:
     Attributes:
         services: The services with the numbers that their workloads have now, and why a new pod template waits.
         pruned: Whether children were deleted, or are on their way.
+        retiring: Whether workers of a service that is no longer wanted finish their requests.
     """
 
     applied: Applied
     services: Mapping[str, ServiceState]
     pruned: bool
+    retiring: bool
 
 
 class Convergence:
@@ -75,7 +79,11 @@ class Convergence:
             name: replace(each, held=order.waiting.get(name, ""), running=each.number)
             for name, each in plan.services.items()
         }
-        return Converged(applied, services, await self._prune(graph, wanted, refusals))
+        routers = {name: each for name, each in services.items() if not each.spec.role.is_worker}
+        moving = {name for name, each in routers.items() if each.rollout is None or each.rollout.rolling}
+        is_behind = bool(moving or routers.keys() & (changed | order.waiting.keys()))
+        pruned, retiring = await self._prune(graph, wanted, services, refusals, routers_behind=is_behind)
+        return Converged(applied, services, pruned, retiring)
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
@@ -109,17 +117,35 @@ class Convergence:
         for reason, text in warnings:
             await self._recorder.emit(graph.raw, EventMessage(reason, text, "Apply", is_warning=True))
 
-    async def _prune(self, graph: ObservedGraph, wanted: list[Object], refusals: Refusals) -> bool:
-        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
+    async def _prune(
+        self,
+        graph: ObservedGraph,
+        wanted: list[Object],
+        services: Mapping[str, ServiceState],
+        refusals: Refusals,
+        *,
+        routers_behind: bool,
+    ) -> tuple[bool, bool]:
+        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any, and whether pods drain."""
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
         # Not built because their definition is missing; they are still wanted.
         missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
         names |= {key for key in graph.snapshot.children if key[0] in missing}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
+        retiring = False
         for child in workloads:
-            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s, refusals=refusals)
+            keep = kept_replicas(
+                label_of(child, ROLE_LABEL),
+                pods_of(child, graph.snapshot),
+                services,
+                graph.snapshot.views(),
+                routers_behind=routers_behind,
+            )
+            retiring |= await self._drains.retire(
+                child, graph.snapshot, keep=keep, now_s=graph.now_s, refusals=refusals
+            )
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 with refusals.of(name_of(child), "Delete"):
                     await self._applier.delete(child)
-        return bool(workloads or rest)
+        return bool(workloads or rest), retiring

@@ -72,24 +72,31 @@ class Drains:
             if kind in WORKLOADS and label_of(child, SERVICE_LABEL) in step.drain:
                 plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle), refusals=refusals)
                 if not plan.spec_replicas:
-                    await self._end(_pods_of(child, snapshot), plan, now_s)
+                    await self._end(pods_of(child, snapshot), plan, now_s)
         for gone in step.delete:
             with refusals.of(name_of(gone), "Delete"):
                 await self._applier.delete(gone)
         return step
 
     async def retire(
-        self, workload: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
-    ) -> None:
-        """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it."""
+        self, workload: Object, snapshot: GraphSnapshot, *, keep: int, now_s: float, refusals: Refusals
+    ) -> bool:
+        """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it.
+
+        Returns:
+            Whether pods finish their requests; ``keep`` of its replicas stay for now.
+        """
         if workload["metadata"].get("deletionTimestamp"):
-            return
+            return False
         is_router = label_of(workload, ROLE_LABEL) == Role.ROUTER
-        if is_router or not any(each.alive for each in _pods_of(workload, snapshot)):
+        if is_router and keep:
+            return False
+        if is_router or not any(each.alive for each in pods_of(workload, snapshot)):
             with refusals.of(name_of(workload), "Delete"):
                 await self._applier.delete(workload)
-        else:
-            await self._drain(workload, snapshot, now_s, has_senders=True, refusals=refusals)
+            return False
+        plan = await self._drain(workload, snapshot, now_s, keep=keep, has_senders=True, refusals=refusals)
+        return bool(plan.draining)
 
     async def _drain(
         self,
@@ -99,11 +106,12 @@ class Drains:
         *,
         has_senders: bool,
         refusals: Refusals,
+        keep: int = 0,
     ) -> ScalePlan:
-        pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
+        pods, number = pods_of(workload, snapshot), replicas_of(workload) or 0
         pool = ServicePool(
             pods=pods,
-            desired=0,
+            desired=min(keep, number),
             spec_replicas=number,
             grace_s=max((each.grace_s for each in pods), default=0.0),
             has_senders=has_senders,
@@ -169,7 +177,7 @@ def _names(names: Sequence[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
+def pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
     """Return the pods of a workload; a Deployment and a set of the same service are distinguished by groups."""
     service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]

@@ -219,12 +219,13 @@ class Reconciler:
     ) -> ReconcileResult:
         """Take every step that writes: drain, write objects, ungate, report; without objects none is written."""
         refusals = Refusals()  # a journal: no step reads what another one was refused
-        found, is_pruned = Findings(plan.services, Applied()), False
+        found, is_pruned, is_draining = Findings(plan.services, Applied()), False, plan.is_draining
         try:
             emitted = await self._scaling.drain(graph, plan, refusals)
             if wanted is not None and not graph.paused:
                 done = await self._convergence.write(graph, plan, wanted, refusals)
                 found, is_pruned = Findings(done.services, done.applied), done.pruned
+                is_draining = is_draining or done.retiring
             allowed, released = await self._ungate(graph, found.services, plan.kept, refusals)
             found = replace(found, waiting=allowed.waiting)
             facts = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
@@ -241,7 +242,7 @@ class Reconciler:
         )
         wrote = bool(emitted or is_pruned or released or found.applied.wrote)
         after = self._snapshot(graph)
-        requeue_after_s = _requeue_after_s(plan, facts, after.views())
+        requeue_after_s = DRAIN_REQUEUE_S if is_draining else _requeue_after_s(facts, after.views())
         result = _result(graph, found.applied, refusals, wrote=wrote, requeue_after_s=requeue_after_s)
         is_at_rest = result == ReconcileResult("unchanged") and facts.failure is None
         if is_at_rest and after.fingerprint() == graph.snapshot.fingerprint():
@@ -302,10 +303,8 @@ class Reconciler:
         return ReconcileResult("changed")
 
 
-def _requeue_after_s(plan: ReplicasPlan, facts: ConditionFacts, pods: Iterable[PodView]) -> float | None:
-    """Return when to reconcile again though nothing changes; None: not at all."""
-    if plan.is_draining:
-        return DRAIN_REQUEUE_S
+def _requeue_after_s(facts: ConditionFacts, pods: Iterable[PodView]) -> float | None:
+    """Return when to reconcile again though nothing changes or drains; None: not at all."""
     is_unready = bool(facts.short) or any(not each.ready and not each.finished for each in pods)
     return UNREADY_REQUEUE_S if is_unready else None
 

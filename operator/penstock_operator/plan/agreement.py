@@ -4,8 +4,9 @@ Pure. A worker refuses a request's priority unless it schedules by priority, and
 either way. So tiers are switched on at workers first and off at routers first, and the other side's pods keep their
 template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
 others, so a longer lease is granted first and a shorter one counted with first. Workers answer to an alias or a LoRA adapter
-before a router serves its name, and for as long as one does. A served name that takes another's place at once has no such
-order; one that was an alias before, and leaves the old one as an alias, needs none. Model and runtime of a graph are immutable.
+before a router serves its name, and for as long as one does. Routers learn other roles once these have workers. A served
+name that takes another's place at once has no such order; one that was an alias before, and leaves the old one as an alias,
+needs none. Model and runtime of a graph are immutable.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from penstock_operator.plan.rollout import RolloutView, held_rollouts
 TIERS: Final = "spec.router.tiers.enabled"
 LEASE: Final = "lease.durationSeconds"
 NAMES: Final = "model.aliases or model.adapters"
+ROLES: Final = "spec.services"
 _OPPOSED: Final = (
     "{} and {} change at once, one for workers first and one for routers first: requests may be refused, or KV read after its "
     "lease, while they roll; change one after the other"
@@ -78,6 +80,7 @@ def rollout_order(
         TIERS: held_by_agreement(file, there, views, changed=changed, prioritised=prioritised),
         LEASE: held_by_lease(file, there, views, changed=changed, granted_s=granted_s),
         NAMES: held_by_names(file, there, views, changed=changed, answered=answered),
+        ROLES: held_by_roles(file, there, views, workloads),
     }
     routers = {view.service for view in views if not view.role.is_worker}
     held, opposed = _together(by_setting, routers)
@@ -212,6 +215,40 @@ def held_by_names(
             if (gone := sorted(set(answered.get(name, ())) - wants))
         }
     return {}
+
+
+def held_by_roles(
+    wanted: Mapping[str, Any],
+    live: Mapping[str, Any],
+    views: Iterable[RolloutView],
+    workloads: Mapping[str, Mapping[str, Any]],
+) -> dict[str, str]:
+    """Return the routers, which wait where worker roles change until each new one has a worker that serves, and why.
+
+    Args:
+        wanted: The routers' ConfigMap as it is to be.
+        live: As it is.
+        views: Where every service's workload stands.
+        workloads: Of the wanted objects, the services' workloads.
+    """
+    roles, before = _worker_roles(wanted), _worker_roles(live)
+    if not before or set(roles.values()) == set(before.values()):
+        return {}
+    ready = {each.service for each in views if each.ready}
+    waited = sorted(
+        name for name in roles.keys() - ready if workloads.get(name, {}).get("spec", {}).get("replicas")
+    )
+    if not waited:
+        return {}
+    reason = f"waits until {', '.join(waited)} serves: routers that know the new {ROLES} ask no others"
+    return {name: reason for name in workloads if name not in roles}
+
+
+def _worker_roles(config_map: Mapping[str, Any]) -> dict[str, str]:
+    """Return the roles of the worker services that routers know, by service."""
+    services = _graph_spec(config_map).get("services") or {}
+    found = {name: str((each or {}).get("role", "")) for name, each in services.items()}
+    return {name: role for name, role in found.items() if role != Role.ROUTER}
 
 
 def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:

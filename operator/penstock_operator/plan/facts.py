@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
@@ -200,7 +200,10 @@ def graph_facts(
         by_service.setdefault(pod.service, []).append(pod)
     reasons = {each.uid: each.reason for each in waiting}
     states = sorted(services.items())
-    found_services = {name: _service(graph, name, by_service[name], each) for name, each in services.items()}
+    found_services = {
+        **_leaving_services(by_service, services),
+        **{name: _service(graph, name, by_service[name], each) for name, each in services.items()},
+    }
     diagnoses = [each.refused for _, each in states if each.refused is not None]
     for service, views in by_service.items():
         spec = graph.spec.services.get(service)
@@ -226,6 +229,27 @@ def graph_facts(
         url=url,
         served_model=graph.spec.served_name,
     )
+
+
+def _leaving_services(
+    by_service: Mapping[str, Sequence[PodView]], wanted: Collection[str]
+) -> dict[str, ServiceFacts]:
+    """Return the services that are wanted no more and of which pods exist, by their pods."""
+    found = {}
+    for name, pods in sorted(by_service.items()):
+        members = [each for each in pods if each.role in set(Role) and not each.finished]
+        if not name or name in wanted or not members:
+            continue
+        replicas = count(members)
+        found[name] = ServiceFacts(
+            role=Role(members[0].role),
+            replicas=replicas,
+            desired=replicas.existing,
+            target=0,
+            updated=0,
+            selector=f"{GRAPH_LABEL}={members[0].graph},{SERVICE_LABEL}={name}",
+        )
+    return found
 
 
 def _is_missed(pod: PodView, facts: ServiceFacts | None, spec: ServiceSpec | None, *, now_s: float) -> bool:
@@ -272,19 +296,11 @@ def observed_facts(
     """
     by_service: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:
-        if pod.service and pod.role in set(Role):
-            by_service[pod.service].append(pod)
-    found: dict[str, ServiceFacts] = {}
-    for name, members in sorted(by_service.items()):
-        replicas = count(members)
-        found[name] = ServiceFacts(
-            role=Role(members[0].role),
-            replicas=replicas,
-            desired=replicas.existing,
-            target=replicas.existing,
-            updated=0,
-            selector=f"{GRAPH_LABEL}={members[0].graph},{SERVICE_LABEL}={name}",
-        )
+        by_service[pod.service].append(pod)
+    found = {
+        name: replace(each, target=each.replicas.existing)
+        for name, each in _leaving_services(by_service, ()).items()
+    }
     return ConditionFacts(
         generation=raw["metadata"].get("generation", 0),
         services=found,
