@@ -36,8 +36,9 @@ from penstock_planner.learnt import LEARNING, former_run, former_run_in_words, s
 from penstock_planner.options import join
 
 _POLL_S = 0.1
-_ARBITER_START_S = 20.0
-"""Real seconds for the arbiter to write its file. Chosen: importing takes one or two on a busy machine."""
+_ARBITER_START_S = 60.0
+"""Real seconds that an arbiter needs to come up, or a killed one to be succeeded. Chosen: importing takes one or two, and took
+over 20 where thirty programs shared two cores."""
 _PATIENCE_S = 300.0
 """Real seconds that every graph gets until it serves, however short its own limits. Chosen: a busy machine."""
 _WITHDRAW_S = 15.0
@@ -258,16 +259,21 @@ async def _wait_ready(
         while True:
             state, now_s = store.read_quietly(), time.monotonic()
             is_ours = state is not None and state.arbiter.run_id == requested.arbiter.run_id
-            if is_ours and state is not None and liveness.arbiter_is_alive(state):
-                alive_s = now_s
-            elif (arbiter.poll() is not None and not is_ours) or now_s - alive_s > _ARBITER_START_S:
-                words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
-                raise ClusterError(
-                    f"the arbiter did not start, or has ended: {words or 'it said nothing'}; log: {log_dir}"
-                )
             if state is None or not is_ours:
+                if arbiter.poll() is not None:
+                    raise _no_arbiter(log_dir)
+                if now_s - began_s > timeout_s:
+                    raise ClusterError(
+                        f"the arbiter, pid {arbiter.pid}, wrote no statefile within {timeout_s:g} s (real) and was stopped. "
+                        f"Where the machine is only busy, wait longer: --timeout {2 * timeout_s:g}; log: {log_dir}"
+                    )
+                alive_s = now_s
                 await asyncio.sleep(_POLL_S)
                 continue
+            if liveness.arbiter_is_alive(state):
+                alive_s = now_s
+            elif now_s - alive_s > _ARBITER_START_S:
+                raise _no_arbiter(log_dir)
             _raise_if_hopeless(state)
             ready, words = await frontend_of(state, probes).readiness(state.entries)
             progress(state, words)
@@ -283,6 +289,13 @@ async def _wait_ready(
             await asyncio.sleep(_POLL_S)
     finally:
         await probes.close()
+
+
+def _no_arbiter(log_dir: str) -> ClusterError:
+    words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
+    return ClusterError(
+        f"the arbiter did not start, or has ended: {words or 'it said nothing'}; log: {log_dir}"
+    )
 
 
 def _serves(state: StateFile) -> bool:

@@ -42,7 +42,7 @@ def ignore(*_args):
 
 
 @pytest.mark.parametrize(
-    ("speed", "startup_s", "expected_s"), [(1.0, 600.0, 620.0), (20.0, 600.0, 300.0), (1.0, 1800.0, 1820.0)]
+    ("speed", "startup_s", "expected_s"), [(1.0, 600.0, 660.0), (20.0, 600.0, 300.0), (1.0, 1800.0, 1860.0)]
 )
 def test_a_graph_may_take_as_long_to_serve_as_its_slowest_process_to_start(
     state_of, entry_of, speed, startup_s, expected_s
@@ -61,6 +61,18 @@ async def test_a_start_that_is_given_up_names_the_option_that_waits_longer(state
         ClusterError, match=r"not ready within 0\.01 s .*everything was stopped.*--timeout 0\.02"
     ):
         await _wait_ready(StateStore.of("n"), state, None, 0.01, ignore)
+
+
+async def test_an_arbiter_that_lives_is_waited_for_as_long_as_the_graph(state_of, spawn, monkeypatch):
+    """A busy machine imports it for longer than a killed one may be away; one that has ended is not waited for."""
+    monkeypatch.setattr("penstock.local.up._ARBITER_START_S", 0.0)
+    arbiter = spawn()
+    with pytest.raises(ClusterError, match=r"wrote no statefile within 0\.3 s .*--timeout 0\.6"):
+        await _wait_ready(StateStore.of("n"), state_of("n", run_id="a"), arbiter, 0.3, ignore)
+    arbiter.kill()
+    arbiter.wait()
+    with pytest.raises(ClusterError, match="did not start, or has ended"):
+        await _wait_ready(StateStore.of("n"), state_of("n", run_id="a"), arbiter, 600.0, ignore)
 
 
 @pytest.fixture
