@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from placement import arrival, compute, placement, send, where
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
+from penstock.core.errors import ConfigError
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
     ALL_UP_TO,
@@ -424,3 +425,46 @@ def test_a_worker_that_came_back_begins_with_nothing_given():
     compute(queues, "small", Arrival((5,), 100, frozenset("a"), block_tokens=1000), 3.0)
 
     assert compute(queues, "next", Arrival((6,), 1000, block_tokens=1000), 4.0) == "a"
+
+
+@pytest.mark.parametrize(
+    ("share", "slo_s", "expected"),
+    [(None, 5.0, "holder"), (1.0, 5.0, "idle"), (1.0, 8.0, "holder"), (0.5, 8.0, "idle")],
+    ids=["by default a hit is waited for", "late there", "in time there", "beyond half of the target"],
+)
+def test_a_request_leaves_its_hit_for_an_idle_worker_where_it_asks_to(share, slo_s, expected):
+    """3,000 of 4,000 tokens are cached behind 5,000 that wait: 6 s there and 4 s at an idle worker, costs of 9,000 and 16,000."""
+    parameters = None if share is None else {"idle_slo_share": share}
+    policy = make_policy(RouterConfig(policy="prefix-cost", policyParameters=parameters))
+    queues = placement(policy, names=("holder",), slo_s=slo_s)
+    request = Arrival((31, 32, 33, 34), 4000, block_tokens=1000)
+    compute(queues, "first", Arrival((31, 32, 33), 3000, block_tokens=1000), 0.0, 3.0)
+    queues.release("first", 3.0)
+    send(queues, "load", Arrival((21,), 5000), 3.0)
+    queues.set_workers(map(WorkerLoad, ["holder", "idle"]), 3.0)
+
+    assert send(queues, "r", request, 3.0) == expected
+
+
+@pytest.mark.parametrize("busy_tokens", [0, 500])
+def test_no_request_leaves_its_hit_for_a_worker_with_work_or_one_that_is_later(busy_tokens):
+    """The other worker is idle and takes 7 s for a prompt that its hit serves in 6 s; or it is sooner and has something to do."""
+    policy = make_policy(RouterConfig(policyParameters={"idle_slo_share": 1.0}))
+    tokens = 4000 if busy_tokens else 7000
+    queues = placement(policy, names=("holder",), slo_s=5.0)
+    known = tuple(range(100, 100 + tokens // 1000))
+    compute(queues, "first", Arrival(known[:-1], tokens - 1000, block_tokens=1000), 0.0, tokens / 1000 - 1)
+    queues.release("first", 10.0)
+    send(queues, "load", Arrival((21,), 5000), 10.0)
+    queues.set_workers(map(WorkerLoad, ["holder", "other"]), 10.0)
+    if busy_tokens:
+        send(queues, "small", Arrival((41,), busy_tokens, frozenset({"holder"})), 10.0)
+
+    assert send(queues, "r", Arrival(known, tokens, block_tokens=1000), 10.0) == "holder"
+
+
+@pytest.mark.parametrize("share", [0, 1.5, "much"])
+def test_a_share_that_is_none_is_refused(share):
+    """The message names key and parameter."""
+    with pytest.raises(ConfigError, match=r"router\.policyParameters: .*idle_slo_share"):
+        make_policy(RouterConfig(policyParameters={"idle_slo_share": share}))

@@ -331,8 +331,9 @@ class DispatchQueue(Generic[T]):
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
             self._put_central(queued, is_first=is_first)
             return None
-        self._estimates.now_s = now_s
-        decision = self.policy.route(queued.arrival, self._workers, self._estimates)
+        estimates, arrival = self._estimates, queued.arrival
+        estimates.now_s, estimates.ttft_slo_s = now_s, self.settings.ttft_slo_s(arrival.tier)
+        decision = self.policy.route(arrival, self._workers, estimates)
         other_uncached = 0
         if decision.other:
             known = decision.other_uncached

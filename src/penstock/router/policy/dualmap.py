@@ -11,8 +11,8 @@ from math import inf
 from typing import Any, Self
 
 from penstock.api import RouterConfig
+from penstock.router.policy.parameters import parameters
 from penstock.router.policy.policies import LeastPending, prefix_cost
-from penstock.router.policy.registry import parameters
 from penstock.router.policy.rings import WINDOW, HashRing, HotnessTree, pair
 from penstock.router.policy.routing_policy import (
     Arrival,

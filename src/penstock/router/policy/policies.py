@@ -13,10 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
 
+from pydantic import Field
+
+from penstock.api import RouterConfig
+from penstock.router.policy.parameters import parameters
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -270,6 +275,39 @@ def cheapest(
     return pool[at], uncached[at]
 
 
+def idle_sooner(
+    pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates, *, than_s: float
+) -> tuple[WorkerQueue[Any], int] | None:
+    """Return the worker without work at which a request is served soonest, and its tokens to compute there.
+
+    None where none is served before ``than_s``, simulated seconds. Of equals the one that remembers least is taken.
+    """
+    idle = [
+        (ttft_s, each.index.count, at, own)
+        for at, each in enumerate(pool)
+        if not each.running
+        and not each.pending_tokens
+        and (ttft_s := estimates.ttft_s(each, own := each.uncached(arrival))) is not None
+        and ttft_s < than_s
+    ]
+    if not idle:
+        return None
+    _, _, at, own = min(idle)
+    return pool[at], own
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCostParameters:
+    """What `PrefixCost` reads of ``policyParameters``.
+
+    Attributes:
+        idle_slo_share: A request that is expected to take more than this share of its TTFT target at the cheapest worker
+            goes to one without work that is sooner; None: it waits for its hit.
+    """
+
+    idle_slo_share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
 class PrefixCost:
     """The worker with the smallest pending + 4 x uncached tokens, more on a slower one; of a large fleet's shortlist.
 
@@ -282,11 +320,17 @@ class PrefixCost:
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
-    def __init__(self) -> None:
+    def __init__(self, given: PrefixCostParameters = PrefixCostParameters()) -> None:
+        self._idle_slo_share = given.idle_slo_share
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._idlest: list[str] = []
         self._names: list[str] = []
         self._turn = 0
+
+    @classmethod
+    def from_config(cls, config: RouterConfig) -> Self:
+        """Return the policy that a graph's router section asks for."""
+        return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
         """Take a worker into the turn, and among the idlest until its load is known."""
@@ -302,14 +346,26 @@ class PrefixCost:
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
         if len(workers) <= ALL_UP_TO:
-            worker, uncached = cheapest(eligible(workers, arrival.avoid), arrival, estimates)
-        else:
-            beginnings = beginnings_of(arrival.chain)
-            pool = self._candidates(beginnings, workers, estimates)
-            if arrival.avoid:
-                pool = [each for each in pool if each.name not in arrival.avoid]
-            worker, uncached = cheapest(pool or eligible(workers, arrival.avoid), arrival, estimates)
-            self._remember(beginnings, worker.name)
+            return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
+        beginnings = beginnings_of(arrival.chain)
+        pool = self._candidates(beginnings, workers, estimates)
+        if arrival.avoid:
+            pool = [each for each in pool if each.name not in arrival.avoid]
+        decision = self._choose(pool or eligible(workers, arrival.avoid), arrival, estimates)
+        self._remember(beginnings, decision.worker)
+        return decision
+
+    def _choose(
+        self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates
+    ) -> RoutingDecision:
+        worker, uncached = cheapest(pool, arrival, estimates)
+        share, slo_s = self._idle_slo_share, estimates.ttft_slo_s
+        if share is not None and slo_s is not None:
+            ttft_s = estimates.ttft_s(worker, uncached)
+            if ttft_s is not None and ttft_s > share * slo_s:
+                sooner = idle_sooner(pool, arrival, estimates, than_s=ttft_s)
+                if sooner is not None:
+                    return RoutingDecision(sooner[0].name, "idle: sooner than its hit", uncached=sooner[1])
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:

@@ -1,20 +1,17 @@
 """Policies by the names under which distributions register them in the group `penstock.routing_policies`. Pure.
 
 An entry names a class that is made without arguments, or one whose ``from_config`` makes it from the graph's router
-section; `parameters` reads ``policyParameters`` into the policy's own model.
+section; `penstock.router.policy.parameters` reads ``policyParameters`` into the policy's own model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
-from typing import Any, TypeVar
 
 from penstock.api import RouterConfig
 from penstock.api.router import ROUTING_POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import load, registered
-from penstock.core.validation import read_parameters
 from penstock.router.policy.policies import LeastLoaded
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -27,23 +24,6 @@ from penstock.router.policy.routing_policy import (
     bottleneck_s,
     reads_usage,
 )
-
-P = TypeVar("P")
-
-
-def parameters(model: type[P], config: RouterConfig, own: Mapping[str, Any] | None = None) -> P:
-    """Return a policy's parameters as its model reads them.
-
-    Args:
-        model: A dataclass or pydantic model; its fields turn the texts of ``policyParameters`` into values.
-        config: The router section.
-        own: Fields that the section sets by other keys, and ``policyParameters`` may not.
-
-    Raises:
-        ConfigError: there is no such parameter, or its value does not fit.
-    """
-    given = config.policy_parameters or {}
-    return read_parameters(model, given, key="router.policyParameters", policy=config.policy, own=own)
 
 
 def policy_names() -> tuple[str, ...]:

@@ -388,11 +388,13 @@ class Estimates:
     Attributes:
         throughput: Of all workers together; stands in for one that has computed little yet.
         now_s: Time of the decision, simulated seconds.
+        ttft_slo_s: TTFT that the request to place is to have, simulated seconds; None: any is in time.
     """
 
     def __init__(self) -> None:
         self.throughput = PrefillThroughput()
         self.now_s = 0.0
+        self.ttft_slo_s: float | None = None
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
         """Return how long a worker computes so many tokens; None while no throughput is known."""
