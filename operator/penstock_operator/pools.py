@@ -9,9 +9,8 @@ new process waits for each new graph's first reconcile before it shares out.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -140,8 +139,10 @@ class GpuPools:
         namespace: str | None,
         operator_class: str,
         enqueue: Enqueue,
+        now_s: Callable[[], float],
     ) -> None:
         self._client = client
+        self._now_s = now_s
         self._cluster = cluster
         self._recorder = recorder
         self._gates = gates
@@ -243,7 +244,7 @@ class GpuPools:
             most=max(acting.gpus, gpus or 0),
             message="; ".join(filter(None, said)),
             reclaim_s=None if model is None else model.spec.reclaim.grace_seconds,
-            is_planner_silent=_is_silent(raw),
+            is_planner_silent=self._is_silent(raw),
             guaranteed=guaranteed,
         )
 
@@ -257,6 +258,9 @@ class GpuPools:
             return None
         text = f"{kind} {name} is gone, so the graph keeps its {gpus} GPUs and gets no more; apply the pool again"
         return Standing(kind, name, gpus, gpus, f"{text}, without an entry for this graph to release it")
+
+    def _is_silent(self, raw: Object) -> bool:
+        return is_silent((raw.get("status") or {}).get("planner") or {}, self._now_s())
 
     def _held(self, key: Key) -> int:
         return self._gates.held(key, self._cluster.snapshot(key).workers())
@@ -281,7 +285,7 @@ class GpuPools:
             log.warning("gpu pool not shared out", namespace=key[0], name=key[1], error=str(exc))
 
     async def _step(self, key: Key) -> None:
-        pool, now_s = self._watch.get(key), time.time()
+        pool, now_s = self._watch.get(key), self._now_s()
         if pool is None:
             return
         old, generation = pool.get("status"), pool["metadata"].get("generation", 0)
@@ -369,7 +373,7 @@ class GpuPools:
                 found.elsewhere[name] = title_of(first)
                 continue
             standing = self._standings.get(graph)
-            if standing is not None and standing.is_planner_silent != _is_silent(raw):
+            if standing is not None and standing.is_planner_silent != self._is_silent(raw):
                 self._enqueue(graph, True)
             found.members[name] = self._member(graph, name, raw, pool)
         return found
@@ -378,7 +382,7 @@ class GpuPools:
         metadata, uid = raw["metadata"], pool["metadata"]["uid"]
         workers = self._cluster.snapshot(key).workers()
         rows = {row["name"]: row for row in (pool.get("status") or {}).get("graphs") or ()}
-        drains = drains_after(self._drains.get(key), rows.get(name, {}), workers, time.time())
+        drains = drains_after(self._drains.get(key), rows.get(name, {}), workers, self._now_s())
         self._drains[key] = drains
         acting, report = self._acting.get(key), self._reports.get(key)
         is_acting = acting is not None and acting.pool_uid == uid
@@ -416,10 +420,6 @@ def _said_of(status: Mapping[str, Any] | None, name: str) -> tuple[str, int, int
     rows = {row["name"]: row for row in (status or {}).get("graphs") or ()}
     row = rows.get(name, {})
     return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
-
-
-def _is_silent(raw: Object) -> bool:
-    return is_silent((raw.get("status") or {}).get("planner") or {}, time.time())
 
 
 def _has_planner(raw: Object) -> bool:

@@ -8,7 +8,6 @@ request has ended nothing of it is touched any more. The decisions are in `plan.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -140,7 +139,7 @@ class Profiles:
             if (each["metadata"]["namespace"], each["metadata"]["labels"][PROFILE_LABEL]) == key
         ]
         result = await self._result(key[0], name) if ended(job) is not None else None
-        return outcome(job, pods, result, name, now_s=time.time())
+        return outcome(job, pods, result, name, now_s=self._parts.now_s())
 
     async def _result(self, namespace: str, name: str) -> Mapping[str, str] | None:
         try:
@@ -159,7 +158,7 @@ class Profiles:
             job=job,
             config_map=_config_map(raw),
             old=old,
-            now=stamp(time.time()),
+            now=stamp(self._parts.now_s()),
         )
         if await self._parts.applier.status(raw, status) and old.get("phase") != found.phase.value:
             namespace, name = key_of(raw)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -65,7 +65,10 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's."""
+    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's.
+
+    ``now_s`` is the API server's clock, which every leader shares.
+    """
 
     client: KubeClient
     cluster: Cluster
@@ -79,6 +82,7 @@ class Dependencies:
     operator_class: str
     gates: Gates
     pools: GpuPools
+    now_s: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Reconciler:
         self._scaling = Scaling(self._drains, self._gates, Switching(parts.applier))
         self._wanted = WantedObjects()
         self._convergence = Convergence(parts.applier, parts.recorder, self._drains)
-        self._reporter = Reporter(parts.applier, parts.recorder, parts.pools)
+        self._reporter = Reporter(parts.applier, parts.recorder, parts.pools, now_s=parts.now_s)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
 
@@ -208,7 +212,7 @@ class Reconciler:
             raw,
             snapshot,
             context,
-            time.time(),
+            self._parts.now_s(),
             served=served,
             paused=paused_by(raw),
             problems=problems,
@@ -288,7 +292,9 @@ class Reconciler:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
             refusals = Refusals()
-            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time(), refusals=refusals)
+            step = await self._drains.delete_graph(
+                raw, snapshot, now_s=self._parts.now_s(), refusals=refusals
+            )
             if not step.release:
                 facts = observed_facts(
                     raw, snapshot.views(), failure=failure_of((), refusals), deleting=step.message

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +54,10 @@ class Findings:
 class Reporter:
     """Writes statuses and Events; remembers of each graph the troubles emitted, and since when services lack replicas."""
 
-    def __init__(self, applier: Applier, recorder: EventRecorder, pools: GpuPools) -> None:
+    def __init__(
+        self, applier: Applier, recorder: EventRecorder, pools: GpuPools, *, now_s: Callable[[], float]
+    ) -> None:
+        self._now_s = now_s
         self._applier = applier
         self._pools = pools
         self._recorder = recorder
@@ -69,7 +71,7 @@ class Reporter:
 
     async def status(self, raw: Object, facts: ConditionFacts, refusals: Refusals) -> None:
         """Write a graph's status."""
-        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        status = graph_status(facts, old=raw.get("status") or None, now=stamp(self._now_s()))
         status |= self._pools.status_of(key_of(raw))
         await self._write(raw, status, refusals)
 
@@ -129,7 +131,7 @@ class Reporter:
                     found.services[name].bounds,
                     generation=live["metadata"].get("generation", 0),
                     old=live.get("status"),
-                    now=stamp(time.time()),
+                    now=stamp(self._now_s()),
                 )
                 await self._write(live, said, refusals)
 

@@ -16,6 +16,7 @@ from penstock.core.http.loop import run_until
 from penstock.core.http.tls import UNVERIFIED
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
+from penstock.kube.clock import ServerClock
 from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
@@ -73,6 +74,7 @@ class Operator:
             image_pull_policy=settings.image_pull_policy,
             gpu_resources=tuple(settings.gpu_resources.split(",")),
         )
+        self.clock = ServerClock(client)
         applier = Applier(client, metrics, on_written=self.cluster.note)
         gates = Gates(applier)
         self.pools = GpuPools(
@@ -83,6 +85,7 @@ class Operator:
             namespace=namespace,
             operator_class=settings.operator_class,
             enqueue=self._enqueue,
+            now_s=self.clock.now_s,
         )
         parts = Dependencies(
             client=client,
@@ -90,6 +93,7 @@ class Operator:
             applier=applier,
             gates=gates,
             pools=self.pools,
+            now_s=self.clock.now_s,
             loads=loads,
             recorder=recorder,
             metrics=metrics,
@@ -129,6 +133,8 @@ class Operator:
                 group.create_task(self.cluster.run(), name="watches")
                 # Before the graphs are known: a child that is not seen would be made once more.
                 await self.cluster.synced()
+                await self.clock.measure()
+                group.create_task(self.clock.run(), name="clock")
                 for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
                     await self._wait_for(kind)
                 # Likewise: a graph acts under its pool's grant from the first reconcile on.
