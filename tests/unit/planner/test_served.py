@@ -105,6 +105,15 @@ def test_prompts_that_are_late_in_any_fleet_are_no_want_of_workers():
     assert calm.share > 0.9
 
 
+def test_what_is_late_in_calm_is_counted_as_it_comes():
+    """After a quarter of an hour of a tenth, half of ten are late in calm: all of them in any fleet, and none for want of a worker.
+
+    By the usual share four of them would be unexplained, and a worker more would be tried for long prompts.
+    """
+    after = _after(1, _after(100, late=1.0, calm=True), late=5.0, calm=True)
+    assert (after.newest.predicted_late, after.unexplained) == (5.0, 0.0)
+
+
 def test_what_waits_for_decode_says_nothing_of_prefill():
     """Late behind full decode workers: counted, and the model of prefill stays."""
     known = _after(60, late=5.0, is_entry_late=False)

@@ -28,7 +28,7 @@ class Compared:
         requests: First tokens, and requests turned away.
         late: Those of them that were late.
         arrivals: Requests that came.
-        predicted_late: Those of them that the model has late.
+        predicted_late: Those of them that the model has late, with those that are late in any fleet.
     """
 
     requests: float = 0.0
@@ -47,7 +47,8 @@ class Served:
         first: First tokens and requests turned away, decayed over `WAIT_S`.
         late: Those of them that were late, decayed alike.
         arrived: Arrivals, decayed alike.
-        predicted_late: Those of them that the shadow of the real fleet served late, decayed alike.
+        predicted_late: Those of them that the shadow of the real fleet served late, with those that are late in any
+            fleet, decayed alike.
         calm_s: For how long nothing has waited, here or inside workers, and a worker has been idle at each pull.
         calm: First tokens that came when that was so for longer than a first token may take, decayed over `MEMORY_S`.
         calm_late: Those of them that were late all the same: no fleet would have them in time.
@@ -79,13 +80,8 @@ class Served:
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the share that the model says of the fleet that was there; None without arrivals.
-
-        What is late in any fleet is late in this one, too.
-        """
-        if self.arrived <= 0:
-            return None
-        return max(0.0, 1.0 - self.predicted_late / self.arrived - self._always)
+        """Return the share that the model says of the fleet that was there; None without arrivals."""
+        return max(0.0, 1.0 - self.predicted_late / self.arrived) if self.arrived > 0 else None
 
     @property
     def _always(self) -> float:
@@ -124,7 +120,10 @@ class Served:
         calm_s = 0.0 if waits else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s
         share = self.share_of(role)
-        wrong = late - self._always * first - predicted_late
+        # Of calm it is seen which ones no fleet would have in time; of other times their usual share is all that is known.
+        anywhere = late if is_calm else self._always * first
+        wrong = late - anywhere - predicted_late
+        predicted_late += late if is_calm else self._always * load.arrivals
         if is_entry_late and not is_calm:
             share = min(1.0, max(SHARE_LEAST, share - wrong / usual))
         return replace(
@@ -139,7 +138,7 @@ class Served:
             calm=self.calm * calm_kept + (first if is_calm else 0.0),
             calm_late=self.calm_late * calm_kept + (late if is_calm else 0.0),
             unexplained=wrong,
-            newest=Compared(first, late, load.arrivals, predicted_late + self._always * load.arrivals),
+            newest=Compared(first, late, load.arrivals, predicted_late),
         )
 
     def in_words(self) -> str:
