@@ -26,8 +26,9 @@ from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, run_interruptible
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
+from penstock.local.beginning import Beginning
 from penstock.local.build import UpOptions, model_warnings
-from penstock.local.down import Stopped, choose_namespace
+from penstock.local.down import Stopped, await_start, choose_namespace
 from penstock.local.down import down as stop_graph
 from penstock.local.render import render
 from penstock.local.statefile import StateFile
@@ -86,8 +87,16 @@ _PLANNER_OVERRIDES: option.Option = option.group(
 @click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
 @option.as_json("Print what was started as JSON.")
 @_PLANNER_OVERRIDES
+@click.pass_obj
 def up(
-    files: tuple[Path, ...], *, pool_file: Path | None, foreground: bool, as_json: bool, **options: Any
+    beginning: Beginning | None,
+    /,
+    files: tuple[Path, ...],
+    *,
+    pool_file: Path | None,
+    foreground: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Start the graph of FILE (- is stdin) on this machine, in the background, and wait until it serves.
 
@@ -114,6 +123,8 @@ def up(
     with console.status("starting") as spinner:
 
         def show(state: StateFile, words: str) -> None:
+            if beginning is not None:
+                beginning.close()
             spinner.update(f"starting: {_states(state) or words.strip()[:120]}")
 
         try:
@@ -271,9 +282,9 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
 @option.as_json("Print what was done as JSON.")
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""
-    chosen = choose_namespace(namespace)
     with Terminal(stderr=True).status("draining"):
-        stopped = stop_graph(chosen, timeout_s=timeout_s, now=now)
+        await_start(namespace)
+        stopped = stop_graph(choose_namespace(namespace), timeout_s=timeout_s, now=now)
     _print_stopped(stopped, as_json=as_json)
 
 

@@ -16,6 +16,7 @@ from penstock.core import logs
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.printable import printable_lines
+from penstock.local.beginning import Beginning
 
 _SUBCOMMANDS = {
     "up": ("penstock.cli.local:up", "Start a graph's processes on this machine."),
@@ -82,6 +83,9 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in _SUBCOMMANDS:
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _SUBCOMMANDS) or '.'}")
+        if args[:1] == ["up"] and not ctx.resilient_parsing:
+            ctx.obj = Beginning()  # before the imports, so that `down` finds this start
+            ctx.call_on_close(ctx.obj.close)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -53,3 +53,10 @@ def state_dir() -> Path:
     """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
     configured = os.environ.get(STATE_DIR_VARIABLE)
     return Path(configured).expanduser().absolute() if configured else Path.home() / ".penstock" / "state"
+
+
+def make_private(path: Path) -> None:
+    """Make a folder, and parents that are missing, for this user alone."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)

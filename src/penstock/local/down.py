@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import liveness, ports, starts
+from penstock.local import beginning, liveness, ports, starts
 from penstock.local.plan import grace_s
 from penstock.local.pool import PoolStore
 from penstock.local.statefile import ProcessId, StateFile
@@ -84,7 +84,7 @@ def choose_namespace(given: str | None) -> str:
     """Return the namespace meant: the given one, or the only one there is."""
     if given is not None:
         return given
-    known = sorted({*namespaces(), *starts.recorded_starts()})
+    known = _known()
     if not known:
         raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
     running = [
@@ -96,6 +96,15 @@ def choose_namespace(given: str | None) -> str:
     if len(candidates) > 1:
         raise ConfigError(f"--namespace: needed, because several are here: {', '.join(candidates)}")
     return candidates[0]
+
+
+def _known() -> list[str]:
+    return sorted({*namespaces(), *starts.recorded_starts()})
+
+
+def await_start(namespace: str | None) -> None:
+    """Where nothing is known of a graph, wait for an `up` that has begun to record it; None: any graph."""
+    beginning.wait(until=lambda: namespace in _known() if namespace else bool(_known()))
 
 
 def default_timeout_s(state: StateFile) -> float:

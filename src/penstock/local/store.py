@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from penstock.core.errors import ConfigError, ConflictError, NotFoundError, unwritable
-from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
+from penstock.core.local_state import STATE_DIR_VARIABLE, make_private, state_dir
 from penstock.local.liveness import arbiter_is_alive, arbiters_of
 from penstock.local.statefile import ProcessId, StateFile, from_json, to_json
 from penstock.runtimes import DISCOVERY_SUFFIX, KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
@@ -77,9 +77,7 @@ _SCHEME: Final = "ipc://"
 def make_folder(path: Path) -> None:
     """Make a folder, and parents that are missing, for this user alone; check one that exists."""
     try:
-        for folder in reversed([path, *path.parents]):
-            if not folder.exists():
-                folder.mkdir(mode=_OWNER_ONLY, exist_ok=True)
+        make_private(path)
         _check_owner(path, path.stat())
     except OSError as exc:
         raise ConfigError(
