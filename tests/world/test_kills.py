@@ -1,8 +1,10 @@
 """Kill -9 of every kind of process during a replay: who loses what, and what is there again afterwards."""
 
+import json
 import os
 import signal
 import time
+import urllib.request
 
 import psutil
 import pytest
@@ -122,3 +124,29 @@ def _arguments(process):
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def test_an_edited_or_broken_manifest_is_not_what_a_killed_router_and_planner_start_with(world, eventually):
+    """They come back as they were; a section that running routers follow holds again; doctor names the rest."""
+    manifest = world.manifest(router="{policy: least-pending}")
+    good = manifest.read_text()
+    world.up(manifest, speed=SPEED)
+    manifest.write_text(good + "spec: {")
+    for name in ("world_planner", "world_frontend"):
+        kill_and_wait(world, eventually, name)
+    assert world.complete()["usage"]["completion_tokens"] == 4
+    assert "an edit cannot be used" in world.run("doctor", "--local").stdout
+    edited = "{policy: round-robin, admission: {mode: token-capacity, activePrefillTokensThreshold: 9}}"
+    manifest.write_text(
+        good.replace("{policy: least-pending}", edited).replace("maxGpuBudget: 8", "maxGpuBudget: 4")
+    )
+    kill_and_wait(world, eventually, "world_frontend")
+
+    def threshold():
+        with urllib.request.urlopen(f"{world.url}/busy_threshold", timeout=5) as answer:
+            (found,) = json.load(answer)["thresholds"]
+        return found["active_prefill_tokens_threshold"] == 9
+
+    eventually(threshold, "the edited admission section holds")
+    told = world.run("doctor", "--local").stdout
+    assert "keys wait for the next one: planner.maxGpuBudget, router.policy\n" in told

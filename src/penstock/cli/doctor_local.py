@@ -28,10 +28,11 @@ from penstock.core.errors import PenstockError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.core.overload import is_overloaded
 from penstock.local import liveness
+from penstock.local.edits import waiting_edits
 from penstock.local.probes import Probes
 from penstock.local.process_log import ARBITER, log_path, tail
 from penstock.local.recurring import TAIL_BYTES, recurring
-from penstock.local.statefile import ProcessId, StateFile
+from penstock.local.statefile import ArbiterInfo, ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
 from penstock.local.troubles import troubles
@@ -152,12 +153,12 @@ async def diagnose(only: str | None) -> list[Finding]:
     folder = state_dir()
     existing = nearest(folder)
     graphs: Graphs = {}
-    hanging: list[Finding] = []
+    of_files: list[Finding] = []
     for namespace in namespaces() if only is None else [only]:
         graphs[namespace] = await _graph(namespace)
         with contextlib.suppress(PenstockError):
             state = StateStore.of(namespace).running()
-            hanging += [] if state is None else await hung(state)
+            of_files += [] if state is None else [*edit_findings(state.arbiter), *await hung(state)]
     return [
         *program_findings(missing_packages()),
         *state_findings(folder, is_writable=os.access(existing, os.W_OK | os.X_OK)),
@@ -166,7 +167,7 @@ async def diagnose(only: str | None) -> list[Finding]:
         *gpu_findings(_gpus(), graphs),
         *graph_findings(graphs, folder),
         *warnings_of_logs(graphs),
-        *hanging,
+        *of_files,
         *orphans(folder.absolute(), only),
     ]
 
@@ -228,6 +229,24 @@ def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator
                 f"GPU {each.index} belongs to no graph, yet {each.used_mib} of {each.total_mib} MiB are taken"
             )
             yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
+
+
+def edit_findings(arbiter: ArbiterInfo) -> Iterator[Finding]:
+    """Report a manifest that was edited under a running graph: what waits for a restart, or cannot be used."""
+    subject = f"graph {arbiter.namespace}"
+    try:
+        keys = waiting_edits(arbiter)
+    except PenstockError as exc:
+        message = f"it serves by the manifest that it was started with, because an edit cannot be used: {exc}"
+        yield warning(subject, message, f"penstock validate {arbiter.graph}")
+        return
+    if keys:
+        message = f"{arbiter.graph} was edited since the start, and these keys wait for the next one: {', '.join(keys)}"
+        yield warning(
+            subject,
+            message,
+            f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}",
+        )
 
 
 def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:

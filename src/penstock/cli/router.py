@@ -52,6 +52,10 @@ class RouterFlags:
         default=None,
         path="file",
     )
+    follow: Path | None = flag(
+        "Manifest whose sections router.admission and router.tiers are followed while the router runs.",
+        unset="--graph",
+    )
     discovery: str | None = flag(
         "Who lists the workers: a statefile of the local backend, read again whenever it changes, or the graph's "
         "EndpointSlices (needs --graph).",
@@ -166,6 +170,8 @@ def pick(ext_proc: int | None, **given: Any) -> None:
 
 def _settings(given: dict[str, Any]) -> RouterSettings:
     flags = fields.take(RouterFlags, given)
+    if flags.follow is not None and flags.graph is None:
+        raise ConfigError("--follow: without effect; give --graph, whose sections it replaces, too")
     manifest = load_graph(flags.graph, draws=True) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
     config = RouterConfig() if spec is None else spec.router
@@ -185,7 +191,7 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
         admission_flags=option.given_admission(given),
         lease_s=_lease_s(flags.kv_lease, spec),
         graph=spec,
-        graph_file=flags.graph,
+        graph_file=flags.follow or flags.graph,
         host=flags.host,
         port=flags.port,
         speed=flags.speed,

@@ -205,7 +205,7 @@ def _arbiter(
         gpus, ceiling = options.pool.gpus, sum(spec.replicas * spec.gpus for spec in specs)
     return ArbiterInfo(
         namespace=context.namespace,
-        graph=context.graph_file,
+        graph=context.followed_file or context.graph_file,
         model=graph.spec.served_name,
         speed=options.speed,
         log_dir=log_dir,

@@ -24,6 +24,7 @@ from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, process_log
 from penstock.local.build import UpOptions, check_model, initial_state
 from penstock.local.down import kill, recover
+from penstock.local.edits import kept_path
 from penstock.local.plan import startup_s
 from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
@@ -81,14 +82,17 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
 
 def kept_file(file: Path, options: UpOptions) -> Path:
-    """Return a manifest's file; standard input is kept beside the graph's logs, because router and planner read it."""
+    """Return a manifest's file; standard input is kept beside the graph's logs, where its router follows it."""
     if str(file) != STDIN:
         return file
     text = read_text(file)
     graph = load_graph(text if "\n" in text else f"{text}\n")
     namespace = options.namespace or graph.name
     StateStore.of(namespace).refuse_running()  # whose router would follow the new text
-    kept = _log_dir(options, namespace) / "graph.yaml"
+    return _keep(text, kept_path(_log_dir(options, namespace), namespace))
+
+
+def _keep(text: str, kept: Path) -> Path:
     make_folder(kept.parent)
     try:
         with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE), "w") as stream:
@@ -159,7 +163,8 @@ def _context(
         }  # the planner reads the file by itself, and knows no pool yet
     return RuntimeContext(
         python=sys.executable,
-        graph_file=str(file.absolute()),
+        graph_file=str(kept_path(log_dir, store.path.stem)),
+        followed_file=str(file.absolute()),
         discovery=str(store.path.absolute()),
         namespace=store.path.stem,
         speed=options.speed,
@@ -187,6 +192,7 @@ async def start(file: Path, options: UpOptions, progress: Progress) -> StartedGr
         raise PortInUseError(
             f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"
         )
+    _keep(read_text(file), kept_path(Path(state.arbiter.log_dir), store.path.stem))
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:

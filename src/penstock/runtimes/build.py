@@ -66,6 +66,8 @@ def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> W
     gateway = spec.router.gateway
     verb = ["pick", "--ext-proc", str(gateway.port)] if gateway.enabled else ["serve"]
     argv = [context.python, "-m", "penstock.cli", "router", *verb, "--graph", context.graph_file]
+    if context.followed_file is not None:
+        argv += ["--follow", context.followed_file]
     argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
     return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"))
 

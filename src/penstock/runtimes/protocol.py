@@ -61,7 +61,8 @@ class RuntimeContext:
 
     Attributes:
         python: Interpreter that has Penstock installed.
-        graph_file: Manifest that router and planner read.
+        graph_file: Manifest that router and planner read at each start.
+        followed_file: Manifest whose changes a running router follows; None: the same.
         discovery: Where the router finds workers: the statefile's path, or ``kubernetes``.
         namespace: Namespace on this backend.
         speed: Time scale: simulated seconds per real second.
@@ -81,6 +82,7 @@ class RuntimeContext:
     peer_host: str = "127.0.0.1"
     environment: Environment = Environment.LOCAL
     log_dir: str | None = None
+    followed_file: str | None = None
     planner_args: tuple[str, ...] = ()
 
     @property

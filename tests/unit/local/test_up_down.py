@@ -383,7 +383,7 @@ def test_a_manifest_from_standard_input_is_kept_for_router_and_planner(tmp_path,
         return kept_file(Path("-"), UpOptions(log_dir=tmp_path / "logs"))
 
     kept = given()
-    assert (kept, kept.read_text()) == (tmp_path / "logs" / "graph.yaml", text)
+    assert (kept, kept.read_text()) == (tmp_path / "logs" / "llama.graph.yaml", text)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert kept_file(tmp_path / "other.yaml", UpOptions()) == tmp_path / "other.yaml"
     kept.write_text("kept")
