@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import AdmissionMode, GraphDeployment, Role, RouterConfig
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
 from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.router.gateway.unheeded import unheeded
+from penstock.router.policy.busy import BusyThresholds
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock_planner.decide.policy import parameters_of
@@ -33,6 +34,7 @@ def warnings_of(
         found += connector_warnings(graph)
         found += _without_scaling(graph)
         found += _behind_gateway(graph)
+        found += _switched_off(graph.spec.router)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
 
@@ -64,6 +66,22 @@ def _behind_gateway(graph: GraphDeployment) -> Iterator[ManifestProblem]:
             yield ManifestProblem(
                 f"spec.{key}", f"{words}; remove it, unless clients come to the router itself"
             )
+
+
+def _switched_off(router: RouterConfig) -> Iterator[ManifestProblem]:
+    """Yield the given keys of sections whose own switch is off."""
+    if router.admission.mode is AdmissionMode.NONE:
+        thresholds = router.admission.model_fields_set & {*BusyThresholds._fields}
+        yield from _without_effect("admission", thresholds, "mode: token-capacity")
+    for name, section in (("tiers", router.tiers), ("gateway", router.gateway)):
+        if not section.enabled:
+            yield from _without_effect(name, section.model_fields_set - {"enabled"}, "enabled: true")
+
+
+def _without_effect(section: str, keys: Iterable[str], switch: str) -> Iterator[ManifestProblem]:
+    for key in sorted(keys):
+        message = f"has no effect without router.{section}.{switch}; set that, or remove it"
+        yield ManifestProblem(f"spec.router.{section}.{to_camel(key)}", message)
 
 
 def _of_another_mode(planner: PlannerConfig, mode: str) -> Iterator[ManifestProblem]:

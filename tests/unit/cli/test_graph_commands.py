@@ -50,6 +50,32 @@ def test_up_says_that_one_router_runs_on_a_machine(tmp_path):
     assert warning.message == "2, but one router runs on a machine; a cluster starts them all"
 
 
+def test_keys_of_a_section_that_is_switched_off_are_named(run, tmp_path):
+    """With the switch; a section without keys, and one that is on, are not."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    admission = {"activePrefillTokensThreshold": 5, "retryAfterSeconds": 2}
+
+    def said(**router):
+        graph["spec"]["router"] = router
+        file.write_text(yaml.safe_dump(graph))
+        status, _, err = run("validate", file)
+        assert status == 0
+        return [line.partition("spec.router.")[2] for line in err.splitlines()]
+
+    assert said(
+        admission=admission, tiers={"enabled": False, "default": "premium"}, gateway={"port": 9002}
+    ) == [
+        "admission.activePrefillTokensThreshold: has no effect without router.admission.mode: token-capacity; set that, or remove it",
+        "tiers.default: has no effect without router.tiers.enabled: true; set that, or remove it",
+        "gateway.port: has no effect without router.gateway.enabled: true; set that, or remove it",
+    ]
+    assert (
+        said(admission={**admission, "mode": "token-capacity"}, tiers={"enabled": True, "default": "premium"})
+        == []
+    )
+
+
 def test_keys_of_another_mode_are_reported(run, tmp_path):
     """A key that the chosen mode does not decide by is named with the modes that do; the file stays valid."""
     file = tmp_path / "graph.yaml"
