@@ -236,10 +236,13 @@ class Applier:
             return
         if there.get(POSTED, "managedFields" in there["metadata"]):
             await self._take_over(want)
+        known = self._right.get(_key(want))
+        is_kept = known is not None and known[0] == _digest(want)
         answer = await self._apply(want)
         self._remember_insistence(want, answer)
         found.wrote = True
-        if _digest(there) == _digest(want):
+        # A second operator, and `kubectl rollout undo`, write a digest of their own.
+        if is_kept or _digest(there) == _digest(want):
             found.repaired.append(f"{name}: {drift}")
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
 

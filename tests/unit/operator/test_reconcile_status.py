@@ -8,6 +8,7 @@ from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, ro
 
 from penstock.core.stamps import stamp
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
+from penstock.kube.objects.names import APPLIED_ANNOTATION
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drain import PodLoad
 
@@ -115,3 +116,20 @@ async def test_an_evicted_pod_is_told_until_it_is_replaced(api):
         api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
         await to_rest(api, made)
     assert conditions(api)["Degraded"]["reason"] == "Healthy"
+
+
+async def test_what_a_second_operator_writes_is_told(api):
+    """It leaves a digest of its own, which is no edit of the graph."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        live = api.at("Deployment", "g-decode")
+        live["metadata"]["annotations"][APPLIED_ANNOTATION] = "another"
+        [container] = live["spec"]["template"]["spec"]["containers"]
+        container["image"] = "other:2"
+        api.stored(live, "MODIFIED")
+        await to_rest(api, made)
+        edit(api, "GraphDeployment", "g", env=[{"name": "OWN", "value": "1"}])
+        await to_rest(api, made)
+    said = [each["message"] for key, each in api.objects.items() if key[0] == "Event"]
+    assert len(said) == 1
+    assert said[0].startswith("Deployment g-decode: ")
