@@ -82,8 +82,8 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
 
 def kept_file(file: Path, options: UpOptions) -> Path:
-    """Return a manifest's file; standard input is kept beside the graph's logs, where its router follows it."""
-    if str(file) != STDIN:
+    """Return a manifest's file; what comes once, as standard input and a shell's ``<(…)`` do, is kept beside the graph's logs."""
+    if str(file) != STDIN and not file.is_fifo():
         return file
     text = read_text(file)
     graph = load_graph(text if "\n" in text else f"{text}\n")

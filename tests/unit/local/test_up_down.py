@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -372,6 +373,18 @@ def test_the_command_takes_the_documents_form(manifest, monkeypatch):
     CliRunner().invoke(commands.up, [str(manifest), "--Planner.no-operation=false"])
     assert observed == [{"no-operation": "true", "max-gpu-budget": "4"}, {"no-operation": "false"}]
     assert CliRunner().invoke(commands.up, [str(manifest), "--Planner.colour=red"]).exit_code == 2
+
+
+def test_a_manifest_that_a_shell_pipes_is_kept(tmp_path):
+    """`penstock up <(penstock samples NAME)` names a pipe, which gives its text once."""
+    text = PLANNED.replace("/graphs/own", str(tmp_path))
+    pipe = tmp_path / "63"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    kept = kept_file(pipe, UpOptions(log_dir=tmp_path / "logs"))
+    writer.join()
+    assert (kept, kept.read_text()) == (tmp_path / "logs" / "llama.graph.yaml", text)
 
 
 def test_a_manifest_from_standard_input_is_kept_for_router_and_planner(tmp_path, monkeypatch):
