@@ -12,7 +12,7 @@ from penstock_operator.apply import Applied, Applier, Owner, name_of
 from penstock_operator.draining import Drains, pods_of
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.agreement import RolloutOrder, rollout_order
-from penstock_operator.plan.facts import needed_kinds
+from penstock_operator.plan.needed_kinds import needed_kinds
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.retirement import kept_replicas
 from penstock_operator.queue import Key

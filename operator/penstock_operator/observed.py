@@ -9,7 +9,7 @@ from penstock.api import GraphDeployment, as_pool_member
 from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
-from penstock_operator.plan.facts import Failure
+from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.pods import PodView
 from penstock_operator.pools import Standing
 from penstock_operator.queue import Key

@@ -38,9 +38,11 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.observed import ObservedGraph, in_pool
 from penstock_operator.plan.budget import Releases
-from penstock_operator.plan.facts import ConditionFacts, Failure, needed_kinds, observed_facts
+from penstock_operator.plan.failures import Failure
+from penstock_operator.plan.needed_kinds import needed_kinds
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.plan.status_input import StatusInput, observed_status_input
 from penstock_operator.pools import GpuPools
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
@@ -133,9 +135,9 @@ class Reconciler:
     async def refused(self, raw: Object, refusals: Refusals) -> None:
         """Say what keeps a graph from being taken up at all."""
         if refusals.lasting:
-            facts = observed_facts(raw, (), failure=failure_of((), refusals))
-            await self._reporter.status(raw, facts, refusals)
-            await self._reporter.events(key_of(raw), raw, facts, refusals)
+            inputs = observed_status_input(raw, (), failure=failure_of((), refusals))
+            await self._reporter.status(raw, inputs, refusals)
+            await self._reporter.events(key_of(raw), raw, inputs, refusals)
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
@@ -232,7 +234,7 @@ class Reconciler:
                 is_draining = is_draining or done.retiring
             allowed, released = await self._ungate(graph, found.services, plan.kept, refusals)
             found = replace(found, waiting=allowed.waiting)
-            facts = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
+            inputs = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
         except UnavailableError as exc:
             if self._parts.cluster.problem() is None:  # it answers, but not to this
                 failure = Failure(RefusalKind.REJECTED, str(exc))
@@ -242,13 +244,13 @@ class Reconciler:
         for message in emitted:
             await self._parts.recorder.emit(graph.raw, message)
         await self._reporter.events(
-            graph.key, graph.raw, facts, refusals, applied=found.applied, invalid=graph.invalid
+            graph.key, graph.raw, inputs, refusals, applied=found.applied, invalid=graph.invalid
         )
         wrote = bool(emitted or is_pruned or released or found.applied.wrote)
         after = self._snapshot(graph)
-        requeue_after_s = DRAIN_REQUEUE_S if is_draining else _requeue_after_s(facts, after.views())
+        requeue_after_s = DRAIN_REQUEUE_S if is_draining else _requeue_after_s(inputs, after.views())
         result = _result(graph, found.applied, refusals, wrote=wrote, requeue_after_s=requeue_after_s)
-        is_at_rest = result == ReconcileResult("unchanged") and facts.failure is None
+        is_at_rest = result == ReconcileResult("unchanged") and inputs.failure is None
         if is_at_rest and after.fingerprint() == graph.snapshot.fingerprint():
             # What changed meanwhile was not part of it.
             self._settled[graph.key] = (graph.standing, *after.fingerprint())
@@ -281,9 +283,9 @@ class Reconciler:
     ) -> ReconcileResult:
         """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
         invalid, refusals = Failure("InvalidSpec", message_of(problems)), Refusals()
-        facts = observed_facts(raw, snapshot.views(), failure=invalid)
-        await self._reporter.status(raw, facts, refusals)
-        await self._reporter.events(key, raw, facts, refusals, invalid=invalid)
+        inputs = observed_status_input(raw, snapshot.views(), failure=invalid)
+        await self._reporter.status(raw, inputs, refusals)
+        await self._reporter.events(key, raw, inputs, refusals, invalid=invalid)
         return ReconcileResult("invalid")
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
@@ -296,11 +298,11 @@ class Reconciler:
                 raw, snapshot, now_s=self._parts.now_s(), refusals=refusals
             )
             if not step.release:
-                facts = observed_facts(
+                inputs = observed_status_input(
                     raw, snapshot.views(), failure=failure_of((), refusals), deleting=step.message
                 )
-                await self._reporter.status(raw, facts, refusals)
-                await self._reporter.events(key, raw, facts, refusals)
+                await self._reporter.status(raw, inputs, refusals)
+                await self._reporter.events(key, raw, inputs, refusals)
                 wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
                 return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])
@@ -309,9 +311,9 @@ class Reconciler:
         return ReconcileResult("changed")
 
 
-def _requeue_after_s(facts: ConditionFacts, pods: Iterable[PodView]) -> float | None:
+def _requeue_after_s(inputs: StatusInput, pods: Iterable[PodView]) -> float | None:
     """Return when to reconcile again though nothing changes or drains; None: not at all."""
-    is_unready = bool(facts.short) or any(not each.ready and not each.finished for each in pods)
+    is_unready = bool(inputs.short) or any(not each.ready and not each.finished for each in pods)
     return UNREADY_REQUEUE_S if is_unready else None
 
 

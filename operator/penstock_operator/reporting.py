@@ -18,16 +18,11 @@ from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category
-from penstock_operator.plan.facts import (
-    ConditionFacts,
-    Failure,
-    graph_facts,
-    late_services,
-    missing_definition,
-    worst_failure,
-)
+from penstock_operator.plan.failures import Failure, worst_failure
+from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.plan.status_input import StatusInput, late_services, status_input
 from penstock_operator.pools import GpuPools
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
@@ -69,9 +64,9 @@ class Reporter:
         self._emitted.pop(key, None)
         self._short.pop(key, None)
 
-    async def status(self, raw: Object, facts: ConditionFacts, refusals: Refusals) -> None:
+    async def status(self, raw: Object, inputs: StatusInput, refusals: Refusals) -> None:
         """Write a graph's status."""
-        status = graph_status(facts, old=raw.get("status") or None, now=stamp(self._now_s()))
+        status = graph_status(inputs, old=raw.get("status") or None, now=stamp(self._now_s()))
         status |= self._pools.status_of(key_of(raw))
         await self._write(raw, status, refusals)
 
@@ -83,7 +78,7 @@ class Reporter:
         refusals: Refusals,
         *,
         failure: Failure | None = None,
-    ) -> ConditionFacts:
+    ) -> StatusInput:
         """Write the statuses of a valid graph and of its ScalingAdapters; return what is known of it.
 
         Args:
@@ -94,7 +89,7 @@ class Reporter:
             failure: Why the reconcile ended early; None: it did not.
         """
         generation = graph.raw["metadata"].get("generation", 0)
-        facts = graph_facts(
+        inputs = status_input(
             graph.model,
             generation,
             snapshot.views(),
@@ -103,23 +98,23 @@ class Reporter:
             now_s=graph.now_s,
         )
         before = self._short.get(graph.key, {})
-        self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in facts.short}
+        self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in inputs.short}
         late = late_services(graph.model, since, now_s=graph.now_s)
-        await self._adapters(graph, snapshot, facts, found, refusals)
+        await self._adapters(graph, snapshot, inputs, found, refusals)
         # Last, so that it names every refused write but itself.
         missing = missing_definition(graph.model.spec, graph.context.kinds)
         worst = worst_failure(
             [graph.invalid, failure, failure_of(found.applied.conflicts, refusals), missing]
         )
-        facts = replace(facts, late=late, paused=graph.paused, served=graph.served, failure=worst)
-        await self.status(graph.raw, facts, refusals)
-        return facts
+        inputs = replace(inputs, late=late, paused=graph.paused, served=graph.served, failure=worst)
+        await self.status(graph.raw, inputs, refusals)
+        return inputs
 
     async def _adapters(
         self,
         graph: ObservedGraph,
         snapshot: GraphSnapshot,
-        facts: ConditionFacts,
+        inputs: StatusInput,
         found: Findings,
         refusals: Refusals,
     ) -> None:
@@ -127,7 +122,7 @@ class Reporter:
             live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
                 said = adapter_status(
-                    facts.services[name],
+                    inputs.services[name],
                     found.services[name].bounds,
                     generation=live["metadata"].get("generation", 0),
                     old=live.get("status"),
@@ -139,7 +134,7 @@ class Reporter:
         self,
         key: Key,
         raw: Object,
-        facts: ConditionFacts,
+        inputs: StatusInput,
         refusals: Refusals,
         *,
         applied: Applied | None = None,
@@ -156,12 +151,12 @@ class Reporter:
         ]
         # A refused release is among the refusals.
         reasons = sorted(
-            {f"{each.service}: {each.reason}" for each in facts.waiting if not each.cause_is_refusal}
+            {f"{each.service}: {each.reason}" for each in inputs.waiting if not each.cause_is_refusal}
         )
         troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
         troubles += [
             EventMessage(each.category.value, str(each), "Observe", is_warning=True)
-            for each in facts.diagnoses
+            for each in inputs.diagnoses
             if each.category in {Category.REFUSED, Category.NODE_LOST}
         ]
         self._emitted[key] = frozenset(troubles)

@@ -22,7 +22,7 @@ from operating import edit, set_status
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, NODE, POD, SERVICE
 from penstock_operator.doctor.check import check
-from penstock_operator.doctor.facts import Severity
+from penstock_operator.doctor.findings import Severity
 from penstock_operator.doctor.gather import Scope, gather
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

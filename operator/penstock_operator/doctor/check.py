@@ -24,20 +24,8 @@ from penstock.kube.objects.names import (
 )
 from penstock_operator.doctor.check_graph import graph_findings
 from penstock_operator.doctor.check_pools import pool_findings
-from penstock_operator.doctor.facts import (
-    Facts,
-    Finding,
-    LeaseFact,
-    Object,
-    RightsFact,
-    Severity,
-    Unreadable,
-    full_name,
-    ok,
-    problem,
-    unknown,
-    warning,
-)
+from penstock_operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, Unreadable, full_name
+from penstock_operator.doctor.findings import Finding, Severity, ok, problem, unknown, warning
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less is undetectable; TLS and tokens bear minutes."""

@@ -14,18 +14,8 @@ from penstock.core.kv_transfers import REMEDY, KvTransferCounts, TransferResult
 from penstock.core.overload import is_overloaded
 from penstock.core.worker_metrics import OwnNames, names_on_page, worker_samples
 from penstock.kube.objects.names import SERVING
-from penstock_operator.doctor.facts import (
-    Finding,
-    GraphFacts,
-    Object,
-    Page,
-    Unreadable,
-    full_name,
-    ok,
-    problem,
-    unknown,
-    warning,
-)
+from penstock_operator.doctor.facts import GraphFacts, Object, Page, Unreadable, full_name
+from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock_operator.plan.diagnose import diagnose
 from penstock_operator.plan.pods import PodView, pod_view
 

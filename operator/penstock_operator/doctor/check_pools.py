@@ -8,16 +8,8 @@ from typing import NamedTuple
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, as_pool_member
 from penstock.kube.objects.names import pool_drawn_from
 from penstock.kube.objects.quantity import quantity
-from penstock_operator.doctor.facts import (
-    Finding,
-    Object,
-    Unreadable,
-    full_name,
-    ok,
-    problem,
-    unknown,
-    warning,
-)
+from penstock_operator.doctor.facts import Object, Unreadable, full_name
+from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock_operator.resources.node_pool import gpu_request
 from penstock_operator.resources.pod import gpu_ceiling
 

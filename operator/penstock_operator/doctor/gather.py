@@ -45,15 +45,7 @@ from penstock.kube.objects.names import (
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.check import component_of, lease_of, scope_of
 from penstock_operator.doctor.check_pools import Requested
-from penstock_operator.doctor.facts import (
-    Facts,
-    GraphFacts,
-    LeaseFact,
-    Object,
-    Page,
-    RightsFact,
-    Unreadable,
-)
+from penstock_operator.doctor.facts import Facts, GraphFacts, LeaseFact, Object, Page, RightsFact, Unreadable
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.rbac import (
     CLUSTER_OPERATOR_RIGHTS,

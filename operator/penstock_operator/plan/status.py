@@ -19,7 +19,7 @@ from penstock.kube.objects.served import ServedSpec
 from penstock_operator.plan.budget import WAITING
 from penstock_operator.plan.diagnose import worst
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.facts import ConditionFacts, ServiceFacts
+from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
 
 READY = "Ready"
 PROGRESSING = "Progressing"
@@ -41,9 +41,9 @@ class ConditionResult:
     message: str
 
 
-def condition_results(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
+def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
     """Return the operator's conditions of a graph, sorted by type."""
-    found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
+    found = (_ready(graph), _progressing(graph), _degraded(graph), _budget(graph), _schedulable(graph))
     return tuple(sorted(found, key=lambda each: each.type))
 
 
@@ -73,16 +73,16 @@ def conditions(
     return rows
 
 
-def _ready(facts: ConditionFacts) -> ConditionResult:
+def _ready(graph: StatusInput) -> ConditionResult:
     """Ready: a request would be served now, or would wake workers scaled to zero."""
-    if facts.deleting:
+    if graph.deleting:
         return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
-    if facts.failure is not None and not facts.services:  # nothing of it could even be read
-        return ConditionResult(READY, False, facts.failure.reason, facts.failure.message)
+    if graph.failure is not None and not graph.services:  # nothing of it could even be read
+        return ConditionResult(READY, False, graph.failure.reason, graph.failure.message)
     # A graph that declares no router is behind one of its user's own.
-    present = {each.role for each in facts.services.values()}
-    serving = {role: _serving(facts, role) for role in Role if role in present}
-    asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
+    present = {each.role for each in graph.services.values()}
+    serving = {role: _serving(graph, role) for role in Role if role in present}
+    asleep = [role for role in serving if graph.is_woken and _is_at_zero(graph, role)]
     absent = [role for role, count in serving.items() if not count and role not in asleep]
     if not serving:
         return ConditionResult(READY, False, "NoReadyWorker", "no service is known")
@@ -99,21 +99,21 @@ def _ready(facts: ConditionFacts) -> ConditionResult:
     return ConditionResult(READY, True, "Serving", f"ready replicas: {text}")
 
 
-def _progressing(facts: ConditionFacts) -> ConditionResult:
-    steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
-    if facts.deleting:
-        return ConditionResult(PROGRESSING, True, "Deleting", facts.deleting)
-    if facts.paused:
+def _progressing(graph: StatusInput) -> ConditionResult:
+    steps = [f"{name}: {step}" for name, each in sorted(graph.services.items()) if (step := _step(each))]
+    if graph.deleting:
+        return ConditionResult(PROGRESSING, True, "Deleting", graph.deleting)
+    if graph.paused:
         stays = "children stay as they are, while budget, scheduling gates and drains hold"
-        return ConditionResult(PROGRESSING, False, "Paused", f"{facts.paused}: {stays}; remove it to go on")
+        return ConditionResult(PROGRESSING, False, "Paused", f"{graph.paused}: {stays}; remove it to go on")
     if steps:
-        return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
-    if facts.failure is not None:
-        return ConditionResult(PROGRESSING, False, facts.failure.reason, facts.failure.message)
+        return ConditionResult(PROGRESSING, True, _reason(graph), "; ".join(steps))
+    if graph.failure is not None:
+        return ConditionResult(PROGRESSING, False, graph.failure.reason, graph.failure.message)
     return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
 
 
-def _step(service: ServiceFacts) -> str:
+def _step(service: ServiceStatusInput) -> str:
     replicas = service.replicas
     parts = []
     if service.held:
@@ -131,8 +131,8 @@ def _step(service: ServiceFacts) -> str:
     return ", ".join(parts)
 
 
-def _reason(facts: ConditionFacts) -> str:
-    services = facts.services.values()
+def _reason(graph: StatusInput) -> str:
+    services = graph.services.values()
     if any(each.rolling for each in services):
         return "RollingOut"
     if any(each.replicas.draining for each in services):
@@ -140,20 +140,20 @@ def _reason(facts: ConditionFacts) -> str:
     return "Scaling"
 
 
-def _degraded(facts: ConditionFacts) -> ConditionResult:
-    if facts.failure is not None:
-        return ConditionResult(DEGRADED, True, facts.failure.reason, facts.failure.message)
-    faults = [each for each in facts.diagnoses if each.category.is_fault]
+def _degraded(graph: StatusInput) -> ConditionResult:
+    if graph.failure is not None:
+        return ConditionResult(DEGRADED, True, graph.failure.reason, graph.failure.message)
+    faults = [each for each in graph.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
         # Replicas that wait for the budget are not broken.
-        blocked = {each.service for each in facts.waiting}
-        services = ((name, facts.services[name]) for name in facts.late)
+        blocked = {each.service for each in graph.waiting}
+        services = ((name, graph.services[name]) for name in graph.late)
         late = sorted(
             name for name, each in services if each.missing > (each.replicas.gated if name in blocked else 0)
         )
         if late:
-            text = "; ".join(f"{name}: {_step(facts.services[name])}" for name in late)
+            text = "; ".join(f"{name}: {_step(graph.services[name])}" for name in late)
             text = f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
             return ConditionResult(DEGRADED, True, "ReplicasNotReady", text)
         return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
@@ -161,33 +161,33 @@ def _degraded(facts: ConditionFacts) -> ConditionResult:
     return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
 
 
-def _budget(facts: ConditionFacts) -> ConditionResult:
-    used = f"{facts.gpus} GPUs are in use"
-    if facts.budget is None:
+def _budget(graph: StatusInput) -> ConditionResult:
+    used = f"{graph.gpus} GPUs are in use"
+    if graph.budget is None:
         return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
-    if facts.gpus > facts.budget:
-        message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
+    if graph.gpus > graph.budget:
+        message = f"{used}, the budget is {graph.budget}; no worker starts until enough have ended"
         return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
-    return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {facts.budget}")
+    return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {graph.budget}")
 
 
-def _schedulable(facts: ConditionFacts) -> ConditionResult:
-    unplaced = [each for each in facts.diagnoses if each.category.is_unplaced]
+def _schedulable(graph: StatusInput) -> ConditionResult:
+    unplaced = [each for each in graph.diagnoses if each.category.is_unplaced]
     first = worst(unplaced)
     if first is not None:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
         return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
-    if facts.waiting:
-        text = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        cause = next((each.cause for each in facts.waiting if each.cause_is_refusal), WAITING)
+    if graph.waiting:
+        text = sorted({f"{each.service}: {each.reason}" for each in graph.waiting})
+        cause = next((each.cause for each in graph.waiting if each.cause_is_refusal), WAITING)
         return ConditionResult(SCHEDULABLE, False, cause, "; ".join(text))
     lacking = {
         name: each.replicas.unplaced + max(0, each.target - each.replicas.existing)
-        for name, each in sorted(facts.services.items())
+        for name, each in sorted(graph.services.items())
     }
     if any(lacking.values()):
         lacks = "; ".join(
-            f"{name}: {number} of {facts.services[name].target} replicas have no node yet"
+            f"{name}: {number} of {graph.services[name].target} replicas have no node yet"
             for name, number in lacking.items()
             if number
         )
@@ -195,12 +195,12 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
     return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
-def _serving(facts: ConditionFacts, role: Role) -> int:
-    return sum(each.replicas.serving for each in facts.services.values() if each.role is role)
+def _serving(graph: StatusInput, role: Role) -> int:
+    return sum(each.replicas.serving for each in graph.services.values() if each.role is role)
 
 
-def _is_at_zero(facts: ConditionFacts, role: Role) -> bool:
-    return role.is_worker and not any(each.target for each in facts.services.values() if each.role is role)
+def _is_at_zero(graph: StatusInput, role: Role) -> bool:
+    return role.is_worker and not any(each.target for each in graph.services.values() if each.role is role)
 
 
 def _listed(roles: Sequence[Role]) -> str:
@@ -228,46 +228,46 @@ SCALING_LIMITED: Final = "ScalingLimited"
 """Condition of a ScalingAdapter: the desired number lies outside the graph's bounds."""
 
 
-def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
+def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
     """Return the operator's part of a graph's status, for server-side apply.
 
     ``now`` (RFC 3339) is used only for conditions whose status changes from the ``old`` one.
     """
-    found = condition_results(facts)
-    services = {name: _service(each) for name, each in sorted(facts.services.items())}
+    found = condition_results(graph)
+    services = {name: _service(each) for name, each in sorted(graph.services.items())}
     return {
-        "observedGeneration": facts.generation,
-        **_served(facts.served),
+        "observedGeneration": graph.generation,
+        **_served(graph.served),
         "operatorVersion": _RELEASE,
-        **_address(facts, old or {}),
-        "phase": phase(facts, {each.type: each.status for each in found}).value,
+        **_address(graph, old or {}),
+        "phase": phase(graph, {each.type: each.status for each in found}).value,
         "conditions": conditions(
-            found, old=(old or {}).get("conditions") or (), generation=facts.generation, now=now
+            found, old=(old or {}).get("conditions") or (), generation=graph.generation, now=now
         ),
         # An empty map in place of a full one is stored as null, which is refused.
         **({"services": services} if services else {}),
-        "summary": _summary(facts),
+        "summary": _summary(graph),
     }
 
 
-def phase(facts: ConditionFacts, held: Mapping[str, bool]) -> GraphPhase:
+def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
     """Return the one word for a graph whose conditions ``held`` (by type) are known.
 
     Failed: it cannot be brought about and serves nothing. Degraded: something is broken. Pending: nothing
     of it runs and nothing is under way.
     """
-    if facts.failure is not None and not held[READY]:
+    if graph.failure is not None and not held[READY]:
         return GraphPhase.FAILED
     if held[DEGRADED]:
         return GraphPhase.DEGRADED
     if held[READY] and not held[PROGRESSING]:
         return GraphPhase.READY
-    started = any(each.replicas.existing for each in facts.services.values())
-    return GraphPhase.PROGRESSING if facts.deleting or (started and held[PROGRESSING]) else GraphPhase.PENDING
+    started = any(each.replicas.existing for each in graph.services.values())
+    return GraphPhase.PROGRESSING if graph.deleting or (started and held[PROGRESSING]) else GraphPhase.PENDING
 
 
 def adapter_status(
-    service: ServiceFacts,
+    service: ServiceStatusInput,
     bounded: Bounded,
     *,
     generation: int,
@@ -303,10 +303,10 @@ def adapter_status(
     return {**found, "lastScaleTime": since} if since else found
 
 
-def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
+def _address(graph: StatusInput, old: Mapping[str, Any]) -> dict[str, Any]:
     """Return where clients reach the graph; the last address stays while an invalid specification names none."""
-    address = old.get("address") if facts.url is None else {"url": facts.url} if facts.url else None
-    model = old.get("servedModel") if facts.served_model is None else facts.served_model
+    address = old.get("address") if graph.url is None else {"url": graph.url} if graph.url else None
+    model = old.get("servedModel") if graph.served_model is None else graph.served_model
     return {key: value for key, value in (("address", address), ("servedModel", model)) if value}
 
 
@@ -328,7 +328,7 @@ def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> boo
     ) == sorted(wanted["conditions"], key=lambda each: str(each["type"]))
 
 
-def _service(service: ServiceFacts) -> dict[str, Any]:
+def _service(service: ServiceStatusInput) -> dict[str, Any]:
     return {
         "replicas": service.replicas.existing,
         "ready": service.replicas.ready,
@@ -341,14 +341,14 @@ def _service(service: ServiceFacts) -> dict[str, Any]:
     }
 
 
-def _summary(facts: ConditionFacts) -> dict[str, str]:
-    decode = _ready_of(facts, Role.DECODE) or _ready_of(facts, Role.AGGREGATED)
-    gpus = str(facts.gpus) if facts.budget is None else f"{facts.gpus}/{facts.budget}"
-    return {"prefill": _ready_of(facts, Role.PREFILL), "decode": decode, "gpus": gpus}
+def _summary(graph: StatusInput) -> dict[str, str]:
+    decode = _ready_of(graph, Role.DECODE) or _ready_of(graph, Role.AGGREGATED)
+    gpus = str(graph.gpus) if graph.budget is None else f"{graph.gpus}/{graph.budget}"
+    return {"prefill": _ready_of(graph, Role.PREFILL), "decode": decode, "gpus": gpus}
 
 
-def _ready_of(facts: ConditionFacts, role: Role) -> str:
-    services = [each for each in facts.services.values() if each.role is role]
+def _ready_of(graph: StatusInput, role: Role) -> str:
+    services = [each for each in graph.services.values() if each.role is role]
     if not services:
         return ""
     return f"{sum(each.replicas.ready for each in services)}/{sum(each.target for each in services)}"

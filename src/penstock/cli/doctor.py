@@ -17,7 +17,7 @@ from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.say import say, say_json
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
-from penstock_operator.doctor.facts import Finding, Severity, counts, is_healthy
+from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
 
 if TYPE_CHECKING:
     from penstock_operator.doctor.facts import Facts

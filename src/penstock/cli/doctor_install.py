@@ -20,7 +20,7 @@ import psutil
 
 from penstock.core.local_state import full_disk, state_dir
 from penstock.local.ports import FIRST_PORT, LAST_PORT, is_free
-from penstock_operator.doctor.facts import Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 
 EXTRAS: Final = {
     "dask": "penstock simulate --on dask",

@@ -37,7 +37,7 @@ from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
 from penstock.local.troubles import troubles
 from penstock.runtimes import PLANNER_ROLE
-from penstock_operator.doctor.facts import Finding, ok, problem, warning
+from penstock_operator.doctor.findings import Finding, ok, problem, warning
 from penstock_planner.core.phase import PlannerPhase
 
 _COMMAND_CHARACTERS: Final = 120

@@ -22,7 +22,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.kv_transfers import KvTransferCounts
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
-from penstock_operator.doctor.facts import Severity
+from penstock_operator.doctor.findings import Severity
 
 
 def process(name, role, state="ready", **changes):

@@ -11,7 +11,7 @@ from penstock.cli import doctor_install
 from penstock.cli.doctor import doctor
 from penstock.cli.doctor_install import EXTRAS, InstallFacts, install_facts, install_findings
 from penstock.core.errors import ConfigError
-from penstock_operator.doctor.facts import Severity
+from penstock_operator.doctor.findings import Severity
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 

@@ -6,13 +6,7 @@ import copy
 from dataclasses import replace
 
 from penstock.api.crd import definitions
-from penstock_operator.doctor.facts import (
-    Facts,
-    GraphFacts,
-    LeaseFact,
-    Page,
-    RightsFact,
-)
+from penstock_operator.doctor.facts import Facts, GraphFacts, LeaseFact, Page, RightsFact
 
 NOW_S = 1_800_000_000.0
 NOW = "2027-01-15T08:00:00.000000Z"

@@ -12,15 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
 from penstock_operator.doctor.check import check
-from penstock_operator.doctor.facts import (
-    LeaseFact,
-    Right,
-    RightsFact,
-    Severity,
-    Unreadable,
-    counts,
-    is_healthy,
-)
+from penstock_operator.doctor.facts import LeaseFact, Right, RightsFact, Unreadable
+from penstock_operator.doctor.findings import Severity, counts, is_healthy
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 

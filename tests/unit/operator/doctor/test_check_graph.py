@@ -10,7 +10,8 @@ import pytest
 from doctor_facts import NOW_S, graph_facts, graph_object, router_page, worker_page
 
 from penstock_operator.doctor.check_graph import graph_findings
-from penstock_operator.doctor.facts import Page, Severity, Unreadable
+from penstock_operator.doctor.facts import Page, Unreadable
+from penstock_operator.doctor.findings import Severity
 from penstock_operator.doctor.gather import pod_selector
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from doctor_facts import graph_object, node
 
 from penstock_operator.doctor.check_pools import pool_findings
-from penstock_operator.doctor.facts import Severity, Unreadable
+from penstock_operator.doctor.facts import Unreadable
+from penstock_operator.doctor.findings import Severity
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.facts import ConditionFacts, ServiceFacts, count
 from penstock_operator.plan.pods import ContainerView, PodView
+from penstock_operator.plan.service_replicas import count_replicas
 from penstock_operator.plan.status import condition_results, phase
+from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
 
 WELL = {"Stable", "Healthy", "Scheduled"}
 
@@ -40,8 +41,8 @@ def pods(draw):
 
 def facts(found, target, *, late):
     """Return facts of a graph whose one service has these pods and wants that many."""
-    service = ServiceFacts(Role.DECODE, count(found), target, target, 0, "")
-    made = ConditionFacts(1, {"decode": service})
+    service = ServiceStatusInput(Role.DECODE, count_replicas(found), target, target, 0, "")
+    made = StatusInput(1, {"decode": service})
     return replace(made, late=made.short if late else ())
 
 
@@ -50,7 +51,7 @@ def test_a_service_that_is_short_for_long_is_never_well(found, target):
     """Whatever its pods look like: not Stable, not Healthy, not Ready in one word."""
     made = facts(found, target, late=True)
     results = {each.type: each for each in condition_results(made)}
-    is_short = count(found).serving < target
+    is_short = count_replicas(found).serving < target
     said = {results[each].reason for each in ("Progressing", "Degraded")}
     assert not (is_short and said & WELL)
     word = phase(made, {each.type: each.status for each in results.values()})

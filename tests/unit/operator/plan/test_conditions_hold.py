@@ -11,14 +11,10 @@ from penstock.api import GraphDeployment
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.facts import (
-    graph_facts,
-    late_services,
-    observed_facts,
-)
 from penstock_operator.plan.pods import ContainerView, PodCondition, PodView
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import condition_results, graph_status
+from penstock_operator.plan.status_input import late_services, observed_status_input, status_input
 
 NOW_S = 100_000.0
 RAW = {"metadata": {"generation": 1}, "spec": {}}
@@ -92,7 +88,7 @@ def facts_of(states, targets, *, late_for_s):
         for name, number in targets.items()
     }
     waiting = [Waiting(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated]
-    facts = graph_facts(GRAPH, 1, pods, services, waiting=waiting, now_s=NOW_S)
+    facts = status_input(GRAPH, 1, pods, services, waiting=waiting, now_s=NOW_S)
     since = dict.fromkeys(facts.short, NOW_S - late_for_s)
     return replace(facts, late=late_services(GRAPH, since, now_s=NOW_S))
 
@@ -124,7 +120,7 @@ def test_what_is_short_for_longer_than_a_start_is_never_well(states, targets):
 def test_a_replica_without_a_node_is_never_said_to_have_one(states, targets, is_deleted):
     """Whether a gate of the budget's or of another holds it, no node fits, or its pod does not exist yet; deleted or not."""
     if is_deleted:
-        facts = observed_facts(RAW, views(states), deleting="waits")
+        facts = observed_status_input(RAW, views(states), deleting="waits")
     else:
         facts = facts_of(states, targets, late_for_s=0.0)
     lacks = any(set(found) & {"gated", "held", "new", "unplaced"} for found in states.values())

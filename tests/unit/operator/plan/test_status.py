@@ -13,7 +13,8 @@ from penstock.api.status import AdapterStatus, GraphStatus
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category, Diagnosis
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.facts import ConditionFacts, Failure, ServiceFacts, ServiceReplicas
+from penstock_operator.plan.failures import Failure
+from penstock_operator.plan.service_replicas import ServiceReplicas
 from penstock_operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
@@ -28,6 +29,7 @@ from penstock_operator.plan.status import (
     graph_status,
     is_current,
 )
+from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
 
 
 def service(role, number, **more):
@@ -35,14 +37,14 @@ def service(role, number, **more):
     gpus = number if role.is_worker else 0
     counts = ServiceReplicas(number, number, number, 0, gpus)
     values = {"replicas": counts, "desired": number, "target": number, "updated": number, "selector": "s"}
-    return ServiceFacts(role, **{**values, **more})
+    return ServiceStatusInput(role, **{**values, **more})
 
 
 ROUTER = service(Role.ROUTER, 2)
 PREFILL = service(Role.PREFILL, 1)
 DECODE = service(Role.DECODE, 2)
 SERVICES = {"frontend": ROUTER, "prefill": PREFILL, "decode": DECODE}
-REST = ConditionFacts(3, SERVICES, budget=8)
+REST = StatusInput(3, SERVICES, budget=8)
 
 
 def results(facts):
@@ -86,10 +88,10 @@ def test_ready_needs_every_role(names, reason, message):
 
 def test_a_graph_without_router_is_ready_with_its_workers():
     """Requests come through a router of the user's own, which the message says."""
-    facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 1)})
+    facts = StatusInput(1, {"w": service(Role.AGGREGATED, 1)})
     words = "the graph declares no router, so requests have to come through one of your own"
     assert results(facts)[READY] == (True, "Serving", f"ready replicas: aggregated 1; {words}")
-    facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 0)})
+    facts = StatusInput(1, {"w": service(Role.AGGREGATED, 0)})
     assert results(facts)[READY] == (False, "NoReadyWorker", "no ready replica of aggregated")
 
 
@@ -188,7 +190,7 @@ def test_a_transition_time_changes_only_with_the_status():
     assert b["message"].endswith("...")
 
 
-NOTHING = ConditionFacts(
+NOTHING = StatusInput(
     1, {name: service(each.role, 0, target=1) for name, each in SERVICES.items()}, budget=None
 )
 FAULT = trouble(Category.CRASH_LOOP)
@@ -240,12 +242,12 @@ def test_the_phase_is_one_word_for_it(facts, phase):
 
 COUNTS = st.builds(ServiceReplicas, *[st.integers(0, 3)] * 5)
 FACTS = st.builds(
-    ConditionFacts,
+    StatusInput,
     generation=st.integers(1, 3),
     services=st.dictionaries(
         st.sampled_from("abc"),
         st.builds(
-            ServiceFacts,
+            ServiceStatusInput,
             role=st.sampled_from(Role),
             replicas=COUNTS,
             desired=st.integers(0, 3),

@@ -8,14 +8,10 @@ from penstock.api import GraphSpec, Role
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_dynamo.runtime import WORKER_METADATA
-from penstock_operator.plan.facts import (
-    ServiceFacts,
-    ServiceReplicas,
-    count,
-    missing_definition,
-    observed_facts,
-)
+from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.service_replicas import ServiceReplicas, count_replicas
+from penstock_operator.plan.status_input import ServiceStatusInput, observed_status_input
 
 
 def pod(name, **more):
@@ -35,7 +31,7 @@ def test_each_pod_is_counted_once_for_what_it_is():
         pod("terminating", terminating=True),
         pod("finished", phase="Failed"),
     ]
-    assert count(pods) == ServiceReplicas(
+    assert count_replicas(pods) == ServiceReplicas(
         existing=5, ready=3, serving=1, draining=2, gpus=5, unplaced=1, gated=1
     )
 
@@ -47,11 +43,11 @@ def test_a_group_is_one_replica():
         more = {"serving": SERVING if index == 0 else "", **more}
         return pod(f"{group}-{index}", group=group, worker_index=index, group_size=2, **more)
 
-    assert count([member("a", 0), member("a", 1)]) == ServiceReplicas(1, 1, 1, 0, 2)
-    assert count([member("a", 0), member("a", 1, ready=False)]) == ServiceReplicas(1, 0, 0, 0, 2)
-    assert count([member("a", 0)]) == ServiceReplicas(1, 0, 0, 0, 1, unplaced=1)
+    assert count_replicas([member("a", 0), member("a", 1)]) == ServiceReplicas(1, 1, 1, 0, 2)
+    assert count_replicas([member("a", 0), member("a", 1, ready=False)]) == ServiceReplicas(1, 0, 0, 0, 2)
+    assert count_replicas([member("a", 0)]) == ServiceReplicas(1, 0, 0, 0, 1, unplaced=1)
     leaving = [member("a", 0, terminating=True), member("a", 1, terminating=True)]
-    assert count(leaving) == ServiceReplicas(0, 0, 0, 1, 2)
+    assert count_replicas(leaving) == ServiceReplicas(0, 0, 0, 1, 2)
 
 
 def member(name, role, service, **more):
@@ -70,14 +66,18 @@ def test_services_are_found_by_their_pods():
         member("z", "juggler", "circus"),
     ]
     raw = {"metadata": {"generation": 2}, "spec": {"planner": {"maxGpuBudget": 3}}}
-    found = observed_facts(raw, pods, deleting="waits")
+    found = observed_status_input(raw, pods, deleting="waits")
     assert (found.generation, found.budget, found.deleting) == (2, 3, "waits")
     selects = "penstock.dev/graph=g,penstock.dev/service="
     assert found.services == {
-        "decode": ServiceFacts(Role.DECODE, ServiceReplicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"),
-        "frontend": ServiceFacts(Role.ROUTER, ServiceReplicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"),
+        "decode": ServiceStatusInput(
+            Role.DECODE, ServiceReplicas(1, 1, 1, 1, 2), 1, 1, 0, f"{selects}decode"
+        ),
+        "frontend": ServiceStatusInput(
+            Role.ROUTER, ServiceReplicas(1, 1, 1, 0, 1), 1, 1, 0, f"{selects}frontend"
+        ),
     }
-    assert observed_facts(raw, []).services == {}
+    assert observed_status_input(raw, []).services == {}
 
 
 def spec(runtime, nodes=1, **router):

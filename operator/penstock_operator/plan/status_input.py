@@ -1,30 +1,22 @@
-"""What is known of a graph when its status is written, from its pods and from what one reconcile found.
-
-Pure.
-"""
+"""What a graph's status is computed from: its pods, and what one reconcile found. `status` writes it down. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
+from penstock.api import GraphDeployment, Role, ServiceSpec
 from penstock.core.ports import WORKER_PORT
-from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
-from penstock.kube.objects.names import (
-    DRAINING,
-    GRAPH_LABEL,
-    SERVICE_LABEL,
-    child_name,
-)
+from penstock.kube.objects.names import GRAPH_LABEL, SERVICE_LABEL, child_name
 from penstock.kube.objects.served import ServedSpec
-from penstock.runtimes import runtime_of
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
+from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
+from penstock_operator.plan.service_replicas import ServiceReplicas, count_replicas
 from penstock_operator.resources.metadata import selector
 from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 
@@ -33,72 +25,13 @@ _SLOW_AFTER_STARTUP: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceReplicas:
-    """Replicas of one service.
-
-    Attributes:
-        existing: ServiceReplicas that neither terminate nor are finished, draining ones included.
-        ready: Of those, replicas whose every pod is ready.
-        serving: The ready ones that may get requests: workers by their serving label, routers always.
-        draining: ServiceReplicas that are marked to leave or terminate already.
-        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
-        unplaced: Of the existing, replicas of which a pod has no node or is yet to be made.
-        gated: Of the existing, replicas with a pod that the budget's gate holds.
-    """
-
-    existing: int
-    ready: int
-    serving: int
-    draining: int
-    gpus: int
-    unplaced: int = 0
-    gated: int = 0
-
-
-def count(pods: Iterable[PodView]) -> ServiceReplicas:
-    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
-    present = [pod for pod in pods if not pod.finished]
-    replicas: dict[str, list[PodView]] = defaultdict(list)
-    for pod in present:
-        if not pod.terminating:
-            replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
-    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
-    ready = [pods for pods in replicas.values() if _is_ready(pods)]
-    return ServiceReplicas(
-        existing=len(replicas),
-        ready=len(ready),
-        serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
-        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
-        gpus=sum(pod.gpus for pod in present if not pod.gated),
-        unplaced=sum(not _is_placed(pods) for pods in replicas.values()),
-        gated=sum(any(pod.gated for pod in pods) for pods in replicas.values()),
-    )
-
-
-def _is_ready(pods: Sequence[PodView]) -> bool:
-    return all(pod.ready for pod in pods) and _is_complete(pods)
-
-
-def _is_placed(pods: Sequence[PodView]) -> bool:
-    return all(pod.bound or pod.ready for pod in pods) and _is_complete(pods)
-
-
-def _is_complete(pods: Sequence[PodView]) -> bool:
-    return len(pods) >= max(pod.group_size for pod in pods)
-
-
-def _is_marked(pods: Sequence[PodView]) -> bool:
-    return any(pod.serving == DRAINING for pod in pods)
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
-    """What is known of one service.
+class ServiceStatusInput:
+    """What the status says of one service.
 
     Attributes:
         desired: The workload's ``spec.replicas``; 0 while there is no workload.
-        target: ServiceReplicas wanted, the desired number within its bounds.
-        updated: ServiceReplicas of the newest revision.
+        target: Replicas wanted, the desired number within its bounds.
+        updated: Replicas of the newest revision.
         held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
             its bounds is no such step: it is settled, and its ScalingAdapter says so.
         refused: Why the API server refuses its pods; None: it refuses none.
@@ -122,22 +55,9 @@ class ServiceFacts:
         return max(0, self.target - self.replicas.serving)
 
 
-class Failure(NamedTuple):
-    """What of a graph cannot be done: one word such as ``MissingCRD``, and what to do about it."""
-
-    reason: str
-    message: str
-
-
-def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """Return failures, gravest first, as one: its reason, and every message; None: there are none."""
-    kept = [each for each in found if each is not None]
-    return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
-
-
 @dataclass(frozen=True, slots=True)
-class ConditionFacts:
-    """What is known of a graph.
+class StatusInput:
+    """What the status says of a graph.
 
     Attributes:
         generation: ``metadata.generation`` that was acted on.
@@ -152,7 +72,7 @@ class ConditionFacts:
     """
 
     generation: int
-    services: Mapping[str, ServiceFacts]
+    services: Mapping[str, ServiceStatusInput]
     budget: int | None = None
     waiting: Sequence[Waiting] = ()
     diagnoses: Sequence[Diagnosis] = ()
@@ -176,7 +96,7 @@ class ConditionFacts:
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
-def graph_facts(
+def status_input(
     graph: GraphDeployment,
     generation: int,
     pods: Iterable[PodView],
@@ -184,8 +104,8 @@ def graph_facts(
     *,
     waiting: Sequence[Waiting] = (),
     now_s: float,
-) -> ConditionFacts:
-    """Return the facts of a valid graph.
+) -> StatusInput:
+    """Return what the status of a valid graph says.
 
     Args:
         graph: The edit that is carried out.
@@ -219,7 +139,7 @@ def graph_facts(
     url = (
         "" if router is None else f"http://{child_name(graph.name, router[0])}.{namespace}.svc:{WORKER_PORT}"
     )
-    return ConditionFacts(
+    return StatusInput(
         generation=generation,
         services=found_services,
         budget=gpu_ceiling(graph),
@@ -233,15 +153,15 @@ def graph_facts(
 
 def _leaving_services(
     by_service: Mapping[str, Sequence[PodView]], wanted: Collection[str]
-) -> dict[str, ServiceFacts]:
+) -> dict[str, ServiceStatusInput]:
     """Return the services that are wanted no more and of which pods exist, by their pods."""
     found = {}
     for name, pods in sorted(by_service.items()):
         members = [each for each in pods if each.role in set(Role) and not each.finished]
         if not name or name in wanted or not members:
             continue
-        replicas = count(members)
-        found[name] = ServiceFacts(
+        replicas = count_replicas(members)
+        found[name] = ServiceStatusInput(
             role=Role(members[0].role),
             replicas=replicas,
             desired=replicas.existing,
@@ -252,12 +172,14 @@ def _leaving_services(
     return found
 
 
-def _is_missed(pod: PodView, facts: ServiceFacts | None, spec: ServiceSpec | None, *, now_s: float) -> bool:
+def _is_missed(
+    pod: PodView, service: ServiceStatusInput | None, spec: ServiceSpec | None, *, now_s: float
+) -> bool:
     """Return whether a finished pod may be why its service is short: its replacement would still start.
 
     Kubernetes keeps failed pods until there are thousands of them, so one that was evicted long ago says nothing.
     """
-    if facts is None or spec is None or not facts.missing:
+    if service is None or spec is None or not service.missing:
         return False
     return now_s - pod.ended_s < spec.startup_timeout_seconds
 
@@ -270,11 +192,13 @@ def late_services(graph: GraphDeployment, since: Mapping[str, float], *, now_s: 
     )
 
 
-def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], state: ServiceState) -> ServiceFacts:
+def _service(
+    graph: GraphDeployment, name: str, pods: Sequence[PodView], state: ServiceState
+) -> ServiceStatusInput:
     rollout, plan = state.rollout, state.plan
-    return ServiceFacts(
+    return ServiceStatusInput(
         role=state.spec.role,
-        replicas=count(pods),
+        replicas=count_replicas(pods),
         desired=state.running,
         target=state.bounds.replicas,
         updated=0 if rollout is None else rollout.updated,
@@ -286,10 +210,10 @@ def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], state: 
     )
 
 
-def observed_facts(
+def observed_status_input(
     raw: Mapping[str, Any], pods: Iterable[PodView], *, failure: Failure | None = None, deleting: str = ""
-) -> ConditionFacts:
-    """Return the facts of a graph that is invalid or being deleted: its services are those of its pods, wanted as they are.
+) -> StatusInput:
+    """Return what the status of an invalid or deleted graph says: its services are those of its pods, wanted as they are.
 
     Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
     revision is not known then; 0 is reported.
@@ -301,37 +225,10 @@ def observed_facts(
         name: replace(each, target=each.replicas.existing)
         for name, each in _leaving_services(by_service, ()).items()
     }
-    return ConditionFacts(
+    return StatusInput(
         generation=raw["metadata"].get("generation", 0),
         services=found,
         budget=stated_gpu_ceiling(raw),
         failure=failure,
         deleting=deleting,
     )
-
-
-def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
-    """Return the kinds of others' definitions that a graph needs, each with what to say where the cluster lacks it."""
-    found: dict[Kind, str] = {}
-    cluster = runtime_of(spec.runtime).cluster
-    if cluster.kind is not None:
-        kind = f"{cluster.kind.kind} of {cluster.kind.group}"
-        found[cluster.kind] = f"runtime {spec.runtime} needs the kind {kind}, {cluster.kind_source}"
-    over_nodes = sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)
-    if over_nodes:
-        found[LEADER_WORKER_SET] = (
-            f"{', '.join(over_nodes)}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
-            "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
-        )
-    if spec.router.gateway.enabled:
-        found[INFERENCE_POOL] = (
-            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
-            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
-        )
-    return found
-
-
-def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
-    """Return the first needed kind that the cluster does not serve, and its source; None if it serves all."""
-    missing = (message for kind, message in needed_kinds(spec).items() if kind not in served)
-    return next((Failure("MissingCRD", message) for message in missing), None)
