@@ -37,11 +37,11 @@ from penstock_planner.cluster.fleet import last_report, plan_of
 from penstock_planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
-from penstock_planner.figures import Observer, Observers
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.ledger import Ledger
 from penstock_planner.loop import ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.service import boot_id
 from penstock_planner.sources.base import ReadingSource, SourceChain
 from penstock_planner.sources.router import RouterSource, at

@@ -22,9 +22,10 @@ from penstock_planner.dashboard_picture import DAY_S, HOUR_S, PICTURE_S, History
 from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.figures import PlannerFigures, View
 from penstock_planner.learnt import memory_in_words
+from penstock_planner.observers import View
 from penstock_planner.series import EXPECTED, points
+from penstock_planner.stats import PlannerStats
 
 POINTS_PER_INTERVAL = 15
 """Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
@@ -44,7 +45,7 @@ class Dashboard:
         self._config, self._graph = config, graph
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
         self._drawn_s = self._pictured_s = self._remembered_s = float("-inf")
-        self._figures = PlannerFigures(config, is_held=False)
+        self._stats = PlannerStats(config, is_held=False)
         self._runs = Runs(folder)
         self._history = History()
         self._newest: deque[str] = deque(maxlen=NEWEST)
@@ -71,7 +72,7 @@ class Dashboard:
 
     def tick(self, view: View) -> None:
         """Draw the newest numbers, a few times per adjustment interval."""
-        self._figures.tick(view)
+        self._stats.tick(view)
         is_moment = self._history.tick(view)
         if is_moment and view.wall_s - self._pictured_s >= PICTURE_S:
             self._write(lambda: self._draw_pictures(view))
@@ -79,18 +80,18 @@ class Dashboard:
             return
         self._drawn_s = view.at_s
         is_first, self._view = self._view is None, view
-        found = points(self._figures, is_decided=False)
-        self._figures.drop_demands()
+        found = points(self._stats, is_decided=False)
+        self._stats.drop_demands()
         if is_first:
             self._write(lambda: self._begin(view))
         self._write(lambda: self._draw(found, view))
         # The expected value for a time is drawn next to the actual one.
-        for at_s, tokens_per_s in self._figures.due(view.at_s):
+        for at_s, tokens_per_s in self._stats.due(view.at_s):
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: View) -> None:
         """Write the newest decisions as text, the last one first, and the latencies of the interval before it."""
-        self._figures.decided(decision, view)
+        self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
         lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
@@ -98,7 +99,7 @@ class Dashboard:
         self._newest.appendleft(f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines))
         text = "\n\n".join(self._newest)
         self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
-        found = points(self._figures, is_decided=True)
+        found = points(self._stats, is_decided=True)
         self._write(lambda: self._draw(found, view))
         if view.wall_s - self._remembered_s >= PICTURE_S:
             self._write(lambda: self._write_memory(view))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
-from penstock_planner.figures import View
+from penstock_planner.observers import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,10 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.figures import Observers, PlannerFigures, View
+from penstock_planner.observers import Observers, View
 from penstock_planner.problems import ProblemTracker
 from penstock_planner.served_shares import shares_of
+from penstock_planner.stats import PlannerStats
 
 if TYPE_CHECKING:
     # TensorBoard's writer, which readers of the files need not load.
@@ -72,7 +73,7 @@ class FileThread:
 
 
 class FileObservers:
-    """Shows one planner in its files; what a slow disk dropped is counted in ``figures``."""
+    """Shows one planner in its files; what a slow disk dropped is counted in ``stats``."""
 
     def __init__(
         self,
@@ -80,13 +81,13 @@ class FileObservers:
         config: DecideConfig,
         dashboard: Dashboard | None,
         thread: FileThread,
-        figures: PlannerFigures,
+        stats: PlannerStats,
     ) -> None:
         self._dashboard = dashboard
         written = [] if dashboard is None else [dashboard]
         self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])
         self._thread = thread
-        self._figures = figures
+        self._stats = stats
         self._slots = threading.Semaphore(QUEUED)
 
     def tick(self, view: View) -> None:
@@ -104,7 +105,7 @@ class FileObservers:
 
     def _submit(self, show: Callable[[], None]) -> None:
         if not self._slots.acquire(blocking=False):
-            self._figures.dropped_updates += 1
+            self._stats.dropped_updates += 1
             return
 
         def write() -> None:

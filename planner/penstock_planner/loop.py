@@ -34,8 +34,8 @@ from penstock_planner.decide.bounds import existing_gpus, owner
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force
-from penstock_planner.figures import Observers, View
 from penstock_planner.ledger import Ledger
+from penstock_planner.observers import Observers, View
 from penstock_planner.sources.base import (
     ITL,
     TTFT,

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
-from penstock_planner.figures import PlannerFigures
 from penstock_planner.series import SERIES, samples
+from penstock_planner.stats import PlannerStats
 
 _GRAPH = ("namespace", "graph")
 
@@ -21,15 +21,15 @@ class PlannerMetrics(Collector):
     """All graphs of one process, and the handler that prints them."""
 
     def __init__(self) -> None:
-        self._graphs: dict[tuple[str, str], PlannerFigures] = {}
+        self._graphs: dict[tuple[str, str], PlannerStats] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def of(self, namespace: str, graph: str) -> PlannerFigures:
+    def of(self, namespace: str, graph: str) -> PlannerStats:
         """Return a graph's listener; the same one for the same graph."""
-        return self._graphs.setdefault((namespace, graph), PlannerFigures())
+        return self._graphs.setdefault((namespace, graph), PlannerStats())
 
-    def all(self) -> list[PlannerFigures]:
+    def all(self) -> list[PlannerStats]:
         """Return every graph's listener."""
         return list(self._graphs.values())
 
@@ -40,8 +40,8 @@ class PlannerMetrics(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield every family; called by the registry."""
         found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
-        for graph, figures in self._graphs.items():
-            for name, labels, value in samples(figures):
+        for graph, stats in self._graphs.items():
+            for name, labels, value in samples(stats):
                 found.setdefault(name, []).append(((*graph, *labels), value))
         for name, series in SERIES.items():
             if series.metric is None:

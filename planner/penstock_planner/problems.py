@@ -10,7 +10,7 @@ from typing import Final
 from penstock.api import MetricsSource
 from penstock.core.worker_metrics import NOT_ON_PAGE
 from penstock_planner.core.phase import PlannerPhase
-from penstock_planner.figures import View
+from penstock_planner.observers import View
 
 MISSING_S: Final = 10.0
 """Simulated seconds without a usable metric, or with a dead source, before it is said; the default of

@@ -13,8 +13,8 @@ from typing import Final
 
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.decision import Decision
-from penstock_planner.figures import View
 from penstock_planner.loop import TARGET_TIMEOUT_S
+from penstock_planner.observers import View
 
 LATE_S: Final = 5 * TARGET_TIMEOUT_S
 """Real seconds beyond its interval after which a loop hangs. Chosen: a tick reads metrics and makes up to four calls of its

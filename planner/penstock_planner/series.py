@@ -15,7 +15,7 @@ from penstock.core import metric_names as names
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.schedule import in_force, lowered_ceilings, raised_floors
-from penstock_planner.figures import PlannerFigures
+from penstock_planner.stats import PlannerStats
 
 Sample = tuple[str, tuple[str, ...], float | None]
 """Key in `SERIES`, values of the labels, and the number; None: unknown."""
@@ -215,10 +215,10 @@ EXPECTED: Final = ("expected", "prefill/tokens_per_second")
 """Curve and chart of what an earlier decision expected for a time; drawn when that time comes."""
 
 
-def points(figures: PlannerFigures, *, is_decided: bool) -> dict[tuple[str, str], float]:
+def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], float]:
     """Return the dashboard's known and finite numbers by curve and chart."""
     found = {}
-    for key, labels, value in samples(figures):
+    for key, labels, value in samples(stats):
         series = SERIES[key]
         is_drawn = series.tag is not None and series.is_decided is is_decided
         if series.tag is not None and is_drawn and value is not None and abs(value) < inf:
@@ -227,31 +227,31 @@ def points(figures: PlannerFigures, *, is_decided: bool) -> dict[tuple[str, str]
     return found
 
 
-def samples(figures: PlannerFigures) -> Iterator[Sample]:
+def samples(stats: PlannerStats) -> Iterator[Sample]:
     """Return every series' samples."""
     return chain(
-        _counts(figures),
-        _of_view(figures),
-        _of_pull(figures),
-        _of_demand(figures),
-        _of_config(figures),
-        _of_decision(figures),
+        _counts(stats),
+        _of_view(stats),
+        _of_pull(stats),
+        _of_demand(stats),
+        _of_config(stats),
+        _of_decision(stats),
     )
 
 
-def _counts(figures: PlannerFigures) -> Iterator[Sample]:
-    for labels, count in figures.decisions.items():
+def _counts(stats: PlannerStats) -> Iterator[Sample]:
+    for labels, count in stats.decisions.items():
         yield "decisions", labels, count
-    for role, replicas in figures.desired.items():
+    for role, replicas in stats.desired.items():
         yield "desired", (role,), replicas
-    yield "ledger_errors", (), figures.ledger_errors
-    yield "dropped_updates", (), figures.dropped_updates
-    yield "ticks", (), figures.ticks
-    yield "gpu_hours", (), figures.gpu_seconds / 3600
+    yield "ledger_errors", (), stats.ledger_errors
+    yield "dropped_updates", (), stats.dropped_updates
+    yield "ticks", (), stats.ticks
+    yield "gpu_hours", (), stats.gpu_seconds / 3600
 
 
-def _of_view(figures: PlannerFigures) -> Iterator[Sample]:
-    view = figures.view
+def _of_view(stats: PlannerStats) -> Iterator[Sample]:
+    view = stats.view
     if view is None:
         return
     for role, pool in view.pools.items():
@@ -272,8 +272,8 @@ def _of_view(figures: PlannerFigures) -> Iterator[Sample]:
         yield "pool_guaranteed", (), view.guaranteed
 
 
-def _of_pull(figures: PlannerFigures) -> Iterator[Sample]:
-    pull = figures.pull
+def _of_pull(stats: PlannerStats) -> Iterator[Sample]:
+    pull = stats.pull
     if pull is None:
         return
     yield "kv", (), pull.kv.mean
@@ -286,15 +286,15 @@ def _of_pull(figures: PlannerFigures) -> Iterator[Sample]:
     yield "age", ("queue",), queue.age_s
     yield "unknown", ("queue",), float(not queue.is_known)
     if queue.is_known:
-        is_per_worker = figures.config is not None and figures.config.queue_per_worker
+        is_per_worker = stats.config is not None and stats.config.queue_per_worker
         yield "queue_compared", (), pull.queue_per_worker if is_per_worker else queue.value
 
 
-def _of_demand(figures: PlannerFigures) -> Iterator[Sample]:
+def _of_demand(stats: PlannerStats) -> Iterator[Sample]:
     """Yield requests or tokens over seconds, not means of rates."""
-    demands = figures.demands
+    demands = stats.demands
     if not demands:
-        if figures.pull is not None:
+        if stats.pull is not None:
             for key in ("arrivals", "rejected", "oldest_wait"):
                 yield key, (), None
         return
@@ -314,12 +314,12 @@ def _of_demand(figures: PlannerFigures) -> Iterator[Sample]:
         yield "mean_itl", (), sum(each.itl_sum_s for each in demands) / gaps
 
 
-def _of_config(figures: PlannerFigures) -> Iterator[Sample]:
-    config = figures.config
+def _of_config(stats: PlannerStats) -> Iterator[Sample]:
+    config = stats.config
     if config is None:
         return
-    if figures.view is not None:
-        held = in_force(config.schedule, figures.view.wall_s)
+    if stats.view is not None:
+        held = in_force(config.schedule, stats.view.wall_s)
         for bound, bounds in (("least", raised_floors({}, held)), ("most", lowered_ceilings({}, held))):
             for role, count in bounds.items():
                 yield "scheduled", (role.value, bound), count
@@ -327,7 +327,7 @@ def _of_config(figures: PlannerFigures) -> Iterator[Sample]:
     if config.mode == Mode.LOAD:
         yield "kv_threshold", ("up threshold",), config.kv_up
         yield "kv_threshold", ("down threshold",), config.kv_down
-        if figures.view is not None and Role.PREFILL in figures.view.pools:
+        if stats.view is not None and Role.PREFILL in stats.view.pools:
             yield "queue_threshold", ("up threshold",), config.queue_up
             yield "queue_threshold", ("down threshold",), config.queue_down
     if config.mode == Mode.SLA:
@@ -336,11 +336,11 @@ def _of_config(figures: PlannerFigures) -> Iterator[Sample]:
         yield "goal", (), config.attainment
 
 
-def _of_decision(figures: PlannerFigures) -> Iterator[Sample]:
-    yield "forecast", (), figures.expected_now()
-    if figures.forecast is not None:
-        yield "supply", (), figures.forecast.supply_tokens_per_s
-    readings = figures.readings
+def _of_decision(stats: PlannerStats) -> Iterator[Sample]:
+    yield "forecast", (), stats.expected_now()
+    if stats.forecast is not None:
+        yield "supply", (), stats.forecast.supply_tokens_per_s
+    readings = stats.readings
     for role, each in readings.items():
         yield "needed", (role,), each.needed
     speeds = (each.worker_tokens_per_s for each in readings.values())
@@ -348,13 +348,13 @@ def _of_decision(figures: PlannerFigures) -> Iterator[Sample]:
     # Every role's reading is of the same profile and of the same corrections.
     for name, value in next((each.factors for each in readings.values()), {}).items():
         yield "correction", (name,), value
-    yield "pool_wanted", (), figures.wanted_gpus
-    if figures.shares is not None:
-        yield "shares", ("served",), figures.shares.served
-        yield "shares", ("predicted",), figures.shares.predicted
-    for name, share in figures.attained.items():
+    yield "pool_wanted", (), stats.wanted_gpus
+    if stats.shares is not None:
+        yield "shares", ("served",), stats.shares.served
+        yield "shares", ("predicted",), stats.shares.predicted
+    for name, share in stats.attained.items():
         yield "attained", (name,), share
-    for name, share in figures.newly_attained.items():
+    for name, share in stats.newly_attained.items():
         yield "newly_attained", (name,), share
-    for labels, quantile_s in figures.quantiles_s.items():
+    for labels, quantile_s in stats.quantiles_s.items():
         yield "quantile", labels, quantile_s

@@ -20,11 +20,11 @@ from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
-from penstock_planner.figures import Observer, Observers, PlannerFigures
 from penstock_planner.files import FileObservers, FileThread
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.options import PlannerOptions
 from penstock_planner.readiness import Readiness
 from penstock_planner.sources.base import SourceChain
@@ -32,6 +32,7 @@ from penstock_planner.sources.frontend import FrontendMetrics, sources_of
 from penstock_planner.sources.prometheus import GraphLabels
 from penstock_planner.sources.router import at
 from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
+from penstock_planner.stats import PlannerStats
 from penstock_planner.targets.base import Target
 
 MIN_MAX_AGE_S = 1.0
@@ -97,7 +98,7 @@ async def run_until_stopped(
     *,
     observer: Observer | None = None,
 ) -> None:
-    """Plan until ``stop`` is set; ``observer`` hears of decisions, too.
+    """Plan until ``stop`` is set; ``observer`` is notified of decisions, too.
 
     Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
     is taken.
@@ -109,7 +110,7 @@ async def run_until_stopped(
     pool = ConnectionPool(tls=files_of(None if service.graph is None else service.graph.spec.engine.tls))
     metrics = PlannerMetrics()
     graph = service.graph.name if service.graph is not None else options.namespace
-    figures, thread, server = metrics.of(options.namespace, graph), FileThread(), None
+    stats, thread, server = metrics.of(options.namespace, graph), FileThread(), None
     readiness = Readiness()
     ticks = readiness.begin(
         options.namespace, graph, interval_s=clock.to_real_s(settings.config.metric_pulling_interval_s)
@@ -120,7 +121,7 @@ async def run_until_stopped(
         with recording(
             folder,
             settings.config,
-            figures,
+            stats,
             thread,
             graph=service.graph,
             is_chosen=is_chosen,
@@ -134,7 +135,7 @@ async def run_until_stopped(
                 source=_sources(service, pool, router_url, clock),
                 ledger=ledger,
                 time=ModelTime(clock),
-                observers=Observers([figures, ticks, files, *([] if observer is None else [observer])]),
+                observers=Observers([stats, ticks, files, *([] if observer is None else [observer])]),
             )
             await loop.run(stop)
             log.info("planner stopped")
@@ -161,7 +162,7 @@ def _sources(
 def recording(
     folder: Path,
     config: DecideConfig,
-    figures: PlannerFigures,
+    stats: PlannerStats,
     thread: FileThread,
     *,
     graph: GraphDeployment | None,
@@ -170,16 +171,16 @@ def recording(
 ) -> Iterator[tuple[Ledger, FileObservers]]:
     """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
 
-    ``graph`` and ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``figures`` follow the loop.
+    ``graph`` and ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``stats`` follow the loop.
     """
-    figures.begin(config)
+    stats.begin(config)
     dashboard = Dashboard.of(folder, config, graph, is_chosen=is_chosen)
-    files = FileObservers(folder, config, dashboard, thread, figures)
+    files = FileObservers(folder, config, dashboard, thread, stats)
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
     try:
         yield ledger, files
     finally:
-        figures.restarted()
+        stats.restarted()
         ledger.close()
         files.close()
 

@@ -39,11 +39,11 @@ from penstock_planner.cluster.status import (
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.decision import Memory
-from penstock_planner.figures import Observer, Observers
 from penstock_planner.files import FileThread
 from penstock_planner.ledger import FILE_NAME
 from penstock_planner.loop import ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.readiness import Readiness
 from penstock_planner.service import boot_id, made_folder, recording
 from penstock_planner.sources.base import ReadingSource, SourceChain
@@ -232,13 +232,13 @@ class LeaderSession:
         )
         view = self._watch.of(job.key)
         sources = self._sources(job, view, pages)
-        figures = self._metrics.of(*job.key)
+        stats = self._metrics.of(*job.key)
         is_chosen = self._service.log_dir is not None
         try:
             with recording(
                 folder,
                 job.plan.config,
-                figures,
+                stats,
                 self._files,
                 graph=job.graph,
                 is_chosen=is_chosen,
@@ -259,7 +259,7 @@ class LeaderSession:
                     source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                     ledger=ledger,
                     time=ModelTime(self._clock),
-                    observers=Observers([figures, ticks, *self._listeners(job), files]),
+                    observers=Observers([stats, ticks, *self._listeners(job), files]),
                 )
                 await loop.run(stop)
         finally:

@@ -27,7 +27,7 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.decide.grant import bids_in
-from penstock_planner.figures import View
+from penstock_planner.observers import View
 from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of
 

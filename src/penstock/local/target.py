@@ -29,7 +29,7 @@ from penstock.local.store import StateStore
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.figures import View
+from penstock_planner.observers import View
 from penstock_planner.targets.base import Endpoint, TargetState
 
 _log = logs.get_logger(__name__)

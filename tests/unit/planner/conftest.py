@@ -17,9 +17,9 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.reading import Reading, assess, missing
-from penstock_planner.figures import Observer, Observers, View
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
+from penstock_planner.observers import Observer, Observers, View
 from penstock_planner.sources.base import Buckets, Query, Readings
 from penstock_planner.targets.base import Endpoint, TargetState
 

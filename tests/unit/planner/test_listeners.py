@@ -29,10 +29,10 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.schedule import ScheduledBounds
 from penstock_planner.decision_steps import DemandForecast, forecast_of
-from penstock_planner.figures import PlannerFigures
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.series import EXPECTED, SERIES, points
+from penstock_planner.stats import PlannerStats
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -114,7 +114,7 @@ async def test_the_share_served_and_the_one_predicted_are_two_curves_of_one_char
 
 def _points(*demands, config=None):
     """Return the dashboard's points of so many pulls."""
-    return points(PlannerFigures(config, is_held=False, demands=list(demands)), is_decided=False)
+    return points(PlannerStats(config, is_held=False, demands=list(demands)), is_decided=False)
 
 
 def test_a_point_averages_over_requests_and_samples():

@@ -12,8 +12,8 @@ import pytest
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.observation import summarise
 from penstock_planner.decide.reading import missing
-from penstock_planner.figures import View
 from penstock_planner.files import SnapshotWriter
+from penstock_planner.observers import View
 from penstock_planner.problems import ProblemTracker
 
 

@@ -18,11 +18,11 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock_planner import files
 from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.figures import PlannerFigures
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
 from penstock_planner.replay import replay
 from penstock_planner.service import PlannerService, run_until_stopped
+from penstock_planner.stats import PlannerStats
 from penstock_planner.targets.base import Endpoint, TargetState
 
 D, P = Role.DECODE, Role.PREFILL
@@ -213,15 +213,15 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "state.json.tmp")
     monkeypatch.setattr(files, "CLOSE_S", 0.1)
     monkeypatch.setattr(files, "QUEUED", 3)
-    figures = []
-    begin = PlannerFigures.begin
+    stats = []
+    begin = PlannerStats.begin
     monkeypatch.setattr(
-        PlannerFigures, "begin", lambda self, config: (figures.append(self), begin(self, config))[1]
+        PlannerStats, "begin", lambda self, config: (stats.append(self), begin(self, config))[1]
     )
-    backend = _Backend(lambda: figures[0].ticks > 20)
+    backend = _Backend(lambda: stats[0].ticks > 20)
     await _run(backend, log_dir=str(tmp_path), mode="adaptive")
     assert any(record["type"] == "decision" for record in read_ledger(tmp_path).records)
-    assert figures[0].dropped_updates >= 15
+    assert stats[0].dropped_updates >= 15
     with (tmp_path / "state.json.tmp").open("rb") as pipe:  # lets the thread end
         pipe.read()
     for thread in threading.enumerate():

@@ -18,9 +18,9 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Demand, PoolCounts
 from penstock_planner.decide.reading import assess
-from penstock_planner.figures import Observers
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
+from penstock_planner.observers import Observers
 from penstock_planner.replay import replay
 from penstock_planner.sources.base import Readings
 from penstock_planner.targets.base import Endpoint, TargetState
