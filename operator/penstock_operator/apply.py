@@ -61,7 +61,7 @@ class Applied:
 
     Attributes:
         repaired: ``Kind name: what differed`` of those changed by another writer.
-        conflicts: Names taken by objects of others, in words.
+        conflicts: Names taken by objects of others, as text.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
         refusals: Those that the API server did not take.
     """
@@ -79,7 +79,7 @@ class Applied:
 
 
 def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
-    """Return what names taken by others, in words, and refused writes keep from being done; None: nothing."""
+    """Return what names taken by others, as text, and refused writes keep from being done; None: nothing."""
     if conflicts:
         return Failure("NameConflict", "; ".join(sorted(conflicts)))
     if lasting := refusals.lasting:

@@ -1,6 +1,6 @@
 """Reads how many GPUs the claims of a graph's pods hold (DRA), by their ResourceClaimTemplates; called by the reconciler.
 
-A template that is absent, or that may not be read, is one of which nothing can be told.
+A template that is absent, or may not be read, is unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClaimReader:
     gpus: tuple[str, ...]
 
     async def of(self, namespace: str, graph: GraphDeployment) -> dict[str, int]:
-        """Return the GPUs of a claim of each template that the graph's podTemplates name, where it can be told."""
+        """Return the GPUs of a claim of each template that the graph's podTemplates name, where it is known."""
         names = {each for service in graph.spec.services for each in claim_templates(graph, service)}
         found = {}
         for name in sorted(names):

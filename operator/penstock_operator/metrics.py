@@ -180,7 +180,7 @@ class StatusServer(HttpServer):
         standing: Callable[[], str] = lambda: "",
         fault: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Prepare; functions return in words why it is not ready, what it does, and why only a restart helps (/healthz)."""
+        """Prepare; functions return as text why it is not ready, what it does, and why only a restart helps (/healthz)."""
         self._metrics = metrics
         self._unready = unready
         self._standing = standing

@@ -68,14 +68,14 @@ class DeletedNodes:
 
     async def _allowed(self) -> None:
         """Wait until nodes may be listed; a refusal is logged once."""
-        is_told = False
+        is_logged = False
         while True:
             try:
                 await self._client.raw_get("/api/v1/nodes?limit=1")
             except (ForbiddenError, NotFoundError):
-                if not is_told:
+                if not is_logged:
                     log.info("nodes not watched: a deleted node is noticed once its pods go; see rbac.nodes")
-                is_told = True
+                is_logged = True
                 await asyncio.sleep(self._forbidden_retry_s)
             except ClusterError as exc:
                 log.warning("nodes not listed", error=str(exc), retry_s=self._retry_s)

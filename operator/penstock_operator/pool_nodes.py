@@ -1,4 +1,4 @@
-"""Reads the nodes of a pool and the pods on them, at most every `POLL_S`; what cannot be read is told and shrinks nothing."""
+"""Reads the nodes of a pool and the pods on them, at most every `POLL_S`; what cannot be read is reported and shrinks nothing."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from penstock_operator.plan.pool_quotas import quota_problems
 from penstock_operator.polled import Polled
 
 POLL_S: Final = 60.0
-"""Between two looks. Chosen: administrators change quotas seldom, and what one refuses is told at once anyway."""
+"""Between two reads. Chosen: quotas change seldom, and what one refuses is reported at once anyway."""
 
 
 class PoolQuotaReader:

@@ -20,9 +20,9 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "events"): frozenset({"create", "patch"}),
     # The label by which a profile of podTemplates is chosen.
     ("", "namespaces"): frozenset({"get"}),
-    # A node that is deleted is told at once.
+    # A deleted node is noticed at once.
     ("", "nodes"): frozenset({"list", "watch"}),
-    # One that is lower than a GpuPool is told.
+    # One that is lower than a GpuPool is reported.
     ("", "resourcequotas"): frozenset({"list"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,

@@ -49,7 +49,7 @@ class Moment:
         gpu_s: GPU-seconds since the process began.
         arrivals_per_s: Requests, mean since the moment before; None: unknown.
         oldest_wait_s: Longest wait in the routers' queues since then; None: unknown.
-        scheduled: Entries of the schedule that hold, in words.
+        scheduled: Entries of the schedule that hold, as text.
     """
 
     at_s: float

@@ -120,7 +120,7 @@ def _demand(record: Record) -> str:
     if not pulls:
         return ""
     if not known:
-        return "demand unknown: no router told it"
+        return "demand unknown: no router reported it"
     period_s = sum(each["period_s"] for each in known)
     rejected = sum(each["refused"] + each["timed_out"] for each in known)
     oldest_s = known[-1]["oldest_wait_s"]

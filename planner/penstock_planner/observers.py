@@ -35,7 +35,7 @@ class View:
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
         failures: The newest reason of a replica that was given up, by role.
         remembered: What a former run left in the ledger; None: nothing.
-        scheduled: Entries of the schedule that hold, and until when, in words.
+        scheduled: Entries of the schedule that hold, and until when, as text.
         memory: What the policy remembers after its newest decision.
         grant: GPUs that a pool lets the graph hold; None: it is in no pool.
         guaranteed: Of those, what it gets whenever it wants them; None likewise.

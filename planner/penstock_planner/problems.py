@@ -1,4 +1,4 @@
-"""What keeps a planner from scaling, in words: signals that are unknown, sources that are gone, a ledger without room. Pure.
+"""What keeps a planner from scaling, as text: signals that are unknown, sources that are gone, a ledger without room. Pure.
 
 ``state.json`` shows them to `penstock status`, `penstock doctor --local` and ``/ui``; on Kubernetes the first is a condition.
 """

@@ -198,7 +198,7 @@ def _lease(fact: LeaseFact, now_s: float | None) -> Finding:
         return problem(subject, f"does not exist, so no {fact.component} acts", logs)
     spec = fact.later.get("spec", {})
     if not spec.get("holderIdentity") or spec.get("renewTime") is None:
-        return problem(subject, f"nobody holds it, so no {fact.component} acts", logs)
+        return problem(subject, f"it has no holder, so no {fact.component} acts", logs)
     return _renewal(fact, now_s, subject, logs)
 
 
@@ -249,7 +249,7 @@ def _rights(fact: RightsFact) -> Finding:
 
 
 def _cluster_gpu_pools(facts: Facts) -> Iterator[Finding]:
-    """Say which ClusterGpuPools nobody shares out: an operator of some namespaces sees none."""
+    """Report ClusterGpuPools that no operator shares out: one of some namespaces sees none."""
     pools, deployments = facts.cluster_gpu_pools, facts.deployments
     if isinstance(deployments, Unreadable):
         return

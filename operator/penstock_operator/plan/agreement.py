@@ -42,7 +42,7 @@ class RolloutOrder:
     Attributes:
         waiting: Why, by service.
         later: The objects.
-        lost: What the change costs whatever the order, in words; None: nothing.
+        lost: What the change costs whatever the order, as text; None: nothing.
     """
 
     waiting: Mapping[str, str]
@@ -94,7 +94,7 @@ def rollout_order(
 def _together(
     by_setting: Mapping[str, Mapping[str, str]], routers: AbstractSet[str]
 ) -> tuple[dict[str, str], str | None]:
-    """Return who waits by all settings, and in words which of them want opposite orders: the first one's then holds."""
+    """Return who waits by all settings, and as text which of them want opposite orders: the first one's then holds."""
     (first, held), *others = [(name, each) for name, each in by_setting.items() if each] or [("", {})]
     together = dict(held)
     for name, each in others:
@@ -252,7 +252,7 @@ def _worker_roles(config_map: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Return what a new served name costs, in words; None where both names are served before and after."""
+    """Return what a new served name costs, as text; None where both names are served before and after."""
     name = _served_name(wanted)
     change = _changed(_served_name(live), name)
     if change is None or {_served_name(live), name} <= _names(live) & _names(wanted):

@@ -1,4 +1,4 @@
-"""Why a pod does not serve, in words, with the remedy.
+"""Why a pod does not serve, as text, with the remedy.
 
 Pure. Messages say the same for the same state: no counters and no elapsed times in them, so that a status
 that carries one is not written again and again while nothing changes.

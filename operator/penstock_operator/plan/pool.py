@@ -176,7 +176,7 @@ def pool_gpus(
 def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
     """Return what each graph is guaranteed: what its entry says as far as the pool has it, the oldest graph first.
 
-    So that nobody takes what another is promised by making more graphs that an entry matches.
+    So that no user takes what another one is guaranteed, by making more graphs that an entry matches.
     """
     left, found = gpus, {}
     for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):

@@ -51,7 +51,7 @@ def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
 
 
 def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
-    """Return the GPUs that the claims of one pod of a service hold; None: it has none, or it cannot be told of one."""
+    """Return the GPUs that the claims of one pod of a service hold; None: it has none, or one is unknown."""
     templates = claim_templates(graph, name)
     if not templates or not all(each in claimed for each in templates):
         return None
@@ -66,7 +66,7 @@ def uncounted_devices(
     Args:
         graph: Whose podTemplates.
         known: Patterns of the resources that are counted.
-        claimed: GPUs of claims by their template, which are counted; those of others it cannot be told.
+        claimed: GPUs of claims by their template; the GPUs of others are unknown.
     """
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")

@@ -39,7 +39,7 @@ class BuildContext:
         image_pull_policy: Always, IfNotPresent or Never.
         allowed: What a podTemplate may add to the restricted standard, see `resources.privileges`.
         gpu_resources: Names, or patterns, of the resources that are GPUs.
-        claimed_gpus: GPUs that a claim of each ResourceClaimTemplate holds; without those of which it cannot be told.
+        claimed_gpus: GPUs that a claim of each ResourceClaimTemplate holds; without those that are unknown.
         kinds: Kinds of others' definitions that the graph needs and the cluster serves.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.

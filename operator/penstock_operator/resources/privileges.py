@@ -93,7 +93,7 @@ _SYSTEM: Final = "system-"
 
 
 class _Found(NamedTuple):
-    """What a pod may not have: its key, its value in words, what to do about it, and the chart's value that allows it."""
+    """What a pod may not have: its key, its value as text, what to do about it, and the chart's value that allows it."""
 
     key: str
     value: str

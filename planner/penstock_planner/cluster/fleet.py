@@ -33,7 +33,7 @@ class GraphPlan:
     Attributes:
         disabled: Why there is no planner; empty if there is one.
         paused: Why it decides and does not act; empty if it acts.
-        unused: Keys of the graph without effect on a cluster, in words; empty: none.
+        unused: Keys of the graph without effect on a cluster, as text; empty: none.
     """
 
     options: PlannerOptions

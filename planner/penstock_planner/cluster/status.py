@@ -171,7 +171,7 @@ class StatusListener:
         self._report = first
         self._say = say
         self._signals = UnknownSignals(needs_demand=config.policy.follows_demand)
-        # What binds by role and what to expect, in words; since when it is said, and when a limit last did bind.
+        # What binds by role and what to expect, as text; since when it is said, and when a limit last did bind.
         self._limits = ""
         self._binding: tuple[object, ...] = ()
         self._limits_since_s = self._limited_s = 0.0

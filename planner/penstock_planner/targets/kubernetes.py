@@ -1,4 +1,4 @@
-"""The planner's way to a cluster: pools from watched pods, a GPU pool's grant from the graph, wishes through ScalingAdapters' /scale.
+"""The planner's way to a cluster: pools from watched pods, a GPU pool's grant from the graph, desired replicas through ScalingAdapters' /scale.
 
 It creates and deletes nothing: the operator makes a desired number true, drains what leaves and keeps the GPU budget.
 Reads come from the informers' copies; only a change is a call to the API server.
@@ -176,7 +176,7 @@ class KubernetesTarget:
         """Write both numbers, as `Target.switch` describes it; the operator lets what drains take the place of what waits.
 
         The taking role's goes first, so that its pod waits for GPUs before the giving role's is idle. Where the second
-        one fails, the first is a wish beyond the budget, which waits, and is decided about again.
+        one fails, the first exceeds the budget, waits, and is decided about again.
         """
         await self.scale(taker, replicas[taker], decision_id=decision_id)
         await self.scale(giver, replicas[giver], decision_id=decision_id)

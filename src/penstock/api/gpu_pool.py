@@ -30,7 +30,7 @@ class PoolEntry(SpecModel):
         0, "GPUs that each of them gets whenever its planner wants them, at the cost of those who borrow."
     )
     max_gpus: PoolGpus | None = entry(None, "Most GPUs that each of them holds; null: the pool's.")
-    priority: PoolPriority = entry(PoolPriority.NORMAL, "Who borrows first what nobody is guaranteed.")
+    priority: PoolPriority = entry(PoolPriority.NORMAL, "Who borrows first of what no guarantee needs.")
 
     rules = (
         Rule(

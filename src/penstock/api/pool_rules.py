@@ -17,7 +17,7 @@ _RESOURCE_REMEDY: Final = "correct it or the node pool's gpuResourceName, or let
 
 
 def _others(resource: str, graph: GraphDeployment) -> str:
-    """Return in words what a graph's workers ask for other than a pool's resource; empty: nothing."""
+    """Return as text what a graph's workers ask for other than a pool's resource; empty: nothing."""
     asked = {name: graph.spec.gpu_resource_of(name) for name in graph.spec.workers}
     return ", ".join(f"{name}'s {each}" for name, each in asked.items() if each not in {None, resource})
 

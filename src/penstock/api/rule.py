@@ -1,4 +1,4 @@
-"""One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, in words for both.
+"""One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, as text for both.
 
 Each model has its rows, ``rules``; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.

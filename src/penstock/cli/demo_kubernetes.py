@@ -146,7 +146,7 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
         stop: Set by a signal: the step under way ends there, and the cluster is cleaned.
 
     Raises:
-        ConfigError: kubectl, helm or a context is missing, the namespace exists, or nobody agreed.
+        ConfigError: kubectl, helm or a context is missing, the namespace exists, or the user did not agree.
         PenstockError: a step failed, something is left, or the load run had no successful request.
     """
     console = Terminal(stderr=demo.as_json)
@@ -224,12 +224,12 @@ async def _check_capacity(cluster: KubectlContext, names: tuple[str, ...]) -> bo
 
 
 def _agree(cluster: KubectlContext, where: ClusterOptions) -> None:
-    """Ask whether to change the cluster, unless that was said beforehand."""
+    """Ask whether to change the cluster, unless --yes allows it."""
     what = f"make namespace {cluster.namespace} on context {cluster.context}, install Penstock, send load, remove it all"
     if where.yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"--kubernetes: would {what}; nobody is here to be asked, add --yes")
+        raise ConfigError(f"--kubernetes: would {what}; stdin is no terminal to ask at, add --yes")
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 

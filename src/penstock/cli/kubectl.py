@@ -17,7 +17,7 @@ _TERMINATE_S = 10.0
 """Real seconds that a stopped command gets to end. Chosen: helm marks its release as failed meanwhile."""
 
 
-class StopSignal(Exception):  # noqa: N818 - a user's wish, no error
+class StopSignal(Exception):  # noqa: N818 - the user asked for it, no error
     """A signal came while a command ran."""
 
 

@@ -278,7 +278,7 @@ def from_trace(
 def reset(log_dir: Path) -> None:
     """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
     learnt.reset(log_dir)
-    say("forgotten; the next start learns anew")
+    say("forgotten; the next start learns from nothing")
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ class Recurring:
     Attributes:
         cron: Five fields: minute, hour, day of month, month, day of week; when each begins.
         time_zone: IANA's name.
-        duration_s: Real seconds, > 0; longer ones than the time to the next begin anew with it.
+        duration_s: Real seconds, > 0; longer ones than the time to the next begin again with it.
     """
 
     cron: str

@@ -1,4 +1,4 @@
-"""Opens files that a user names, without waiting for ever: one may be a FIFO that nobody writes."""
+"""Opens files that a user names, without waiting for ever: one may be a FIFO without a writer."""
 
 from __future__ import annotations
 

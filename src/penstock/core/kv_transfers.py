@@ -39,7 +39,7 @@ class KvTransferCounts:
         return self.done + self.none + self.lost
 
     def __str__(self) -> str:
-        """Return them in words."""
+        """Return them as text."""
         return f"{self.done} done, {self.none} none, {self.lost} lost"
 
     def problem(self) -> str | None:

@@ -37,7 +37,7 @@ FULL_BYTES: Final = 1 << 20
 
 
 def full_disk(folder: Path | str) -> str | None:
-    """Return in words that a folder's disk has no room for what is written there; None: it has, or cannot be asked."""
+    """Return as text that a folder's disk has no room for what is written there; None: it has, or cannot be asked."""
     try:
         disk = os.statvfs(folder)
     except OSError:

@@ -168,7 +168,7 @@ class EngineProgress:
     """How the engines of a worker get on, by rank; times are real seconds of a monotonic clock.
 
     Attributes:
-        worked_s: When its processes were last seen to compute; None: never, or nobody looks.
+        worked_s: When its processes were last seen to compute; None: never, or it is not watched.
     """
 
     ranks: Mapping[str, RankProgress]

@@ -195,7 +195,7 @@ def _within(replicas: Sequence[int], gpus: int) -> int:
 def _targets(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share], now_s: float
 ) -> dict[str, int]:
-    """Return what each graph is to have: guarantees, what is not taken back yet, the rest, and what nobody else wants."""
+    """Return what each graph is to have: guarantees, what is not taken back yet, the rest, and what no other graph wants."""
 
     def is_recent(at_s: float | None) -> bool:
         return at_s is not None and 0.0 <= now_s - at_s < pool.startup_s

@@ -1,6 +1,6 @@
 """A GPU pool on this machine: one file below the state folder that the planners of its graphs share under a lock.
 
-Each planner, at each look at its graph, brings its bid; whoever holds the lock runs the allocator for all of them, with what their
+Each planner reports its bid whenever it observes its graph; the one that holds the lock runs the allocator for all of them, with what their
 statefiles hold, and writes its own grant into its own statefile. No process of its own has to live for that.
 """
 
@@ -70,7 +70,7 @@ class PoolFile:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a pool lets a graph hold and guarantees it, GPUs, and in words which pool and who holds what the graph lacks."""
+    """What a pool lets a graph hold and guarantees it, GPUs, and as text which pool and who holds what the graph lacks."""
 
     gpus: int
     guaranteed: int
@@ -176,8 +176,8 @@ class PoolStore:
                 raise NotFoundError(f"{self.path}: has no graph {namespace}; start it with `penstock up`")
             own = states[namespace]
             now_s = SimulatedClock(1.0 if own is None else own.arbiter.speed).now_s()
-            told = members[namespace].bid if bid is None else bid
-            members[namespace] = replace(members[namespace], bid=told, said_s=now_s // WANTS_S * WANTS_S)
+            latest = members[namespace].bid if bid is None else bid
+            members[namespace] = replace(members[namespace], bid=latest, said_s=now_s // WANTS_S * WANTS_S)
             bids = {
                 name: _bid(member, states[name], pool.shares.get(name), now_s)
                 for name, member in members.items()
@@ -211,7 +211,7 @@ class PoolStore:
         return [f"{name}: {words}" for name, words in found.items() if words]
 
     def note(self, namespace: str, speed: float) -> str:
-        """Return in words what the pool says to a graph; empty where there is no such pool any more."""
+        """Return as text what the pool says to a graph; empty where there is no such pool any more."""
         with contextlib.suppress(ConfigError, NotFoundError):
             pool = self.read()
             members, states = self._seen(pool)

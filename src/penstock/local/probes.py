@@ -94,7 +94,7 @@ class Traffic:
     ttft_slo_s: float
 
     def __str__(self) -> str:
-        """Return it in words, without the period."""
+        """Return it as text, without the period."""
         rate = self.arrivals / self.period_s if self.period_s > 0 else 0.0
         words = f"{self.arrivals} requests ({rate:.2f}/s), {self.rejected} rejected"
         if self.ttft_p50_s is None or self.ttft_p99_s is None:

@@ -38,7 +38,7 @@ _EVENTS_PER_S: Final = 150_000 / 9
 (105,000 for each second of processor time); on such a machine its lag is 0.14 s where 0.19 s are allowed."""
 
 _LEAST_SPEED: Final = 2.0
-"""Chosen: the demo's sixteen simulated minutes take eight real ones; whoever waits longer gives up."""
+"""Chosen: the demo's sixteen simulated minutes take eight real ones; longer waits are given up."""
 
 
 def affordable_speed(most: float, events_per_s: float) -> float:

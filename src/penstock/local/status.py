@@ -156,11 +156,11 @@ class PlannerView:
     Attributes:
         phase: observing, adjusting or target_unavailable.
         next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
-        problems: What keeps it from scaling well, in words.
+        problems: What keeps it from scaling well, as text.
         silent_real_s: How long ago that was, where it should have written since; None: it is recent.
         served: Share in time of the last half hour, and the planner's model's for the same fleet; None: not known.
         memory: What becomes of what a former run had learnt; empty: there was none.
-        scheduled: Entries of planner.schedule that hold, and until when, in words.
+        scheduled: Entries of planner.schedule that hold, and until when, as text.
     """
 
     phase: str
@@ -180,9 +180,9 @@ class LocalGraphStatus:
     Attributes:
         processes: In the file's order, entries without a process left out unless they failed.
         gpus_used: Held by existing workers, draining ones included.
-        full_disks: Of the folders that the graph writes to, in words.
-        pool: Which GPU pool it draws from, and who holds what it lacks there, in words; empty: none.
-        cut: How many drains it cut short for others of that pool, and which last, in words; empty: none.
+        full_disks: Of the folders that the graph writes to, as text.
+        pool: Which GPU pool it draws from, and who holds what it lacks there, as text; empty: none.
+        cut: How many drains it cut short for others of that pool, and which last, as text; empty: none.
     """
 
     namespace: str

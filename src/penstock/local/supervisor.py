@@ -88,7 +88,7 @@ class StatefileRecord:
     def started(self, name: str, process: ProcessId) -> None:
         """Write which process serves an entry, even one withdrawn since; a file that is locked gets it at the next look.
 
-        Until then a successor would end the process as one that nobody recorded.
+        Until then a successor would end the process as an unrecorded one.
         """
 
         def edit(state: StateFile) -> StateFile:
@@ -366,7 +366,7 @@ class Supervisor:
             self._observed[name] = replace(self._observed[name], verdict=reason)
 
     def _switch(self, name: str, now_s: float) -> None:
-        """Give a drained worker its new role; one whose process has ended meanwhile starts anew in it."""
+        """Give a drained worker its new role; one whose process has ended meanwhile starts in it."""
         self._record.switched(name)
         running = self._observed.get(name, ObservedProcess()).pid
         self._observed[name] = ObservedProcess(pid=running, started_s=None if running is None else now_s)

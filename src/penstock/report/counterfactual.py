@@ -136,7 +136,7 @@ def outcome(
 
 
 def sentences(found: Counterfactual) -> list[str]:
-    """Return what each other fleet would have done, in words; then how far to believe it."""
+    """Return what each other fleet would have done, as text; then how far to believe it."""
     lines = []
     for each in found.outcomes[1:]:
         did = _did(each, found.served)

@@ -23,7 +23,7 @@ def headline(report: RunReport) -> str:
 
 
 def title(report: RunReport) -> str:
-    """Return the load in words: what came, how many requests to which model, and in what time."""
+    """Return the load as text: what came, how many requests to which model, and in what time."""
     summary = report.load.summary
     trace, duration_s = summary["trace"], report.duration_s
     length = f"{duration_s:.0f} s" if duration_s < 2 * _MINUTE_S else f"{duration_s / _MINUTE_S:.0f} min"

@@ -45,7 +45,7 @@ def _connector(offload: KvOffloadConfig) -> dict[str, Any]:
 
 
 def store_variables(offload: KvOffloadConfig | None, gpus: int) -> dict[str, str]:
-    """Return what LMCache is told by variables: its share of host memory, in each of a replica's ``gpus`` processes."""
+    """Return the environment variables of LMCache: its share of host memory, in each of a replica's ``gpus`` processes."""
     if offload is None or offload.store is not KvStore.LMCACHE:
         return {}
     share = offload.gigabytes * _BYTES / _GIB / max(1, gpus)

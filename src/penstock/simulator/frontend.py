@@ -120,7 +120,7 @@ class FrontendCounters:
         return True
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Count a TTFT; whoever computed the prompt has done so."""
+        """Count a TTFT: the prompt is computed by then."""
         self.prefilled(job)
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s

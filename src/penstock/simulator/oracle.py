@@ -3,7 +3,7 @@
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
 smoothing and its utilisation say how many replicas of each role are needed at each second. Many such schedules are tried
 on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans are cut out of it for as
-long as that holds. What it reaches is an upper bound of the least cost; it does not know of faults beforehand.
+long as that holds. What it reaches is an upper bound of the least cost; it does not know faults in advance.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
 
 def write_result(result: Mapping[str, Any], directory: Path) -> Path:
-    """Write the JSON at once, so that nobody reads half of it, and return its file."""
+    """Write the JSON atomically, so that no reader sees half of it, and return its file."""
     path = directory / RESULT_FILE
     try:
         with NamedTemporaryFile(dir=directory, prefix=f".{RESULT_FILE}-", delete=False) as stream:

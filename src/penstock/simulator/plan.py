@@ -417,7 +417,7 @@ def _router_groups(options: SimulateOptions) -> dict[int, SimulatedRouters]:
         shown = ",".join(map(str, options.routers))
         raise ConfigError(f"--routers {shown}: must be numbers from 1 to {MAX_ROUTERS}")
     if options.picker_death and min(counts) == 1:
-        raise ConfigError("--picker-death: behind one router nobody picks after it; give --routers 2 or more")
+        raise ConfigError("--picker-death: one router has no successor; give --routers 2 or more")
     return {
         count: SimulatedRouters(
             count,

@@ -89,7 +89,7 @@ def _loaded(source: str, block_tokens: int | None, _version: object) -> Trace:
 
 
 def kept_trace(source: str, block_tokens: int | None) -> Trace:
-    """Return a trace, read anew only where its file has changed.
+    """Return a trace, read again only where its file has changed.
 
     Raises:
         ConfigError: it cannot be read.

@@ -333,7 +333,7 @@ class SyntheticSpec:
 
     @property
     def title(self) -> str:
-        """Return what the load is in words, without figures: a load may be stretched."""
+        """Return the load as text, without figures: a load may be stretched."""
         return _TITLES[self.process] + (f" with the requests of {self.requests}" if self.requests else "")
 
 

@@ -68,7 +68,7 @@ class RowError(ValueError):
 
 
 class FailedRowError(ValueError):
-    """A row tells of a request that was never answered, which is no work to replay."""
+    """A row of a request that was never answered, which is no work to replay."""
 
 
 class RowReader(Protocol):
@@ -85,7 +85,7 @@ class RowReader(Protocol):
 
         Raises:
             RowError: it breaks the format.
-            FailedRowError: it tells of a failed request.
+            FailedRowError: its request failed.
             ValidationError: a line of JSON breaks it.
         """
         ...

@@ -80,7 +80,7 @@ class Trace:
     Attributes:
         skipped: Why a row was left out, by 1-based line.
         hash_tokens: Tokens that one of the file's own hash ids stands for.
-        title: What it is in words, for headings; empty: a file, which its name says.
+        title: What it is as text, for headings; empty: a file, which its name says.
     """
 
     name: str

@@ -254,7 +254,7 @@ def engine_gpus(command: Command | None, nodes: int) -> int:
 
 
 def claimed_gpus(template: Mapping[str, Any]) -> int:
-    """Return the GPUs that a ResourceClaimTemplate holds: of a device class that is named after them; 0: it cannot be told."""
+    """Return the GPUs that a ResourceClaimTemplate holds: of a device class that is named after them; 0: unknown."""
     return claimed_devices(template, lambda name: "gpu" in name) or 0
 
 

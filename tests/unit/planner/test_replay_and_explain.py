@@ -120,7 +120,7 @@ def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     assert "decode 1 -> 2: KV 0.95 > 0.90  [above_threshold]" in text
     assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
     assert "decode to 2: applied" in text
-    assert "demand unknown: no router told it" in text
+    assert "demand unknown: no router reported it" in text
     (record,) = orjson.loads(_invoke("explain", "--log-dir", folder, "--id", "d000001", "--json").stdout)
     assert [a["outcome"] for a in record["actuations"]] == ["applied"]
     assert _invoke("explain", "--log-dir", folder, "--all", "--last", "3").stdout.count("adjustment at") == 3

@@ -138,7 +138,7 @@ def test_tiers_and_goodput_have_tables_of_their_own():
         (("--warmup", "60"), "--warmup: 60 leaves nothing"),
         (("--routers", "0"), "from 1 to 256"),
         (("--routers", "2,257"), "from 1 to 256"),
-        (("--picker-death", "3"), "nobody picks after it"),
+        (("--picker-death", "3"), "one router has no successor"),
     ],
 )
 def test_wrong_options_are_refused_with_their_remedy(options, told):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def claimed_devices(template: Mapping[str, Any], is_counted: Callable[[str], bool]) -> int | None:
-    """Return how many devices of counted classes a claim of the template holds; None: it cannot be told.
+    """Return how many devices of counted classes a claim of the template holds; None: unknown.
 
     That is so where all devices of a node are asked for, or one of several alternatives of different numbers.
     """

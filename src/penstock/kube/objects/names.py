@@ -143,7 +143,7 @@ def pool_drawn_from(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def paused_by(graph: Mapping[str, Any]) -> str:
-    """Return what pauses a live GraphDeployment, in words; empty: nothing does."""
+    """Return what pauses a live GraphDeployment, as text; empty: nothing does."""
     if graph["spec"].get("paused"):
         return "spec.paused is true"
     if (graph["metadata"].get("annotations") or {}).get(RECONCILE_ANNOTATION) == "disabled":

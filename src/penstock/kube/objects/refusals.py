@@ -1,4 +1,4 @@
-"""Why the API server did not take a write, as one word, in words, and with what a person can do about it.
+"""Why the API server did not take a write, as one word and as text, with the remedy.
 
 Pure. Every refusal of every write of the operator is classified here and nowhere else, and so are those of a
 workload's pods, which the workload's controller repeats in its status.
@@ -168,7 +168,7 @@ class Refusals:
     """The writes of one reconcile that were refused, so that each step goes on without them.
 
     Attributes:
-        found: In the order of the writes, without those that nobody needs any more.
+        found: In the order of the writes, without those that are not needed any more.
     """
 
     found: list[WriteRefusal] = field(default_factory=list)

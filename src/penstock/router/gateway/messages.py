@@ -72,8 +72,8 @@ def read_subset(metadata: Metadata) -> frozenset[str] | None:
 
 def read_served(metadata: Metadata) -> str | None:
     """Return the endpoint to which the gateway says that it sent the request; None: it does not say."""
-    told = metadata.filter_metadata.get(_LB)
-    served = "" if told is None or SERVED not in told.fields else told.fields[SERVED].string_value
+    reported = metadata.filter_metadata.get(_LB)
+    served = "" if reported is None or SERVED not in reported.fields else reported.fields[SERVED].string_value
     return served or None
 
 

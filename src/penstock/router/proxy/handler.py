@@ -117,7 +117,7 @@ class CompletionHandler:
             may_go_on=self.may_go_on,
             on_prefill_end=self._prefill_ended,
         )
-        # Each raises ClientDisconnected where nobody is there to get an answer.
+        # Each raises ClientDisconnected where the client is gone.
         self._ask: Mapping[type[Asked], Callable[[CompletionCall, Any], Awaitable[Answer]]] = {
             Choose: self._choose,
             Send: self._exchanges.send,

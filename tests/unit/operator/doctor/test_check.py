@@ -235,7 +235,7 @@ HELD = "held by penstock-operator-abc"
         (lease(EARLIER), lease(NOW), NOW_S + 100, Severity.WARNING, BEHIND),
         (lease(EARLIER), lease(NOW), NOW_S - 30, Severity.WARNING, AHEAD),
         (None, None, NOW_S, Severity.PROBLEM, "does not exist, so no operator acts"),
-        (lease(NOW), lease(NOW, holder=""), NOW_S, Severity.PROBLEM, "nobody holds it, so no operator acts"),
+        (lease(NOW), lease(NOW, holder=""), NOW_S, Severity.PROBLEM, "it has no holder, so no operator acts"),
         (FORBIDDEN, FORBIDDEN, NOW_S, Severity.UNKNOWN, "403: you may not"),
     ],
 )
