@@ -20,12 +20,12 @@ from penstock.router.core.request_steps import (
     Confirm,
     End,
     EndKind,
-    GiveBack,
     Notification,
     Problem,
     PromptComputed,
     ReadRest,
     Release,
+    ReleaseKv,
     Rest,
     Retry,
     Send,
@@ -164,7 +164,7 @@ class RequestPath:
                     effects += router.release(job, now_s, is_quiet=is_quiet)
                 case TurnedAway():
                     router.core.refused_at_capacity(step.worker, now_s)
-                case GiveBack() if not job.is_orphan:
+                case ReleaseKv() if not job.is_orphan:
                     self.heartbeats.give_back(job)
         steps.clear()
         return effects

@@ -7,22 +7,22 @@ from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     COMPLETE,
+    AwaitPrefill,
     Began,
     Choose,
     Computed,
     ComputedBeside,
     End,
     EndKind,
-    GiveBack,
     LeavePrefill,
     PrefillFailed,
     Problem,
     PromptComputed,
     Release,
+    ReleaseKv,
     Rest,
     Retry,
     Send,
-    Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import (
@@ -125,9 +125,9 @@ class Driver:
             if self.is_concurrent:
                 self.is_prefilling = True
                 return None
-        if isinstance(step, Send | Settle) and self.is_prefilling:
+        if isinstance(step, Send | AwaitPrefill) and self.is_prefilling:
             failed = self._end_prefill(left)
-            if isinstance(step, Settle) or failed is not None:
+            if isinstance(step, AwaitPrefill) or failed is not None:
                 return failed
         defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
         given = next(left.get(name, iter(())), defaults.get(name))
@@ -171,7 +171,7 @@ class Driver:
         kept = [each for each in self.of(Send) if each.role is Role.DECODE and each.reads_kv]
         assert self.machine._is_kept is False
         assert self.machine._source is None
-        assert len(self.of(GiveBack)) <= len(self.of(Send)) - len(kept) + len(self.of(TurnedAway, Retry))
+        assert len(self.of(ReleaseKv)) <= len(self.of(Send)) - len(kept) + len(self.of(TurnedAway, Retry))
 
 
 SCRIPTS = {

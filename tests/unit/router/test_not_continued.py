@@ -8,7 +8,6 @@ import pytest
 
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import said_of
-from penstock.router.proxy.kept import Kept, KeptTotal
 from penstock.router.proxy.not_continued import (
     BEGUN,
     ENDING,
@@ -18,6 +17,7 @@ from penstock.router.proxy.not_continued import (
     OF_STREAM,
     refusal_of,
 )
+from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
 
 ROOT = Path(__file__).parents[3]
 COMPLETION = {"prompt": "Tell me of the sea."}
@@ -134,7 +134,7 @@ def test_what_has_no_stream_has_no_rest():
 
 def kept_of(*choices, bound_bytes=1 << 20):
     """Return a stream of events with one choice each."""
-    kept = Kept(KeptTotal(), bound_bytes=bound_bytes)
+    kept = ReplayBuffer(BufferedBytes(), bound_bytes=bound_bytes)
     for choice in choices:
         kept.append(b"data: " + orjson.dumps({"id": "x", "choices": [{"index": 0, **choice}]}) + b"\n\n")
         kept.count()
@@ -165,7 +165,7 @@ def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
 )
 def test_a_response_is_not_taken_up_in_a_thought_a_call_or_its_end(kind, more, reason):
     """Nor behind them."""
-    kept = Kept(KeptTotal())
+    kept = ReplayBuffer(BufferedBytes())
     for event in ({"type": kind, **more}, {"type": "response.output_text.delta", "delta": "The"}):
         kept.append(b"event: x\ndata: " + orjson.dumps(event) + b"\n\n")
     assert said_of(kept, asked("responses", input="Tell me.")).refusal == str(reason)

@@ -10,23 +10,23 @@ from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.request import BROKEN, MOVED, RequestPlan
 from penstock.router.core.request_steps import (
     COMPLETE,
+    AwaitPrefill,
     Began,
     Choose,
     Confirm,
     CountTransfer,
-    Deadly,
     Deliver,
     End,
     EndKind,
-    GiveBack,
     Lost,
     Problem,
+    QueryOfDeath,
     ReadRest,
     Relay,
     Release,
+    ReleaseKv,
     Retry,
     Send,
-    Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import (
@@ -84,7 +84,7 @@ def test_two_that_meet_hold_nothing_at_any_end(name):
     assert driver.run(script).kind is kind
     driver.check_nothing_is_held()
 
-    for leave_at in range(len(driver.of(Choose, Send, Relay, Settle, ReadRest, Retry))):
+    for leave_at in range(len(driver.of(Choose, Send, Relay, AwaitPrefill, ReadRest, Retry))):
         driver = Driver(is_split=True, is_concurrent=True)
         assert driver.run(script, leave_at).kind is EndKind.LEFT, (name, leave_at)
         driver.check_nothing_is_held()
@@ -101,13 +101,13 @@ def test_kv_is_given_back_where_no_decode_worker_was_asked_for_it():
     }.items():
         driver = Driver(is_split=True)
         driver.run(script)
-        given[name] = len(driver.of(GiveBack))
+        given[name] = len(driver.of(ReleaseKv))
 
     assert given == {"no decode": 1, "saturated": 1, "served": 0, "crashed": 0}
 
     driver = Driver(is_split=True)
     driver.run({}, leave_at=2)  # the third question: choose a decode worker
-    assert [type(each) for each in driver.steps[-3:]] == [Choose, GiveBack, End]
+    assert [type(each) for each in driver.steps[-3:]] == [Choose, ReleaseKv, End]
 
 
 def test_a_lost_transfer_tries_another_decode_worker_and_counts_both_ends():
@@ -166,7 +166,7 @@ def test_what_kills_two_workers_at_any_stage_gets_no_third(is_split, script, is_
         worker.has_answered = True
     end = driver.run(script)
     assert (end.kind is EndKind.FAILED) is is_deadly
-    assert driver.of(Deadly) == [Deadly(2)] * is_deadly
+    assert driver.of(QueryOfDeath) == [QueryOfDeath(2)] * is_deadly
     driver.check_nothing_is_held()
 
 
@@ -177,7 +177,7 @@ def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered,
     for worker in driver.core.pool:
         worker.has_answered, worker.fell_s = answered, fell_s
     assert driver.run({"Send": [CRASH] * 3}).kind is EndKind.SERVED
-    assert driver.of(Deadly) == []
+    assert driver.of(QueryOfDeath) == []
 
 
 def test_a_new_process_has_answered_nothing():
@@ -244,7 +244,7 @@ def test_a_prompt_waited_for_longer_than_its_lease_is_computed_again():
     driver._choose = slow
     assert driver.run({}).kind is EndKind.SERVED
     assert [each.reason for each in driver.of(Retry)] == ["lease_expired"]
-    assert len(driver.of(GiveBack)) == 1
+    assert len(driver.of(ReleaseKv)) == 1
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_decode_of_another_version_computes_the_prompt_itself():
         (Role.DECODE, False),
     ]
     assert [each.result for each in driver.of(CountTransfer)] == [TransferResult.NONE]
-    assert len(driver.of(GiveBack)) == 1
+    assert len(driver.of(ReleaseKv)) == 1
     driver.check_nothing_is_held()
 
 

@@ -20,17 +20,16 @@ from penstock.router.core import versions
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
+    AwaitPrefill,
     Began,
     Choose,
     Computed,
     ComputedBeside,
     Confirm,
     CountTransfer,
-    Deadly,
     Deliver,
     End,
     EndKind,
-    GiveBack,
     LeavePrefill,
     Lost,
     Notification,
@@ -38,13 +37,14 @@ from penstock.router.core.request_steps import (
     PrefillFailed,
     Problem,
     PromptComputed,
+    QueryOfDeath,
     ReadRest,
     Relay,
     Release,
+    ReleaseKv,
     Rest,
     Retry,
     Send,
-    Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import (
@@ -237,7 +237,7 @@ class RequestMachine:
             came = yield from self._stage(Role.DECODE, self._answered)
         finally:
             if self._is_kept:
-                self.steps.append(GiveBack())
+                self.steps.append(ReleaseKv())
             self._source, self._is_kept = None, False
         if came is RefusalReason.QUEUE_TIMEOUT:
             # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
@@ -267,7 +267,7 @@ class RequestMachine:
                 yield _send(Role.PREFILL, reads_kv=False)
                 came = yield from self._stage(Role.DECODE, self._answered)
                 if came is None and self._meeting is not None:
-                    yield Settle()
+                    yield AwaitPrefill()
             finally:
                 if self._meeting is not None:
                     self.steps.append(_LEAVE_PREFILL)
@@ -394,9 +394,9 @@ class RequestMachine:
         is_rest = self._has_begun
         self.deaths += failure.reason == BROKEN and self._has_killed(failure.workers)
         self._speaks = False
-        is_deadly = self.deaths >= MAX_DEATHS
-        if is_deadly:
-            self.steps.append(Deadly(self.deaths))
+        is_query_of_death = self.deaths >= MAX_DEATHS
+        if is_query_of_death:
+            self.steps.append(QueryOfDeath(self.deaths))
         if is_rest:
             why = self._lost_by(failure)
             if not why:
@@ -415,7 +415,7 @@ class RequestMachine:
                 self.continuations += 1
                 yield Retry(MOVED, 0, is_rest=True)
                 return None
-        elif is_deadly:
+        elif is_query_of_death:
             return End(EndKind.FAILED, failure)
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)

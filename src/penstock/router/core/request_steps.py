@@ -49,7 +49,7 @@ class Relay(NamedTuple):
     """Pass the stream on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
 
 
-class Settle(NamedTuple):
+class AwaitPrefill(NamedTuple):
     """Wait a moment for the prefill beside a decode that has ended; the answer is None."""
 
 
@@ -110,7 +110,7 @@ class CountTransfer(NamedTuple):
     result: TransferResult
 
 
-class GiveBack(NamedTuple):
+class ReleaseKv(NamedTuple):
     """Free the prompt's KV where it was computed: nothing fetches it."""
 
 
@@ -121,8 +121,8 @@ class Lost(NamedTuple):
     reason: str
 
 
-class Deadly(NamedTuple):
-    """The request has broken as many workers off as it may, so that it ends, and is refused for a while."""
+class QueryOfDeath(NamedTuple):
+    """The request has broken as many workers off as it may, so it ends, and is refused for a while."""
 
     deaths: int
 
@@ -155,7 +155,7 @@ class End(NamedTuple):
     failed_on: tuple[str, ...] = ()
 
 
-Asked: TypeAlias = Choose | Send | Confirm | Relay | Settle | ReadRest | Retry
+Asked: TypeAlias = Choose | Send | Confirm | Relay | AwaitPrefill | ReadRest | Retry
 Notification: TypeAlias = (
     Computed
     | Deliver
@@ -164,9 +164,9 @@ Notification: TypeAlias = (
     | LeavePrefill
     | TurnedAway
     | CountTransfer
-    | GiveBack
+    | ReleaseKv
     | Lost
-    | Deadly
+    | QueryOfDeath
 )
 
 

@@ -159,7 +159,7 @@ class RouterApp:
             if parsed.endpoint is ApiEndpoint.RESPONSES:
                 check_follow_up(parsed.body, self.context.admission.core.pool)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
-            self.handler.deadly.check(call.request.raw)
+            self.handler.queries_of_death.check(call.request.raw)
             if self.tracing is not None:
                 call.trace = RequestTrace(self.tracing, request, call)
             if self.reader is not None and not parsed.endpoint.is_relayed:

@@ -20,8 +20,8 @@ import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
-from penstock.router.proxy.kept import Kept
 from penstock.router.proxy.not_continued import BEGUN, ENDING, NO_IDS, NOT_KEPT, WITH_IDS, refusal_of
+from penstock.router.proxy.replay_buffer import ReplayBuffer
 from penstock.router.proxy.routes import ApiEndpoint
 
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -137,7 +137,7 @@ class BegunStream:
         seam: Joins what that worker says; None: it is the first.
     """
 
-    kept: Kept
+    kept: ReplayBuffer
     request: CompletionRequest
     said: Said | None = None
     last_real_s: float = 0.0
@@ -225,7 +225,7 @@ def _logprob_count(choice: dict[str, Any]) -> int:
 
 
 def said_of(
-    kept: Kept, request: CompletionRequest, before: Said | None = None, *, tokens_per_event: int = 1
+    kept: ReplayBuffer, request: CompletionRequest, before: Said | None = None, *, tokens_per_event: int = 1
 ) -> Said:
     """Return what the client has of a stream.
 

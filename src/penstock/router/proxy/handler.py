@@ -28,32 +28,31 @@ from penstock.router.core.request import BROKEN, MOVED, RequestMachine, RequestP
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
+    AwaitPrefill,
     Choose,
     Computed,
     ComputedBeside,
     Confirm,
     CountTransfer,
-    Deadly,
     Deliver,
     End,
     EndKind,
-    GiveBack,
     LeavePrefill,
     Lost,
     Notification,
     PrefillEnd,
+    QueryOfDeath,
     ReadRest,
     Relay,
     Release,
+    ReleaseKv,
     Retry,
     Send,
-    Settle,
     TurnedAway,
 )
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
-from penstock.router.proxy.deadly import DeadlyRequests
 from penstock.router.proxy.exchange import Exchanges, check_present
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
@@ -68,6 +67,7 @@ from penstock.router.proxy.kv_transfer import (
     KvTransfers,
 )
 from penstock.router.proxy.moves import StreamMoves
+from penstock.router.proxy.query_of_death import QueriesOfDeath
 from penstock.router.proxy.rest import StreamRests
 from penstock.router.proxy.stream import RelayMeter
 
@@ -87,7 +87,7 @@ class CompletionHandler:
 
     Attributes:
         retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
-        deadly: What broke workers off, refused for a while.
+        queries_of_death: What broke workers off, refused for a while.
         moves: The streams that leave draining workers.
     """
 
@@ -109,8 +109,10 @@ class CompletionHandler:
         self._needs_prefill = is_split and not handover.decodes_alone
         self._carries = handover.paths
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
-        self.deadly = DeadlyRequests(clock.now_s)
-        self._rests = StreamRests(settings.config.retries, settings.graph, context.metrics, self.deadly)
+        self.queries_of_death = QueriesOfDeath(clock.now_s)
+        self._rests = StreamRests(
+            settings.config.retries, settings.graph, context.metrics, self.queries_of_death
+        )
         self.moves = StreamMoves(context, self._rests)
         self._exchanges = self.exchanges_type(
             context,
@@ -123,7 +125,7 @@ class CompletionHandler:
             Send: self._exchanges.send,
             Confirm: self._confirm,
             Relay: self._stream,
-            Settle: self._settle,
+            AwaitPrefill: self._await_prefill,
             Retry: self._retry,
             ReadRest: self._read_rest,
         }
@@ -135,9 +137,9 @@ class CompletionHandler:
             LeavePrefill: self._leave_prefill,
             TurnedAway: self._turned_away,
             CountTransfer: self._count_transfer,
-            GiveBack: self._give_back,
+            ReleaseKv: self._release_kv,
             Lost: self._rests.lose,
-            Deadly: self._rests.refuse,
+            QueryOfDeath: self._rests.refuse,
         }
         self._estimator = context.estimator
         self._clock = clock
@@ -255,7 +257,7 @@ class CompletionHandler:
             prefill.leave()
             self._admission.release(prefill.assignment)
 
-    async def _settle(self, call: CompletionCall, _: Settle) -> None:
+    async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
         await self._exchanges.settle(call)
 
     def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
@@ -265,7 +267,7 @@ class CompletionHandler:
     def _count_transfer(self, _: CompletionCall, step: CountTransfer) -> None:
         self._transfers.count(step.result)
 
-    def _give_back(self, call: CompletionCall, _: GiveBack) -> None:
+    def _release_kv(self, call: CompletionCall, _: ReleaseKv) -> None:
         if call.transfer is not None:
             self._transfers.release(call.transfer, call.upstream_headers)
 

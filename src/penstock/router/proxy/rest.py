@@ -1,4 +1,4 @@
-"""What another worker is asked whose predecessor broke a stream off, and what is kept of streams for that; `handler` calls it."""
+"""The request that continues a broken stream on another worker, and the buffers for it; `handler` calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.moves import StreamLeft
-from penstock.router.core.request_steps import Deadly, Lost, Rest
+from penstock.router.core.request_steps import Lost, QueryOfDeath, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
@@ -23,9 +23,9 @@ from penstock.router.proxy.continuation import (
     rest_of,
     said_of,
 )
-from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
-from penstock.router.proxy.kept import Kept, KeptTotal
 from penstock.router.proxy.not_continued import ENDING, refusal_of
+from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
+from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream import RelayMeter
@@ -37,18 +37,22 @@ class StreamRests:
     """The rests of one router's broken streams."""
 
     def __init__(
-        self, config: RetriesConfig, graph: GraphSpec | None, metrics: RouterMetrics, deadly: DeadlyRequests
+        self,
+        config: RetriesConfig,
+        graph: GraphSpec | None,
+        metrics: RouterMetrics,
+        queries_of_death: QueriesOfDeath,
     ) -> None:
-        self._deadly = deadly
+        self._queries_of_death = queries_of_death
         self._most = config.max_continuations
         self._tokens_per_event = 1 if graph is None else graph.engine.stream_interval_tokens
         self._metrics = metrics
-        self._total = KeptTotal()
+        self._total = BufferedBytes()
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
         """Return what is to be kept of a stream that begins, or goes on; None where no other worker could."""
         if call.begun is None and self._most and not refusal_of(call.request):
-            call.begun = BegunStream(Kept(self._total), call.request)
+            call.begun = BegunStream(ReplayBuffer(self._total), call.request)
         return call.begun
 
     def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
@@ -120,9 +124,9 @@ class StreamRests:
         self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
 
-    def refuse(self, call: CompletionCall, step: Deadly) -> None:
+    def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
         """Refuse a request for a while, and name it."""
-        digest = self._deadly.add((call.request if call.begun is None else call.begun.request).raw)
+        digest = self._queries_of_death.add((call.request if call.begun is None else call.begun.request).raw)
         log.warning(
             "request refused that broke workers off",
             workers=step.deaths,

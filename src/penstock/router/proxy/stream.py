@@ -26,8 +26,8 @@ from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy import messages
 from penstock.router.proxy.failures import ErrorReply
-from penstock.router.proxy.kept import COUNTED, Kept
 from penstock.router.proxy.kv_transfer import PrefillAnswer, with_cached_tokens
+from penstock.router.proxy.replay_buffer import COUNTED, ReplayBuffer
 from penstock.router.proxy.routes import ApiEndpoint
 
 
@@ -158,7 +158,7 @@ class RelayMeter:
     arrived_real_s: float
     speed: float
     prefilled: PrefillAnswer | None
-    kept: Kept | None = None
+    kept: ReplayBuffer | None = None
     may_go_on: bool = False
     tokens: int = 0
     ttft_s: float | None = None

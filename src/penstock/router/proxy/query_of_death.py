@@ -1,4 +1,4 @@
-"""Requests of death: what broke workers off is refused for a while, so that a client's retries do not break the next ones."""
+"""Queries of death: a request that broke workers off is refused for a while, so that its retries do not break the next ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from penstock.core.lru_cache import LruCache
 from penstock.router.proxy.completion import RequestRefused
 
 REFUSED_S = 600.0
-"""Chosen: longer than clients retry, simulated seconds; an engine that was mended meanwhile gets the request again soon."""
+"""Chosen: longer than clients retry, simulated seconds; a fixed engine gets the request again soon."""
 
-KEPT_MOST = 1024
+REMEMBERED = 1024
 """Chosen: so many bodies are remembered, those that were sent last; their hashes take 100 KiB."""
 
 QUERY_OF_DEATH = "query_of_death"
 
 
-class DeadlyRequests:
+class QueriesOfDeath:
     """The bodies that one router refuses, by their hash."""
 
-    def __init__(self, now_s: Callable[[], float], *, most: int = KEPT_MOST) -> None:
+    def __init__(self, now_s: Callable[[], float], *, most: int = REMEMBERED) -> None:
         self._now_s = now_s
         self._until_s: LruCache[str, float] = LruCache(most)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.router.proxy.completion import RequestRefused
-from penstock.router.proxy.deadly import REFUSED_S, DeadlyRequests
+from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
 
 
 @pytest.fixture(name="clock")
@@ -23,7 +23,7 @@ def is_refused(requests, body):
 
 def test_a_body_is_refused_until_its_time_has_passed_and_no_other_is(clock):
     """Ten minutes from its last deaths on; the answer says for how long, and its name in the log."""
-    requests = DeadlyRequests(lambda: clock[0])
+    requests = QueriesOfDeath(lambda: clock[0])
     assert not is_refused(requests, b"deadly")
     digest = requests.add(b"deadly")
     with pytest.raises(RequestRefused, match=f"request {digest} broke off .* refused for another 600 s"):
@@ -37,7 +37,7 @@ def test_a_body_is_refused_until_its_time_has_passed_and_no_other_is(clock):
 
 def test_only_the_newest_are_remembered(clock):
     """However many bodies a client sends, memory is bounded; one that kills again counts as new."""
-    requests = DeadlyRequests(lambda: clock[0], most=2)
+    requests = QueriesOfDeath(lambda: clock[0], most=2)
     for body in (b"a", b"b", b"a", b"c"):
         requests.add(body)
     assert [body for body in (b"a", b"b", b"c") if is_refused(requests, body)] == [b"a", b"c"]

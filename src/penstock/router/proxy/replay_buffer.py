@@ -1,4 +1,4 @@
-"""What a router keeps of the streams that another worker could go on with, bounded over all of them. Pure."""
+"""The events of streams that another worker could continue, kept compressed and bounded over all streams. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Of what was said, over all streams. Chosen: a thousand streams of 4,000 tokens, compressed."""
+BUFFERED_BYTES: Final = 64 * 1024 * 1024
+"""Over all streams. Chosen: a thousand streams of 4,000 tokens, compressed."""
 
 COUNTED: Final = 64
 """Reads of a stream between two counts of what is kept. Chosen: some 12 kB."""
@@ -19,13 +19,13 @@ _PIECE_BYTES: Final = 32 * 1024
 
 
 @dataclass(slots=True)
-class KeptTotal:
-    """Bytes that all streams of a router keep."""
+class BufferedBytes:
+    """Bytes in the buffers of all streams of a router."""
 
     kept_bytes: int = 0
 
 
-class Kept:
+class ReplayBuffer:
     """The events of one stream as they were relayed; a stream that would pass the bound of all keeps none.
 
     Attributes:
@@ -35,7 +35,7 @@ class Kept:
 
     __slots__ = ("_bound_bytes", "_kept_bytes", "_packed", "_pieces", "_total", "append", "is_lost")
 
-    def __init__(self, total: KeptTotal, *, bound_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, total: BufferedBytes, *, bound_bytes: int = BUFFERED_BYTES) -> None:
         self._total = total
         self._bound_bytes = bound_bytes
         self._pieces: list[bytes] = []
