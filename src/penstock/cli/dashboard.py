@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.planner import ledger_folder
+from penstock.cli.planner_folder import ledger_folder
 from penstock.cli.say import say
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 
