@@ -25,7 +25,7 @@ from penstock.engine.core.requests import EngineRequest, PreemptionKind, Request
 
 
 class TieredBatcher(Batcher):
-    """A `Batcher` whose waiting requests of higher tiers throw out running ones of lower tiers."""
+    """A `Batcher` whose waiting requests of higher tiers preempt running ones of lower tiers."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TieredBatcher(Batcher):
     def steady_steps(self, batch: Batch) -> int:
         """Return the steps that will only decode; growth of lower tiers must fit beside the reserve, too.
 
-        Who waits for victims goes on waiting: a block that a victim takes is free no more.
+        A request that waits for victims goes on waiting: a block that a victim takes is free no more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -185,7 +185,7 @@ class TieredBatcher(Batcher):
             state = self._head()
             if state is None or (priority is not None and state.request.priority >= priority):
                 return
-            # Who was thrown out in this step would only take back what others need.
+            # One that was preempted in this step would only take back what others need.
             if state in batch.preempted:
                 return
             if not self._admit_head(state, batch, budget):
@@ -260,16 +260,12 @@ class TieredBatcher(Batcher):
         for each in (*self.decoding, *self.prefilling):
             if each.request.priority <= state.request.priority or self._is_at_limit(each):
                 continue
-            tokens = each.request.prompt_tokens + self.outputs_of(each)
-            _, cost_s = self._costs.cheapest(tokens, can_swap=self._can_swap(each))
+            _, cost_s = self._cheapest(each)
             left = each.request.output_tokens - self.outputs_of(each)
             yield Candidate(each, self._pool.sole(each.blocks), left, cost_s)
 
     def _evict(self, victim: RequestState, batch: Batch) -> None:
-        tokens = victim.request.prompt_tokens + self.outputs_of(victim)
-        kind, _ = self._costs.cheapest(
-            tokens, can_swap=self._can_swap(victim), drop_above_s=self._terms.drop_above_s
-        )
+        kind, _ = self._cheapest(victim)  # again: victims before it may have filled the swap space
         freed = self._pool.sole(victim.blocks)
         self._throw_out(victim, batch, kind)
         if kind is PreemptionKind.SWAP:
@@ -278,8 +274,10 @@ class TieredBatcher(Batcher):
             self.loading += 1
             self._copying[victim] = freed
 
-    def _can_swap(self, state: RequestState) -> bool:
-        return state.status is RequestStage.DECODING and self.swap.fits(len(state.blocks))
+    def _cheapest(self, state: RequestState) -> tuple[PreemptionKind, float]:
+        tokens = state.request.prompt_tokens + self.outputs_of(state)
+        can_swap = state.status is RequestStage.DECODING and self.swap.fits(len(state.blocks))
+        return self._costs.cheapest(tokens, can_swap=can_swap, drop_above_s=self._terms.drop_above_s)
 
     def _is_at_limit(self, state: RequestState) -> bool:
         return state.preemptions >= self._terms.max_per_request
