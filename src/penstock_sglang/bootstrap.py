@@ -1,4 +1,4 @@
-"""SGLang's hand-over: prefill and decode get the request at once, and meet in a room that the router numbers.
+"""SGLang's KV transfer: prefill and decode get the request at once, and meet in a room that the router numbers.
 
 Source: SGLang 0.5.23, ``disaggregation/common/conn.py``, and the fields of its OpenAI protocol.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from penstock.runtimes.kv_handover import KvHandover, KvSource
+from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 _DEFAULT_PORT: Final = 8998
 """SGLang's own, of ``--disaggregation-bootstrap-port``."""
 
 
-class Bootstrap(KvHandover):
+class Bootstrap(KvTransferProtocol):
     """The prefill worker's bootstrap server introduces the two."""
 
     is_concurrent: ClassVar[bool] = True

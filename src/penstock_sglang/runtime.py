@@ -38,7 +38,7 @@ class SGLang(Runtime):
     """SGLang behind Penstock's router."""
 
     traits = SHIPPED["sglang"]
-    handover = Bootstrap()
+    kv_transfer = Bootstrap()
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one SGLang server."""

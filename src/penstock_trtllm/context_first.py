@@ -1,4 +1,4 @@
-"""TensorRT-LLM's hand-over: the context server's answer says where the KV is, with the first token that it made.
+"""TensorRT-LLM's KV transfer: the context server's answer says where the KV is, with the first token that it made.
 
 Source: TensorRT-LLM 1.3, ``serve/openai_disagg_service.py`` (schedule style context_first) and ``serve/openai_protocol.py``,
 whose models refuse keys that they do not know.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from penstock.runtimes.kv_handover import KvHandover, KvSource
+from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 _PARAMS: Final = "disaggregated_params"
 _FIRST_GLOBAL_ID: Final = 1 << 42
@@ -18,7 +18,7 @@ _GOES_ON: Final = frozenset({"length", "not_finished"})
 """Why a context request ended whose text is not at its end."""
 
 
-class ContextFirst(KvHandover):
+class ContextFirst(KvTransferProtocol):
     """The context server computes the prompt and its first token; the generation server fetches both."""
 
     is_leased: ClassVar[bool] = False

@@ -34,7 +34,7 @@ class TrtLlm(Runtime):
     """TensorRT-LLM behind Penstock's router."""
 
     traits = SHIPPED["trtllm"]
-    handover = ContextFirst()
+    kv_transfer = ContextFirst()
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one server; bash hands it its configuration as a file."""

@@ -52,5 +52,5 @@ async def die_at_each_step(client, operating, moved):
             break
         deaths += 1
     async with operating(client):
-        await until(moved, "the hand-over", timeout_s=90)
+        await until(moved, "the KV transfer", timeout_s=90)
     return deaths

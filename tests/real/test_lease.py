@@ -38,7 +38,7 @@ def busy(decode):
 
 
 def handed_over(prefill, prompt):
-    """Have a prompt prefilled; return its hand-over and about when the lease began."""
+    """Have a prompt prefilled; return its KV transfer and about when the lease began."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
     answer = prefill.post(**body, kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False})
     return answer["kv_transfer_params"], time.perf_counter()
@@ -132,7 +132,7 @@ def test_a_queue_longer_than_the_lease_loses_nothing(quiet, disaggregated, worke
 
 
 def test_a_refused_request_frees_the_blocks_at_once(quiet):
-    """Decode that refuses a hand-over, here for a model that nobody serves, tells prefill; nothing expires."""
+    """Decode that refuses a KV transfer, here for a model that nobody serves, tells prefill; nothing expires."""
     prefill, decode = quiet
     before = prefill.metric(EXPIRED)
     params, _ = handed_over(prefill, PROMPT)

@@ -150,7 +150,7 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
     if graph.spec.traits.frontend is None:
         port = graph.spec.router.kv_events_port
         further = [] if port is None else [port, kv_replay_port(port)]
-        if runtime_of(graph.spec.runtime).handover_of(graph.spec).introduction_path is not None:
+        if runtime_of(graph.spec.runtime).kv_transfer_of(graph.spec).introduction_path is not None:
             further.append(SIDE_CHANNEL_PORT)
         from_routers["ports"] = [*http, *({"port": each, "protocol": "TCP"} for each in further)]
     else:  # Dynamo's workers stream their answers back on ports that its frontend chooses

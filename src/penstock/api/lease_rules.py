@@ -11,7 +11,7 @@ from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule
 from penstock.api.runtimes import HAS_LEASES
 
-HAND_OVER_FRACTION: Final = 0.8
+DISPATCH_FRACTION: Final = 0.8
 """Chosen: share of a lease within which decode must have the request; a lease begins before the router learns of it."""
 
 _OWN = "has(self.services[k].lease) && has(self.services[k].lease.durationSeconds)"
@@ -70,7 +70,7 @@ def _long_waits(spec: GraphSpec) -> Iterator[Breach]:
     if longest_s is None or prefill is None:
         return
     lease_s = spec.lease_of(prefill[1]).duration_seconds
-    if longest_s > HAND_OVER_FRACTION * lease_s:
+    if longest_s > DISPATCH_FRACTION * lease_s:
         related = (("services", prefill[0], "lease"), ("lease", "durationSeconds"))
         yield Breach((float(longest_s), lease_s), related=related)
 
@@ -142,10 +142,10 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     Rule(
         path="router.decodeQueue.maxWaitSeconds",
-        must=f"router.decodeQueue.maxWaitSeconds is at most {HAND_OVER_FRACTION} of the prefill service's lease",
+        must=f"router.decodeQueue.maxWaitSeconds is at most {DISPATCH_FRACTION} of the prefill service's lease",
         cel=(
             f"!has(self.router.decodeQueue) || !has({_WAIT}) || "
-            + _with(f"double({_WAIT}) <= {HAND_OVER_FRACTION} * double({_duration('p')})")
+            + _with(f"double({_WAIT}) <= {DISPATCH_FRACTION} * double({_duration('p')})")
         ),
         find=_long_waits,
         text="%s s is a longer wait for decode than a lease of %d s lasts, which is not renewed meanwhile",

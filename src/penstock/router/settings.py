@@ -16,7 +16,7 @@ from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
 from penstock.runtimes import runtime_of
-from penstock.runtimes.kv_handover import NIXL, KvHandover
+from penstock.runtimes.kv_transfer import NIXL, KvTransferProtocol
 
 _FILES_PER_REQUEST = 2
 """Open files of one request: the client's connection and the worker's."""
@@ -125,9 +125,9 @@ class RouterSettings:
         return METRICS_PATH if self.graph is None else self.graph.traits.metrics_path
 
     @property
-    def handover(self) -> KvHandover:
+    def kv_transfer(self) -> KvTransferProtocol:
         """How prefill workers hand KV to decode workers; a fixed fleet without a graph has vLLM's way."""
-        return NIXL if self.graph is None else runtime_of(self.graph.runtime).handover_of(self.graph)
+        return NIXL if self.graph is None else runtime_of(self.graph.runtime).kv_transfer_of(self.graph)
 
     @property
     def health_path(self) -> str:

@@ -261,11 +261,13 @@ def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | N
     The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker. ``kv_role``
     overrides what the service's role implies. Workers that can be of either role have one configuration.
     """
-    config = with_store(_handover_config(spec, service, kv_role), spec.engine.kv_offload)
+    config = with_store(_kv_transfer_config(spec, service, kv_role), spec.engine.kv_offload)
     return [] if config is None else [_KV_TRANSFER, json.dumps(config, separators=(",", ":"))]
 
 
-def _handover_config(spec: GraphSpec, service: ServiceSpec, kv_role: str | None) -> dict[str, object] | None:
+def _kv_transfer_config(
+    spec: GraphSpec, service: ServiceSpec, kv_role: str | None
+) -> dict[str, object] | None:
     role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
         return None

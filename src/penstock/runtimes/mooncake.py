@@ -1,4 +1,4 @@
-"""Mooncake's hand-over in vLLM: the router numbers a transfer, and decode finds the prefill engine at its bootstrap server. Pure.
+"""Mooncake's KV transfer in vLLM: the router numbers a transfer, and decode finds the prefill engine at its bootstrap server. Pure.
 
 Source: vLLM 0.32, ``kv_connector/v1/mooncake/mooncake_connector.py`` and its example proxy.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from penstock.runtimes.kv_handover import KvHandover, KvSource
+from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 _PARAMS: Final = "kv_transfer_params"
 _FIRST_RANK: Final = "0"
 
 
-class Mooncake(KvHandover):
+class Mooncake(KvTransferProtocol):
     """A prompt's KV waits under the number that both of its requests carry."""
 
     is_given_back: ClassVar[bool] = False

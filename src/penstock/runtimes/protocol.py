@@ -21,7 +21,7 @@ from penstock.api.service import EnvFrom, EnvVar, ServiceSpec
 from penstock.core.plugins import load
 from penstock.core.worker_metrics import METRICS_PATH, STALL_REAL_S
 from penstock.kube.kinds import Kind
-from penstock.runtimes.kv_handover import NIXL, KvHandover
+from penstock.runtimes.kv_transfer import NIXL, KvTransferProtocol
 
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
@@ -211,19 +211,19 @@ class Runtime(Protocol):
     """One runtime.
 
     Attributes:
-        handover: How its prefill workers hand KV to decode workers behind Penstock's router.
+        kv_transfer: How its prefill workers hand KV to decode workers behind Penstock's router.
         has_discovery_folder: On one machine its processes find each other in `RuntimeContext.discovery_folder`.
     """
 
     traits: ClassVar[RuntimeTraits]
     cluster: ClassVar[ClusterNeeds] = ClusterNeeds()
     has_discovery_folder: ClassVar[bool] = False
-    handover: ClassVar[KvHandover] = NIXL
+    kv_transfer: ClassVar[KvTransferProtocol] = NIXL
 
-    def handover_of(self, spec: GraphSpec) -> KvHandover:
+    def kv_transfer_of(self, spec: GraphSpec) -> KvTransferProtocol:
         """Return how the prefill workers of a graph hand KV to decode workers."""
         del spec
-        return self.handover
+        return self.kv_transfer
 
     def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
         """Return the command of one worker, without what the user adds."""

@@ -26,8 +26,8 @@ from penstock.runtimes.engine_flags import (
     stream_flags,
     tls_flags,
 )
-from penstock.runtimes.kv_handover import NIXL, KvHandover
 from penstock.runtimes.kv_stores import store_variables
+from penstock.runtimes.kv_transfer import NIXL, KvTransferProtocol
 from penstock.runtimes.mooncake import MOONCAKE
 from penstock.runtimes.programs import check_program, program_of
 from penstock.runtimes.protocol import (
@@ -48,7 +48,7 @@ class Vllm(Runtime):
 
     traits = SHIPPED["vllm"]
 
-    def handover_of(self, spec: GraphSpec) -> KvHandover:
+    def kv_transfer_of(self, spec: GraphSpec) -> KvTransferProtocol:
         """Return that of the graph's connector."""
         return MOONCAKE if spec.engine.kv_connector is KvConnector.MOONCAKE else NIXL
 

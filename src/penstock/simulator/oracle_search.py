@@ -15,7 +15,7 @@ from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.baselines.oracle import OracleParameters
 
 _DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
-"""Shares of the TTFT target that the queue may use up; it knows neither hand-over nor decode steps."""
+"""Shares of the TTFT target that the queue may use up; it knows neither KV transfer nor decode steps."""
 _KV = (0.95, 0.8, 0.6, 0.4)
 """Shares of the KV cache."""
 

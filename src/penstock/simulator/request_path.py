@@ -33,7 +33,7 @@ from penstock.router.core.request_steps import (
 )
 from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
 from penstock.simulator.fleet import SimulatedWorker
-from penstock.simulator.handover import Heartbeats
+from penstock.simulator.heartbeats import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.kernel import Order
 from penstock.simulator.routing import VirtualRouter

@@ -1,4 +1,4 @@
-"""The world: arrivals, routers, workers, hand-over and planner on one event heap.
+"""The simulation: arrivals, routers, workers, KV transfer and planner on one event heap.
 
 A request goes router → prefill worker → (KV over the link, under a lease) → decode worker, or router →
 aggregated worker. The bodies are the live ones: engine core, routing policies, `decide`.

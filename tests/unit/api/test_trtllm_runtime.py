@@ -11,7 +11,7 @@ import yaml
 from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes import RuntimeContext, filled_argv, filled_env, process_specs, runtime_of
-from penstock.runtimes.kv_handover import KvSource
+from penstock.runtimes.kv_transfer import KvSource
 
 CONTEXT = RuntimeContext(python="/py", graph_file="/g.yaml", discovery="/state/llama.json", namespace="llama")
 PROGRAM = """\
@@ -111,11 +111,11 @@ def test_a_machine_without_it_is_told_so(build, monkeypatch):
 
 def test_decode_gets_what_prefill_answered():
     """Unread, as a generation-only request; each prompt by a number above those that servers give themselves."""
-    handover = runtime_of("trtllm").handover
-    asked = handover.prefill_fields(SOURCE)["disaggregated_params"]
+    kv_transfer = runtime_of("trtllm").kv_transfer
+    asked = kv_transfer.prefill_fields(SOURCE)["disaggregated_params"]
     choice = {"finish_reason": "not_finished", "disaggregated_params": PARAMS}
 
-    given = handover.decode_fields(SOURCE, {"choices": [choice]})
+    given = kv_transfer.decode_fields(SOURCE, {"choices": [choice]})
 
     assert asked == {"request_type": "context_only", "disagg_request_id": (1 << 42) + 5}
     assert given == {"disaggregated_params": {**PARAMS, "request_type": "generation_only"}}
@@ -134,7 +134,7 @@ def test_decode_gets_what_prefill_answered():
 )
 def test_decode_computes_a_prompt_of_which_no_kv_was_kept(answer):
     """Where the first token ended the text, or the answer is not as it should be."""
-    assert runtime_of("trtllm").handover.decode_fields(SOURCE, answer) is None
+    assert runtime_of("trtllm").kv_transfer.decode_fields(SOURCE, answer) is None
 
 
 GRAPH = GraphSpec.model_validate(
@@ -149,7 +149,11 @@ GRAPH = GraphSpec.model_validate(
 
 def test_such_a_graph_has_no_leases_and_gives_no_kv_back():
     """A generation server would take the message for a request; the context server's own time-out frees the KV."""
-    handover = runtime_of("trtllm").handover_of(GRAPH)
-    assert (handover.is_given_back, handover.is_leased, handover.engine_of({})) == (False, False, None)
+    kv_transfer = runtime_of("trtllm").kv_transfer_of(GRAPH)
+    assert (kv_transfer.is_given_back, kv_transfer.is_leased, kv_transfer.engine_of({})) == (
+        False,
+        False,
+        None,
+    )
     assert not GRAPH.traits.has_leases
-    assert orjson.dumps(runtime_of("trtllm").handover.prefill_fields(SOURCE))
+    assert orjson.dumps(runtime_of("trtllm").kv_transfer.prefill_fields(SOURCE))

@@ -1,4 +1,4 @@
-"""The step machine: hand-over, leases, aborts and refusals. The link carries 100 tokens a second + 0.5 s."""
+"""The step machine: KV transfer, leases, aborts and refusals. The link carries 100 tokens a second + 0.5 s."""
 
 import pytest
 

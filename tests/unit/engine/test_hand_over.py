@@ -1,4 +1,4 @@
-"""Prefill and decode workers, each on its own socket: KV hand-over, heartbeats, expiry, failures."""
+"""Prefill and decode workers, each on its own socket: KV transfer, heartbeats, expiry, failures."""
 
 import asyncio
 import json

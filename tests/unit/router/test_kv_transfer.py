@@ -11,7 +11,7 @@ from penstock.api import Role
 from penstock.router.core import request as request_machine
 from penstock.router.proxy import exchange
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
-from penstock.runtimes.kv_handover import Nixl
+from penstock.runtimes.kv_transfer import Nixl
 
 
 async def _transfers(router):
@@ -55,7 +55,7 @@ async def test_each_stage_gets_its_request(harness):
 
 
 async def test_both_requests_of_a_prompt_carry_one_number(harness, monkeypatch):
-    """A hand-over that names a prompt by it finds it again; another prompt has another number."""
+    """A KV transfer that names a prompt by it finds it again; another prompt has another number."""
     sources = []
     for name in ("prefill_fields", "decode_fields"):
         own = getattr(Nixl, name)

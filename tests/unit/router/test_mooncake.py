@@ -1,11 +1,11 @@
-"""Mooncake's hand-over: a number that the router gives, and the engine that a bootstrap server names."""
+"""Mooncake's KV transfer: a number that the router gives, and the engine that a bootstrap server names."""
 
 import orjson
 import pytest
 from fake_workers import FakeWorker
 
 from penstock.api import GraphSpec
-from penstock.runtimes.kv_handover import KvSource
+from penstock.runtimes.kv_transfer import KvSource
 from penstock.runtimes.mooncake import MOONCAKE
 
 GRAPH = GraphSpec.model_validate(

@@ -134,7 +134,7 @@ class EngineMetrics:
             self._ttft.observe(outcome.end_s - state.request.arrival_s)
 
     def observe_transfer(self, transfer: Transfer) -> None:
-        """Count a KV hand-over."""
+        """Count a KV transfer."""
         self._transfer_s.observe(transfer.done_s - transfer.started_s)
         self._transfer_bytes.observe(transfer.bytes)
 

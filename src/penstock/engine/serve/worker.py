@@ -247,7 +247,7 @@ class ServedWorker:
         self._replies.pop(reply.request_id, None)
         self.reading.forget(reply, is_read_pending=False)
 
-    # -- hand-over ------------------------------------------------------------------------------------
+    # -- KV transfer ------------------------------------------------------------------------------------
 
     def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
         """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""

@@ -17,7 +17,7 @@ from enum import Enum, StrEnum, auto
 from typing import Any, Final, Generic, TypeVar
 
 from penstock.api import Role
-from penstock.api.lease_rules import HAND_OVER_FRACTION
+from penstock.api.lease_rules import DISPATCH_FRACTION
 from penstock.api.router_workers import RetriesConfig
 from penstock.router.core.worker import Worker, WorkerPool
 
@@ -229,7 +229,7 @@ def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
     return lost.prefill if prefill_differs else None
 
 
-TRUSTED_FRACTION: Final = HAND_OVER_FRACTION
+TRUSTED_FRACTION: Final = DISPATCH_FRACTION
 """The lease begins before the prefill's answer has come here; what is left of it covers that way."""
 
 

@@ -38,7 +38,7 @@ from penstock.core.worker_metrics import (
 )
 from penstock.router.context import RouterContext
 from penstock.router.core.worker import Worker
-from penstock.runtimes.kv_handover import KvSource
+from penstock.runtimes.kv_transfer import KvSource
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
@@ -136,7 +136,7 @@ class WorkerWatch:
         self._config = context.settings.config.health
         self._stall_real_s = context.settings.stall_real_s
         self._pairs_by_version = context.settings.pairs_by_version
-        self._handover = context.settings.handover
+        self._kv_transfer = context.settings.kv_transfer
         self._own_names = context.settings.metric_names
         self._metrics_path = context.settings.metrics_path
         self._health_path = context.settings.health_path
@@ -242,8 +242,8 @@ class WorkerWatch:
             )
 
     async def _read_introduction(self, worker: Worker) -> None:
-        """Ask where its KV transfers are arranged for the name of its engine, where the hand-over needs it."""
-        path, port = self._handover.introduction_path, worker.spec.side_channel_port
+        """Ask where its KV transfers are arranged for the name of its engine, where the KV transfer needs it."""
+        path, port = self._kv_transfer.introduction_path, worker.spec.side_channel_port
         if path is None or port is None:
             return
         host = urlsplit(worker.spec.url).hostname or ""
@@ -254,7 +254,7 @@ class WorkerWatch:
         except (PenstockError, orjson.JSONDecodeError) as exc:
             log.debug("introduction not readable", worker=worker.name, problem=str(exc))
             return
-        worker.kv_engine = self._handover.engine_of(said)
+        worker.kv_engine = self._kv_transfer.engine_of(said)
 
     def _is_known(self, worker: Worker) -> bool:
         return self._admission.core.pool.get(worker.name) is worker

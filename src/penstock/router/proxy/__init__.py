@@ -1,1 +1,1 @@
-"""The OpenAI API in front of the fleet: parsing, P/D hand-over, relaying, failures, admin endpoints."""
+"""The OpenAI API in front of the fleet: parsing, KV transfer, relaying, failures, admin endpoints."""

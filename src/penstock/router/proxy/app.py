@@ -95,7 +95,7 @@ class RouterApp:
         settings = self.context.settings
         self._model = settings.model
         self._adapters = settings.adapters
-        self._transfer_keys = settings.handover.keys
+        self._transfer_keys = settings.kv_transfer.keys
         self._own_aliases = settings.aliases
         self._metrics = self.context.metrics
         self._speed = settings.speed

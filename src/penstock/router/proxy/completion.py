@@ -16,7 +16,7 @@ import orjson
 from penstock.core.http.messages import Headers, error_body
 from penstock.router.proxy.messages import texts_of
 from penstock.router.proxy.routes import PATHS, ApiEndpoint
-from penstock.runtimes.kv_handover import KvHandover
+from penstock.runtimes.kv_transfer import KvTransferProtocol
 
 _REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -182,11 +182,11 @@ def parse_completion(
     model: str,
     aliases: Collection[str] = (),
     adapters: Collection[str] = (),
-    transfer_keys: frozenset[str] = KvHandover.keys,
+    transfer_keys: frozenset[str] = KvTransferProtocol.keys,
 ) -> CompletionRequest:
     """Read the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
 
-    ``transfer_keys`` are those of the runtime's hand-over, which no client may set.
+    ``transfer_keys`` are those of the runtime's KV transfer, which no client may set.
 
     Raises:
         RequestRefused: 415, 400 or 404.

@@ -47,7 +47,7 @@ from penstock.router.proxy.kv_transfer import (
     with_cached_tokens,
 )
 from penstock.router.proxy.stream import encoded_again, read_completion, read_preamble
-from penstock.runtimes.kv_handover import KvSource
+from penstock.runtimes.kv_transfer import KvSource
 
 log = get_logger(__name__)
 
@@ -78,7 +78,7 @@ class Exchanges:
         clock = context.clock
         limits = context.settings.config.limits
         self._pool = context.pool
-        self._handover = context.settings.handover
+        self._kv_transfer = context.settings.kv_transfer
         self._estimator = context.estimator
         self._clock = clock
         self._metrics = context.metrics
@@ -100,8 +100,8 @@ class Exchanges:
         call.reads_kv = step.reads_kv
         if step.role is Role.PREFILL:
             source = source_of(assignment.worker)
-            body = prefill_body(request, self._handover, source)
-            if self._handover.is_concurrent:
+            body = prefill_body(request, self._kv_transfer, source)
+            if self._kv_transfer.is_concurrent:
                 self._begin_prefill(call, assignment, source, body)
                 return None
             return await self._prefill(call, assignment, source, body)
@@ -193,7 +193,7 @@ class Exchanges:
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
     ) -> None:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
-        call.transfer = PrefillAnswer(self._handover.decode_fields(source, None), None, None, lease)
+        call.transfer = PrefillAnswer(self._kv_transfer.decode_fields(source, None), None, None, lease)
         task = asyncio.create_task(self._prefill_beside(call, assignment, body), name="prefill")
         call.prefill = PrefillBeside(assignment, task)
 
@@ -251,7 +251,7 @@ class Exchanges:
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
-        fields = self._handover.decode_fields(source, answer)
+        fields = self._kv_transfer.decode_fields(source, answer)
         prefilled = read_prefill_answer(answer, fields, lease)
         self._count_computed(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens

@@ -101,13 +101,15 @@ class CompletionHandler:
         self._metrics = context.metrics
         most, lease_s = settings.config.retries.max_continuations, settings.lease_s
         # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-        handover, is_split = settings.handover, self._entry is Role.PREFILL
+        kv_transfer, is_split = settings.kv_transfer, self._entry is Role.PREFILL
         self._plans = {
-            is_single: RequestPlan(self._entry, is_single and is_split, handover.is_concurrent, lease_s, most)
+            is_single: RequestPlan(
+                self._entry, is_single and is_split, kv_transfer.is_concurrent, lease_s, most
+            )
             for is_single in (False, True)
         }
-        self._needs_prefill = is_split and not handover.decodes_alone
-        self._carries = handover.paths
+        self._needs_prefill = is_split and not kv_transfer.decodes_alone
+        self._carries = kv_transfer.paths
         self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
         self.queries_of_death = QueriesOfDeath(clock.now_s)
         self._rests = StreamRests(
@@ -151,7 +153,7 @@ class CompletionHandler:
         Raises:
             RequestRefused: no KV can be handed over for it, and decode workers compute no prompts.
         """
-        self._check_handover(call.request)
+        self._check_kv_transfer(call.request)
         if call.request.endpoint.runs_model:
             self._metrics.arrivals += 1
             self._metrics.arrived_tokens += call.prompt_tokens
@@ -188,7 +190,7 @@ class CompletionHandler:
         """Return whether another worker could go on with a stream that begins, and keep what that takes."""
         return self._rests.begin(call) is not None
 
-    def _check_handover(self, request: CompletionRequest) -> None:
+    def _check_kv_transfer(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:
             return
         if not self._is_carried(request):

@@ -1,6 +1,6 @@
 """The KV transfer from prefill to decode: its bodies, its lease, and giving it back.
 
-What the bodies carry is the runtime's (`penstock.runtimes.kv_handover`); leases, salts and releases are vLLM's.
+What the bodies carry is the runtime's (`penstock.runtimes.kv_transfer`); leases, salts and releases are vLLM's.
 
 A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
 a router; a decode worker does: when it refuses a request before the engine has it, it informs the prefill worker
@@ -32,7 +32,7 @@ from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy import messages
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
-from penstock.runtimes.kv_handover import KvHandover, KvSource
+from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 log = get_logger(__name__)
 
@@ -69,14 +69,14 @@ def source_of(worker: Worker) -> KvSource:
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
 
-def prefill_body(request: CompletionRequest, handover: KvHandover, source: KvSource) -> bytes:
-    """Return the request that a prefill worker gets: no stream, one token, and the hand-over's fields."""
+def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, source: KvSource) -> bytes:
+    """Return the request that a prefill worker gets: no stream, one token, and the KV transfer's fields."""
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
-    return encoded({**kept, "stream": False, **handover.limits, **handover.prefill_fields(source)})
+    return encoded({**kept, "stream": False, **kv_transfer.limits, **kv_transfer.prefill_fields(source)})
 
 
 def decode_body(request: CompletionRequest, prefilled: PrefillAnswer) -> bytes:
-    """Return the client's own bytes with the hand-over's fields and a cache salt spliced in at the end."""
+    """Return the client's own bytes with the KV transfer's fields and a cache salt spliced in at the end."""
     if prefilled.fields is None:
         return request.raw
     added, params = dict(prefilled.fields), prefilled.fields.get("kv_transfer_params")
@@ -152,8 +152,8 @@ class KvTransfers:
         self._context = context
         self._workers = context.admission.core.pool
         self._clock = context.clock
-        self._lease_s, self._is_leased = context.settings.lease_s, context.settings.handover.is_leased
-        self._is_given_back = context.settings.handover.is_given_back
+        self._lease_s, self._is_leased = context.settings.lease_s, context.settings.kv_transfer.is_leased
+        self._is_given_back = context.settings.kv_transfer.is_given_back
         wait_real_s = context.settings.config.health.timeout_real_seconds
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()

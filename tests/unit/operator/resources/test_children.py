@@ -268,7 +268,7 @@ def templates(objects, **changes):
     ],
 )
 def test_a_change_rolls_only_what_reads_it(objects, changes, rolled):
-    """Routers judge hand-overs by prefill's lease; the life of decoder blocks is decode's alone."""
+    """Routers judge KV transfers by prefill's lease; the life of decoder blocks is decode's alone."""
     before, after = templates(objects, lease=LEASE), templates(objects, **{"lease": LEASE, **changes})
     assert {name for name in before if before[name] != after[name]} == rolled
 

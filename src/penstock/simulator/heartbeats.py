@@ -1,4 +1,4 @@
-"""KV hand-over between the engines of a world: heartbeats while a decode waits, the read that frees, failures."""
+"""KV transfer between simulated engines: heartbeats while a decode waits, the read that frees, failures."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class KvSource:
         host: At which other workers reach it.
         port: On which its transfers are arranged; None: not known.
         number: Of this prompt, 0 to 2^63 - 1, random: no two under way have the same.
-        engine: By which its engine introduced itself, see `KvHandover.introduction_path`; None: not known.
+        engine: By which its engine introduced itself, see `KvTransferProtocol.introduction_path`; None: not known.
     """
 
     host: str
@@ -30,7 +30,7 @@ class KvSource:
         return host if self.port is None else f"{host}:{self.port}"
 
 
-class KvHandover(Protocol):
+class KvTransferProtocol(Protocol):
     """What the requests of one prompt carry.
 
     Attributes:
@@ -74,7 +74,7 @@ class KvHandover(Protocol):
         ...
 
 
-class Nixl(KvHandover):
+class Nixl(KvTransferProtocol):
     """vLLM's: the prefill worker's answer says where the KV is.
 
     Source: vLLM 0.32, NixlConnector, and vLLM's own proxies.

@@ -19,7 +19,7 @@ from penstock.router.proxy.kv_transfer import (
 )
 from penstock.router.proxy.prefix import read_prompt
 from penstock.router.proxy.routes import PATHS
-from penstock.runtimes.kv_handover import NIXL, KvSource
+from penstock.runtimes.kv_transfer import NIXL, KvSource
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
