@@ -53,6 +53,30 @@ CONFIG = DecideConfig(
 )
 
 
+ADAPTIVE = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0, max_gpu_budget=8, ttft_slo_s=5.0)
+
+SERVED = {
+    "rate": 0.8,
+    "isl": 2000.0,
+    "prefilling_workers": 1.0,
+    "prefilled_tokens": 1600.0,
+    "ttft_sum_s": 0.4,
+    "ttft_late": 0.0,
+    "in_flight": {Role.PREFILL: 1.0, Role.DECODE: 4.0},
+    "in_flight_tokens": 2000.0,
+}
+"""A load of which workers of 2,000 prompt tokens/s serve every request at once."""
+
+NO_LOAD = {
+    **SERVED,
+    **dict.fromkeys(
+        ("rate", "prefilling_workers", "prefilled_tokens", "ttft_sum_s", "in_flight_tokens"), 0.0
+    ),
+    "in_flight": {Role.PREFILL: 0.0, Role.DECODE: 0.0},
+}
+"""The same without a request."""
+
+
 def pull_of(
     at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s=None, kv=0.1, inside=0.0, **demand
 ):

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sla_load import decided_after, step_of
+from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, step_of
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
 
-P, D = Role.PREFILL, Role.DECODE
-CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0, max_gpu_budget=8, ttft_slo_s=5.0)
-FULL = replace(CONFIG, max_gpu_budget=4)
-STEADY = {
-    "rate": 0.8,
-    "isl": 2000.0,
-    "prefill": 1,
-    "decode": 3,
-    "prefilling_workers": 1.0,
-    "prefilled_tokens": 1600.0,
-    "ttft_sum_s": 0.4,
-    "ttft_late": 0.0,
-    "in_flight": {P: 1.0, D: 4.0},
-    "in_flight_tokens": 2000.0,
-}
+P = Role.PREFILL
+FULL = replace(ADAPTIVE, max_gpu_budget=4)
+STEADY = {**SERVED, "prefill": 1, "decode": 3}
 OVERLOAD = {
     **STEADY,
     "rate": 3.0,
@@ -37,13 +24,7 @@ OVERLOAD = {
     "waiting_tokens": 80_000.0,
     "oldest_wait_s": 20.0,
 }
-NOTHING = {
-    **STEADY,
-    **dict.fromkeys(
-        ("rate", "prefilling_workers", "prefilled_tokens", "ttft_sum_s", "in_flight_tokens"), 0.0
-    ),
-    "in_flight": {P: 0.0, D: 0.0},
-}
+NOTHING = {**NO_LOAD, "prefill": 1, "decode": 3}
 
 
 def _overloaded():
@@ -59,14 +40,14 @@ def test_gpus_that_come_free_in_silence_are_left_to_others():
     """Another graph gives its GPUs up two and a half minutes after the last request: the floor of three is no reason to take them."""
     _, state = decided_after(150, _overloaded(), start_s=1200, config=FULL, **NOTHING)
     for at_s in range(1350, 1800, 5):
-        found, state = decided_after(5, state, start_s=at_s, config=CONFIG, **NOTHING)
+        found, state = decided_after(5, state, start_s=at_s, config=ADAPTIVE, **NOTHING)
         assert all(each.action is not Action.UP for each in found.values())
     assert step_of(found[P], "hindsight").outcome.startswith("pass")
 
 
 def test_gpus_that_come_free_while_it_lasts_are_taken():
     """The same GPUs at once, while requests still come."""
-    found, _ = decided_after(5, _overloaded(), start_s=1200, config=CONFIG, **OVERLOAD)
+    found, _ = decided_after(5, _overloaded(), start_s=1200, config=ADAPTIVE, **OVERLOAD)
     assert found[P].action is Action.UP
 
 

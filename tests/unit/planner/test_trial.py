@@ -7,47 +7,29 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sla_load import decided_after, step_of
+from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, step_of
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
-from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.observation import PoolCounts
 
 P, D = Role.PREFILL, Role.DECODE
-CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0, max_gpu_budget=8, ttft_slo_s=5.0)
-_after = partial(decided_after, config=CONFIG)
+_after = partial(decided_after, config=ADAPTIVE)
+
+GOOD = {**SERVED, "prefill": 2, "decode": 1}
 
 LATE = {
-    "rate": 0.8,
-    "isl": 2000.0,
-    "prefill": 2,
-    "decode": 1,
-    "prefilling_workers": 1.0,
-    "prefilled_tokens": 1600.0,
+    **GOOD,
     "ttft_sum_s": 0.8 * 9.0,
     "ttft_late": 0.8,
     "waiting": 7.0,
     "waiting_tokens": 14_000.0,
     "oldest_wait_s": 9.0,
-    "in_flight": {P: 1.0, D: 4.0},
-    "in_flight_tokens": 2000.0,
 }
 """A TTFT of 9 s, seven waiting and one of two workers idle: nothing that a fluid explains."""
-
-
-GOOD = {
-    **LATE,
-    "ttft_sum_s": 0.4,
-    "ttft_late": 0.0,
-    "waiting": 0.0,
-    "waiting_tokens": 0.0,
-    "oldest_wait_s": None,
-}
-"""The same load, served at once."""
 
 
 def _warm():
@@ -56,7 +38,7 @@ def _warm():
     return state
 
 
-def _grown(seconds, state, *, start_s=0, config=CONFIG, **load):
+def _grown(seconds, state, *, start_s=0, config=ADAPTIVE, **load):
     """Decide until a role grows; return the decision by role, the state and the time; None: none did."""
     for at_s in range(start_s, start_s + seconds, 5):
         found, state = decided_after(5, state, start_s=at_s, config=config, **load)
@@ -88,12 +70,9 @@ def test_nothing_is_tried_where_what_is_late_is_within_the_share_allowed():
 
 def test_nothing_is_tried_once_the_late_requests_are_over():
     """A burst was late while the budget was in use; in the calm after it GPUs come free, and one more would seem to help."""
-    full = replace(CONFIG, max_gpu_budget=3)
+    full = replace(ADAPTIVE, max_gpu_budget=3)
     _, state = decided_after(600, _warm(), start_s=120, config=full, **LATE)
-    nothing = dict.fromkeys(
-        ("rate", "prefilling_workers", "prefilled_tokens", "ttft_sum_s", "in_flight_tokens"), 0.0
-    )
-    none = {**GOOD, **nothing, "in_flight": {P: 0.0, D: 0.0}}
+    none = {**NO_LOAD, "prefill": 2, "decode": 1}
     _, calm = decided_after(90, state, start_s=720, config=full, **none)
     assert _grown(120, calm, start_s=810, **none)[0] is None
     assert _grown(120, state, start_s=720, **LATE)[0] is not None
@@ -112,7 +91,7 @@ def test_what_waits_in_decode_workers_is_tried_with_decode():
 
 def test_gaps_between_tokens_that_are_late_are_tried_with_decode():
     """A tenth of them above the ITL in time, every first token in time: one decode replica more, and no prefill replica."""
-    config = replace(CONFIG, itl_slo_s=0.05)
+    config = replace(ADAPTIVE, itl_slo_s=0.05)
     slow = {**GOOD, "itl_count": 80.0, "itl_late": 8.0}
     found, state, at_s = _grown(24 * 60, _warm(), start_s=120, config=config, **slow)
     decode = found[D]
@@ -155,7 +134,7 @@ def test_a_replica_that_helps_is_kept_for_an_hour_though_the_model_has_no_use_fo
 
 def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
     """Three prefill workers, of which one was tried and kept; decode, one of one, needs a second and no GPU is free."""
-    full = replace(CONFIG, max_gpu_budget=4)
+    full = replace(ADAPTIVE, max_gpu_budget=4)
     _, state, at_s = _grown(24 * 60, _warm(), start_s=120, config=full, **LATE)
     good = {**GOOD, "prefill": 3}
     calm, state = decided_after(600, state, start_s=at_s, config=full, **good)
